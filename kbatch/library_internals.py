@@ -6,7 +6,8 @@ a part, the test that fails says which one.
 
 import contextlib
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -39,6 +40,20 @@ __all__ = [
     "squeeze_or_expand_to_same_rank",
     "train_validation_split",
 ]
+
+
+@contextlib.contextmanager
+def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
+    """Let attributes of objects, classes or modules have other values, and put them back."""
+    with contextlib.ExitStack() as stack:
+        for owner, name, value in changes:
+            if name in vars(owner):
+                stack.callback(setattr, owner, name, vars(owner)[name])
+            else:
+                stack.callback(delattr, owner, name)
+            setattr(owner, name, value)
+        yield
+
 
 # Layers and models.
 
@@ -92,10 +107,9 @@ def lambda_output_shape(layer: Any) -> Any:
     return layer._output_shape
 
 
-@contextlib.contextmanager
-def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> Iterator[None]:
+def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
     """Let `see(layer, values)` see what each layer returns, and hands to a layer that it calls."""
-    layers, calling = layers_of(model), []
+    calling: list[Any] = []
 
     def around(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
         def observed(*args: Any, **kwargs: Any) -> Any:
@@ -108,37 +122,17 @@ def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> Iterator[None
 
         return observed
 
-    kept = [vars(layer).get("call") for layer in layers]
-    for layer in layers:
-        vars(layer)["call"] = around(layer, layer.call)
-    try:
-        yield
-    finally:
-        for layer, own in zip(layers, kept, strict=True):
-            vars(layer).update(call=own) if own else vars(layer).pop("call")
+    return replaced((layer, "call", around(layer, layer.call)) for layer in layers_of(model))
 
 
-@contextlib.contextmanager
-def policy_of_layers(layers: Sequence[Any], policy: str) -> Iterator[None]:
+def policy_of_layers(layers: Sequence[Any], policy: str) -> AbstractContextManager[None]:
     """Let built layers compute under another dtype policy; their variables stay as they are."""
-    kept = [(layer, layer._dtype_policy) for layer in layers]
-    try:
-        for layer in layers:
-            layer._dtype_policy = keras.DTypePolicy(policy)
-        yield
-    finally:
-        for layer, own in kept:
-            layer._dtype_policy = own
+    return replaced((layer, "_dtype_policy", keras.DTypePolicy(policy)) for layer in layers)
 
 
-@contextlib.contextmanager
-def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> Iterator[None]:
+def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractContextManager[None]:
     """Let `observe(moments, inputs, mask)` stand in for how a BatchNormalization takes moments."""
-    layer._moments = functools.partial(observe, layer._moments)
-    try:
-        yield
-    finally:
-        del layer._moments
+    return replaced([(layer, "_moments", functools.partial(observe, layer._moments))])
 
 
 def batch_norm_axes(layer: Any) -> Any:
@@ -159,26 +153,20 @@ def output_losses_of(model: Any) -> list[Any]:
     return list(getattr(model._compile_loss, "_flat_losses", None) or [])
 
 
-@contextlib.contextmanager
-def routed_losses(compile_loss: Any, route: Callable[..., Any]) -> Iterator[None]:
+def routed_losses(compile_loss: Any, route: Callable[..., Any]) -> AbstractContextManager[None]:
     """Send each output's loss through `route(index, loss, y_true, y_pred, sample_weight)`.
 
     Keras matches structures and paths of outputs as it does in training; its trackers of the
     single losses are left out, since they would count micro-batches.
     """
     if compile_loss is None or not compile_loss.built:
-        yield
-        return
-    flat_losses, metrics = compile_loss._flat_losses, compile_loss._metrics
-    compile_loss._flat_losses = [
+        return contextlib.nullcontext()
+    routed = [
         entry._replace(loss=functools.partial(route, index, entry.loss))
-        for index, entry in enumerate(flat_losses)
+        for index, entry in enumerate(compile_loss._flat_losses)
     ]
-    compile_loss._metrics = [None] * len(flat_losses)
-    try:
-        yield
-    finally:
-        compile_loss._flat_losses, compile_loss._metrics = flat_losses, metrics
+    none = [None] * len(routed)
+    return replaced([(compile_loss, "_flat_losses", routed), (compile_loss, "_metrics", none)])
 
 
 def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) -> Any:
@@ -227,20 +215,12 @@ def compiled_metrics(model: Any) -> Any:
     return [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
 
 
-@contextlib.contextmanager
-def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> Iterator[None]:
+def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> AbstractContextManager[None]:
     """Let `around(metric, function)` stand in for each function that was given as a metric."""
     compiled = model._compile_metrics
     metrics = [] if compiled is None else compiled.metrics
     wrapped = [one for one in metrics if isinstance(one, keras.metrics.MeanMetricWrapper)]
-    functions = [metric._fn for metric in wrapped]
-    for metric, function in zip(wrapped, functions, strict=True):
-        metric._fn = around(metric, function)
-    try:
-        yield
-    finally:
-        for metric, function in zip(wrapped, functions, strict=True):
-            metric._fn = function
+    return replaced((metric, "_fn", around(metric, metric._fn)) for metric in wrapped)
 
 
 def metrics_in_float32(model: Any) -> None:
@@ -285,18 +265,14 @@ def trained_by(optimizer: Any) -> list[Any]:
     return optimizer._trainable_variables
 
 
-@contextlib.contextmanager
-def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> Iterator[None]:
+def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
     """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
     kinds: Any = (BaseOptimizer, keras.optimizers.LossScaleOptimizer)
-    kept = [(kind, kind.apply) for kind in kinds]
-    try:
-        for kind in kinds:
-            kind.apply = lambda self, grads, trainable=None: apply(self, grads, trainable)
-        yield
-    finally:
-        for kind, own in kept:
-            kind.apply = own
+
+    def applied(self: Any, grads: Any, trainable_variables: Any = None) -> None:
+        apply(self, grads, trainable_variables)
+
+    return replaced((kind, "apply", applied) for kind in kinds)
 
 
 @contextlib.contextmanager
@@ -308,11 +284,8 @@ def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
         losses.append(loss)
         return type(optimizer).scale_loss(optimizer, loss)
 
-    vars(optimizer)["scale_loss"] = scale
-    try:
+    with replaced([(optimizer, "scale_loss", scale)]):
         yield losses
-    finally:
-        del vars(optimizer)["scale_loss"]
 
 
 # Random numbers.
@@ -341,17 +314,12 @@ def kept_seeds() -> Iterator[None]:
             generator.state.assign(state)
 
 
-@contextlib.contextmanager
-def replaced_draws(names: Sequence[str], around: Callable[[str, Any], Any]) -> Iterator[None]:
+def replaced_draws(
+    names: Sequence[str], around: Callable[[str, Any], Any]
+) -> AbstractContextManager[None]:
     """Let `around(name, function)` stand in for functions by which Keras draws."""
-    kept = {name: getattr(keras_random, name) for name in names}
-    try:
-        for name, function in kept.items():
-            setattr(keras_random, name, around(name, function))
-        yield
-    finally:
-        for name, function in kept.items():
-            setattr(keras_random, name, function)
+    draws = [(name, getattr(keras_random, name)) for name in names]
+    return replaced((keras_random, name, around(name, draw)) for name, draw in draws)
 
 
 def state_variables(model: Any) -> list[Any]:

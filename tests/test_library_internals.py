@@ -28,6 +28,18 @@ def model():
     return model
 
 
+def test_replaced_gives_back_what_an_object_had_of_its_own_and_what_its_class_has():
+    class Kind:
+        first, second = 1, 2
+
+    one = Kind()
+    one.second = 3
+    with pytest.raises(KeyError), internals.replaced([(one, "first", 0), (one, "second", 0)]):
+        assert (one.first, one.second, Kind.first) == (0, 0, 1)
+        raise KeyError
+    assert (vars(one), one.first) == ({"second": 3}, 1)
+
+
 def test_layers_of():
     inner = keras.Sequential([layers.Dense(2), layers.ReLU()])
     outer = keras.Sequential([layers.Input((8,)), inner])

@@ -176,22 +176,27 @@ class PairModel(NamedTuple):
 
         sizes, rates = np.log2(np.array(every)).T
         sizes = sizes - sizes.mean()
-        q, length, signal, noise = (
-            axis.ravel()[:, None, None]
-            for axis in np.meshgrid(_STEEPER, _RATE_LENGTHS, _SIGNALS, _NOISES, indexing="ij")
-        )
+        # A covariance for each q, length and signal, without noise.
+        shapes = np.meshgrid(_STEEPER, _RATE_LENGTHS, indexing="ij")
+        steeper, length = (axis.ravel()[:, None, None] for axis in shapes)
+        u = rates - steeper[:, :, 0] * sizes
+        du, dv = u[:, :, None] - u[:, None, :], np.subtract.outer(sizes, sizes)
+        bumps = np.exp(-0.5 * ((du / length) ** 2 + (dv / _SIZE_LENGTH) ** 2))
+        lines = _LEVEL**2 + _SIZE_SLOPE**2 * np.multiply.outer(sizes, sizes)
+        smooth = np.square(_SIGNALS)[:, None, None] * bumps[:, None] + lines
+        smooth = smooth.reshape(-1, *lines.shape)
+        q = np.repeat(steeper.ravel(), len(_SIGNALS) * len(_NOISES))
+        noise = np.tile(_NOISES, len(smooth))
 
-        def covariances(rows: np.ndarray, parts: np.ndarray | slice) -> np.ndarray:
-            u = rates[rows] - q[parts, 0] * sizes[rows]
-            du, dv = u[:, :, None] - u[:, None, :], np.subtract.outer(sizes[rows], sizes[rows])
-            bumps = np.exp(-0.5 * ((du / length[parts]) ** 2 + (dv / _SIZE_LENGTH) ** 2))
-            lines = _LEVEL**2 + _SIZE_SLOPE**2 * np.multiply.outer(sizes[rows], sizes[rows])
-            return signal[parts] ** 2 * bumps + lines
-
-        observed = covariances(at, slice(None)) + noise**2 * np.diag(1 / counts[at])
-        lower = np.linalg.cholesky(observed)
-        off = np.linalg.solve(lower, np.broadcast_to(values[:, None], (*lower.shape[:2], 1)))
-        logs = -0.5 * np.sum(off**2, axis=(1, 2)) - 0.5 * (q[:, 0, 0] / _STEEPER_SPREAD) ** 2
+        # The last row of a Cholesky factor is the last row of the matrix over the factor before.
+        last, places = len(at), np.arange(len(at))
+        observed = np.zeros((len(noise), last + 1, last + 1))
+        observed[:, :last, :last] = np.repeat(smooth[:, at][:, :, at], len(_NOISES), axis=0)
+        observed[:, places, places] += np.multiply.outer(noise**2, 1 / counts[at])
+        observed[:, last, :last], observed[:, last, last] = values, 1e9
+        factor = np.linalg.cholesky(observed)
+        lower, off = factor[:, :last, :last], factor[:, last, :last]
+        logs = -0.5 * np.sum(off**2, axis=1) - 0.5 * (q / _STEEPER_SPREAD) ** 2
         logs -= np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
         shares = np.exp(logs - logs.max())
         shares /= shares.sum()
@@ -199,20 +204,21 @@ class PairModel(NamedTuple):
         # Parts without weight change nothing.
         parts = np.argsort(-shares)[:40]
         shares = shares[parts] / shares[parts].sum()
-        whole = covariances(np.arange(len(every)), parts)
+        whole = smooth[parts // len(_NOISES)]
         across = np.linalg.solve(lower[parts], whole[:, at])
-        part_means = np.matmul(across.transpose(0, 2, 1), off[parts])[:, :, 0]
-        spreads = whole - np.matmul(across.transpose(0, 2, 1), across)
+        part_means = np.matmul(across.transpose(0, 2, 1), off[parts][:, :, None])[:, :, 0]
         mean = shares @ part_means
         apart = part_means - mean
-        covariance = np.tensordot(shares, spreads, 1) + (shares[:, None] * apart).T @ apart
+        weighted = (np.sqrt(shares)[:, None, None] * across).reshape(-1, len(every))
+        covariance = np.tensordot(shares, whole, 1) - weighted.T @ weighted
+        covariance += (shares[:, None] * apart).T @ apart
         kept = len(pairs)
         return cls(
             tuple(pairs),
             np.where([pair in tried for pair in pairs], counts[:kept], 0.0),
             mean[:kept],
             covariance[:kept, :kept],
-            float(shares @ noise[parts, 0, 0] ** 2),
+            float(shares @ noise[parts] ** 2),
             float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED)),
             weights,
         )

@@ -107,6 +107,11 @@ class Line:
         """Evaluate the line at x."""
         return self.intercept + self.slope * x
 
+    def interval_at(self, x: float) -> Interval:
+        """Return the 95 % interval of the line at x."""
+        design = np.array([1.0, x])
+        return self._interval(self(x), float(design @ self.covariance @ design))
+
     def _ratio(self, numerator: float, denominator: float, covariance: np.ndarray) -> Ratio:
         freedom = self.degrees_of_freedom
         return ratio_of_estimates(
@@ -114,7 +119,8 @@ class Line:
         )
 
     def _interval(self, value: float, variance: float) -> Interval:
-        half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(variance)
+        # A variance of 0 may come out of the product below it by rounding.
+        half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(max(0.0, variance))
         return Interval(value - half_width, value + half_width)
 
 

@@ -7,7 +7,6 @@ import os
 import pickle
 import shutil
 import signal
-import struct
 import subprocess
 import sys
 import sysconfig
@@ -16,6 +15,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,25 +77,11 @@ def _mapped(path: Path) -> np.ndarray:
     return np.load(path, mmap_mode="c")
 
 
-_LENGTH = struct.Struct(">Q")
-
-
-def _write_message(pipe: IO[bytes], message: bytes) -> None:
-    pipe.write(_LENGTH.pack(len(message)))
-    pipe.write(message)
-    pipe.flush()
-
-
-def _read_message(pipe: IO[bytes]) -> bytes:
-    (length,) = _LENGTH.unpack(_read(pipe, _LENGTH.size))
-    return _read(pipe, length)
-
-
-def _read(pipe: IO[bytes], length: int) -> bytes:
-    data = pipe.read(length)
-    if len(data) < length:
-        raise EOFError("The other end of the pipe is closed.")
-    return data
+def _read_message(pipe: Connection) -> bytes:
+    try:
+        return pipe.recv_bytes()
+    except OSError as error:  # The other end closed within a message.
+        raise EOFError from error
 
 
 class _ProcessGroup:
@@ -114,8 +100,9 @@ class _ProcessGroup:
             start_new_session=True,
         )
         # The thread keeps the process: the pipes close with this object, not with that.
-        self.requests, self._process.stdin = self._process.stdin, None
-        self.answers, self._process.stdout = self._process.stdout, None
+        with self._process.stdin as given, self._process.stdout as taken:
+            self.requests = Connection(os.dup(given.fileno()), readable=False)
+            self.answers = Connection(os.dup(taken.fileno()), writable=False)
         self._waiting = threading.Thread(
             target=_end_with, args=(self._process,), name="kbatch-process-group", daemon=True
         )
@@ -133,10 +120,8 @@ class _ProcessGroup:
     def wait(self) -> int:
         """Wait for the end of the process and of its group, and close the pipes."""
         self._waiting.join()
-        for pipe in (self.requests, self.answers):
-            # What was not sent yet is lost with the process.
-            with contextlib.suppress(BrokenPipeError):
-                pipe.close()
+        self.requests.close()
+        self.answers.close()
         return self._process.wait()
 
 
@@ -266,7 +251,7 @@ class Worker:
         assert process is not None
         message = self._pickles.dumps((kind, function, arguments))
         try:
-            _write_message(process.requests, message)
+            process.requests.send_bytes(message)
             while (answer := pickle.loads(_read_message(process.answers)))[0] == "event":
                 if on_event is not None:
                     on_event(answer[1])
@@ -332,7 +317,8 @@ def main() -> None:
     # The parent decides what an interrupt ends.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     # The pipes are kept for the answers: what a function prints goes to the file of stderr.
-    calls, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    calls = Connection(os.dup(0), writable=False)
+    answers = Connection(os.dup(1), readable=False)
     os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
     os.dup2(2, 1)
     watching = threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True)
@@ -345,7 +331,7 @@ def main() -> None:
             # The pipe of a parent that was killed closes somewhat before the parent is gone.
             watching.join(2 * _PARENT_CHECK_S)
             return
-        _write_message(answers, _answer(message, subject, answers))
+        answers.send_bytes(_answer(message, subject, answers))
 
 
 def _end_with_parent(parent: int, folder: str) -> None:
@@ -355,7 +341,7 @@ def _end_with_parent(parent: int, folder: str) -> None:
     os.killpg(0, signal.SIGKILL)  # With what was started here.
 
 
-def _answer(message: bytes, subject: list[Any], answers: IO[bytes]) -> bytes:
+def _answer(message: bytes, subject: list[Any], answers: Connection) -> bytes:
     """Run what was asked for; `subject` holds what the calls are about."""
     try:
         kind, function, arguments = pickle.loads(message)
@@ -363,7 +349,7 @@ def _answer(message: bytes, subject: list[Any], answers: IO[bytes]) -> bytes:
         return _error(error, "unreadable")
 
     def tell(event: Any) -> None:
-        _write_message(answers, _pickled("event", event))
+        answers.send_bytes(_pickled("event", event))
 
     try:
         if kind == "subject":

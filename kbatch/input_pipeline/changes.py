@@ -42,15 +42,18 @@ from kbatch.training.data.batch_source import (
 
 
 class Change(NamedTuple):
-    """A changed pipeline, the line of code that makes it, and what must hold for it."""
+    """A change to a pipeline."""
 
-    name: str
+    name: str  # As in `RemedyRecord`, and so are code and condition.
     code: str
-    condition: str | None
-    source: BatchSource
+    condition: str | None = None
+    source: Any = None  # The changed `BatchSource`.
+    reason: str | None = None  # Why it is not to be tried, None where it is.
 
+    def untried(self, reason: str) -> UntriedRecord:
+        """Return the record of a change that was not tried, for its own reason if it has one."""
+        return UntriedRecord(self.name, self.code, self.reason or reason)
 
-Found = Change | UntriedRecord
 
 # Below this share of waiting no change to the pipeline is worth a measurement.
 _LITTLE_WAITING = 0.05
@@ -72,7 +75,7 @@ def try_remedies(
         changes = pipeline_changes(source.given)
     if in_vain:
         reason = f"training waits for data {percent(waiting)} of its time: there is little to gain"
-        return (), untried(changes, reason)
+        return (), tuple(change.untried(reason) for change in changes)
     if source.kind == "tf.data.Dataset":
         fill_s = budget_s * FILL_SHARE
         changes.append(cached_pipeline(source.given, budget_bytes=cache_bytes, budget_s=fill_s))
@@ -86,15 +89,8 @@ _LATER_BATCHES = 2
 _LONGER = 1.5
 
 
-def untried(changes: Sequence[Found], reason: str) -> tuple[UntriedRecord, ...]:
-    """List all changes as not tried; those that could not be made keep their own reason."""
-    return tuple(
-        UntriedRecord(c.name, c.code, reason) if isinstance(c, Change) else c for c in changes
-    )
-
-
 def try_changes(
-    changes: Sequence[Found], prepared: PreparedInput, *, even: bool, budget_s: float
+    changes: Sequence[Change], prepared: PreparedInput, *, even: bool, budget_s: float
 ) -> tuple[tuple[RemedyRecord, ...], tuple[UntriedRecord, ...]]:
     """Train on each changed pipeline and on the original, in turn."""
     # Three rounds are made in any case: changes for which there is no time are not tried.
@@ -104,14 +100,15 @@ def try_changes(
         read = reading.record.counted
         batch_s = prepared.batch_size * read.duration_s / read.examples
         block_s = first_batch_s + _LATER_BATCHES * (batch_s + prepared.step_s)
-    made = [change for change in changes if isinstance(change, Change)]
-    left_out = [change for change in changes if isinstance(change, UntriedRecord)]
+    made = [change for change in changes if change.reason is None]
     most = max(0, int(_LONGER * budget_s / (FEWEST_ROUNDS * block_s)) - 1)
     needed_s = FEWEST_ROUNDS * block_s * (len(made) + 1)
     short = f"there was no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
-    left_out += untried(made[most:], short)
-    if not (given := made[:most]):
-        return (), tuple(left_out)
+    unmade = [change for change in changes if change.reason is not None]
+    left_out = tuple(change.untried(short) for change in (*unmade, *made[most:]))
+    given = made[:most]
+    if not given:
+        return (), left_out
     contenders = len(given) + 1
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:
@@ -145,7 +142,7 @@ def try_changes(
         for c in given
         if c.name not in failures
     )
-    failed = (UntriedRecord(c.name, c.code, failures[c.name]) for c in given if c.name in failures)
+    failed = (c.untried(failures[c.name]) for c in given if c.name in failures)
     return tried, (*left_out, *failed)
 
 
@@ -161,7 +158,7 @@ _THREADS = (
 )
 
 
-def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
+def pipeline_changes(dataset: tf.data.Dataset) -> list[Change]:
     """Find the changes to a pipeline that can be made from outside, but for a cache."""
     pipeline, given, cores = Pipeline(dataset), dataset.options(), _cores()
     kinds = pipeline.kinds
@@ -175,7 +172,7 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
     elif not {"ParallelMap", "ParallelInterleave", "ParallelBatch"}.intersection(kinds):
         no_order = "no parallel stage whose order it would free was found"
     found = [
-        _found(
+        Change(
             "prefetch",
             "dataset = dataset.prefetch(tf.data.AUTOTUNE)",
             None,
@@ -183,14 +180,14 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
             "the pipeline ends with a prefetch already" if ends_with == "Prefetch" else None,
         ),
         _parallel_map(pipeline),
-        _found(
+        Change(
             "private thread pool",
             _OPTIONS.format(f"options.threading.private_threadpool_size = {cores}"),
             None,
             source_of_dataset(dataset.with_options(threads)),
             "the pipeline has one already" if given.threading.private_threadpool_size else None,
         ),
-        _found(
+        Change(
             "any order",
             _OPTIONS.format("options.deterministic = False"),
             "the examples may then come in another order each time, whatever the seed",
@@ -204,25 +201,16 @@ def pipeline_changes(dataset: tf.data.Dataset) -> list[Found]:
         function = _function_name(pipeline.stages[maps[-1]])
         code = f".batch(batch_size).map({function})"
         reason = f"{function} must then take whole batches, and only you can write it so"
-        found.append(UntriedRecord("batch before a vectorised map", code, reason))
+        found.append(Change("batch before a vectorised map", code, reason=reason))
     return found
 
 
-def _found(
-    name: str, code: str, condition: str | None, source: BatchSource, reason: str | None
-) -> Found:
-    """Return a change, or the reason why it is not tried."""
-    if reason is None:
-        return Change(name, code, condition, source)
-    return UntriedRecord(name, code, reason)
-
-
-def _parallel_map(pipeline: Pipeline) -> Found:
+def _parallel_map(pipeline: Pipeline) -> Change:
     maps = [i for i, kind in enumerate(pipeline.kinds) if kind == "Map"]
     name, code = "parallel map", _parallel_code(pipeline, maps)
     if not maps:
         reason = "no map that makes one call at a time was found in the pipeline"
-        return UntriedRecord(name, code, reason)
+        return Change(name, code, reason=reason)
     try:
         # Below a stage that cannot be put together again, such as a cache, maps stay as they are.
         for count in range(len(maps), 0, -1):
@@ -233,8 +221,8 @@ def _parallel_map(pipeline: Pipeline) -> Found:
                 code, source = _parallel_code(pipeline, above), source_of_dataset(changed)
                 return Change(name, code, None if stateless else _THREADS, source)
     except Exception as error:  # The user's function is traced again, and may raise anything.
-        return UntriedRecord(name, "", _failed(error))
-    return UntriedRecord(name, code, _NOT_REBUILT)
+        return Change(name, "", reason=_failed(error))
+    return Change(name, code, reason=_NOT_REBUILT)
 
 
 def _parallel_code(pipeline: Pipeline, maps: list[int]) -> str:
@@ -259,13 +247,13 @@ _INSIDE = (
 )
 
 
-def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: float) -> Found:
+def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: float) -> Change:
     """Cache the part of a pipeline that gives the same elements in every pass, if it fits."""
     try:
         found = _cached(Pipeline(dataset), budget_bytes=budget_bytes, budget_s=budget_s)
     except (tf.errors.OpError, InputError) as error:
         found = f"the data raised an error while it was filled: {one_line(str(error))}"
-    return found if isinstance(found, Change) else UntriedRecord(_NAME, _CODE, found)
+    return found if isinstance(found, Change) else Change(_NAME, _CODE, reason=found)
 
 
 def _cached(pipeline: Pipeline, *, budget_bytes: int, budget_s: float) -> Change | str:
@@ -397,7 +385,7 @@ _FEWEST_WORKERS = 2
 _LONGER_QUEUE = 4
 
 
-def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
+def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
     """Find the settings of a PyDataset to try: threads, processes and a longer queue."""
     # Processes that were forked beside TensorFlow's threads may never answer: they are waited for
     # once.
@@ -425,7 +413,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
             "a single worker in the main thread has no queue" if alone else None,
         ),
     )
-    found: list[Found] = []
+    found: list[Change] = []
     for name, settings, condition, reason in rules:
         tested = name == "processes" and timeout_s is not None
         limit: dict[str, Any] = {"timeout_s": timeout_s} if tested else {}
@@ -436,7 +424,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Found]:
             except InputError as error:
                 reason = f"processes failed: {error}"
         code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
-        found.append(_found(name, code, condition, source, reason))
+        found.append(Change(name, code, condition, source, reason))
     return found
 
 

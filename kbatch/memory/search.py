@@ -11,10 +11,13 @@ all the way: an activation phase that is still hidden would overshoot. How well 
 measured in `benchmarks/max_batch_search.py`.
 """
 
+import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
+
+from kbatch.analysis.intervals import Interval, t_quantile
 
 # Reasons of answers that are no memory's. Reports know them, also those in files: compare with
 # these, and keep the texts as they are.
@@ -186,10 +189,22 @@ class MemoryFit(NamedTuple):
     bytes_per_example: float
     fixed_error_bytes: float | None
     bytes_per_example_error: float | None
+    covariance: float = 0.0  # Of the two, in bytes squared an example.
+    degrees_of_freedom: int = 0  # Sizes less two.
 
     def predict(self, batch_size: int) -> float:
         """Return the bytes that the line has at a batch size."""
         return self.fixed_bytes + batch_size * self.bytes_per_example
+
+    def interval_at(self, batch_size: int) -> Interval | None:
+        """Compute the 95 % interval of the line at a batch size; None from fewer than three."""
+        fixed, each = self.fixed_error_bytes, self.bytes_per_example_error
+        if fixed is None or each is None:
+            return None
+        variance = fixed**2 + 2 * batch_size * self.covariance + (batch_size * each) ** 2
+        half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(max(0.0, variance))
+        predicted = self.predict(batch_size)
+        return Interval(predicted - half_width, predicted + half_width)
 
     def largest_within(self, most_bytes: float) -> float:
         """Return the batch size up to which the line keeps within so many bytes, 0 if flat."""
@@ -218,5 +233,7 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
         return MemoryFit(float(fixed), float(each), None, None)
     residual = memory / scale - scaled @ solution
     covariance = np.linalg.inv(scaled.T @ scaled) * (residual @ residual) / freedom
-    errors = np.sqrt(np.diag(covariance)) / lengths
-    return MemoryFit(float(fixed), float(each), float(errors[0]), float(errors[1]))
+    covariance /= np.outer(lengths, lengths)
+    errors = np.sqrt(np.diag(covariance))
+    both = float(covariance[0, 1])
+    return MemoryFit(float(fixed), float(each), float(errors[0]), float(errors[1]), both, freedom)

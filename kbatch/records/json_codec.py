@@ -178,14 +178,17 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return lambda value: {
             printable(key): item_of(item) for key, item in _plain(dict, value).items()
         }
-    if kind in (int, float):
-        # The most frequent values by far.
-        return lambda value: (
-            value
-            if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-            else _plain(kind, value)
-        )
-    return functools.partial(_plain, kind)
+    return _number_decoder(kind) if kind in (int, float) else functools.partial(_plain, kind)
+
+
+def _number_decoder(kind: typing.Any, unknown: object = ...) -> Callable[[typing.Any], typing.Any]:
+    """Read the most frequent values by far, a million in a study; those that are `unknown` stay."""
+
+    def decode_number(value: typing.Any) -> typing.Any:
+        usual = type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+        return value if usual or value is unknown else _plain(kind, value)
+
+    return decode_number
 
 
 def _in_range(numbers: Collection[float]) -> bool:
@@ -197,16 +200,9 @@ def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typi
     others = [kind for kind in kinds if kind is not types.NoneType]
     decoders = [_decoder(kind) for kind in others]
     if len(others) == 1:
-        kind, item_of = others[0], decoders[0]
-        if kind in (int, float):
-            # Not by way of the number's own decoder: a study holds a million of these.
-            return lambda value: (
-                value
-                if value is None
-                or (type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER)
-                else _plain(kind, value)
-            )
-        return lambda value: None if value is None else item_of(value)
+        if others[0] in (int, float):
+            return _number_decoder(others[0], unknown=None)
+        return lambda value: None if value is None else decoders[0](value)
 
     def decode_one(value: typing.Any) -> typing.Any:
         if value is None and len(others) < len(kinds):

@@ -13,7 +13,7 @@ class _Kind(NamedTuple):
 
     label: str
     column: str
-    text: Callable[..., str]
+    text: str | Callable[..., str]  # With the names of values in braces, or made from these.
     # How its text began in the files of version 0.2 and before, which kept no code.
     began: tuple[str, ...] = ()
 
@@ -29,7 +29,11 @@ class RunNote(str):
         """Make a note from its code and values."""
         kind = _KINDS.get(code)
         # A newer kbatch may have written a code that this one does not know.
-        text = kind.text(**values) if kind else f"{code}: {values}"
+        text = f"{code}: {values}"
+        if kind is not None:
+            made = kind.text
+            # Some notes have a further sentence.
+            text = made.format(**{"more": ""} | values) if isinstance(made, str) else made(**values)
         return cls._made(text, code, values)
 
     @classmethod
@@ -134,52 +138,39 @@ _KINDS = {
     "coupled_parts": _Kind(*_CUT, _coupled_parts, ("Not equal to the whole batch",)),
     "parts_not_compared": _Kind(
         *_CUT,
-        lambda found: f"Not known to be equal to the whole batch: {found}.",
+        "Not known to be equal to the whole batch: {found}.",
         ("Not known to be equal to the whole batch",),
     ),
     "most_at_once": _Kind(*_SIZE, _most_at_once, ("Up to ",)),
     "larger_ran_out": _Kind(
         *_SIZE,
-        lambda size, larger, more="": (
-            f"Micro-batches have up to {size} examples: larger ones, up to {larger}, ran out of "
-            f"memory in training.{more}"
-        ),
+        "Micro-batches have up to {size} examples: larger ones, up to {larger}, ran out of memory "
+        "in training.{more}",
     ),
-    "parts_not_timed": _Kind(
-        *_SIZE, lambda size, reason: f"Micro-batches of {size}: {reason}.", ("Micro-batches ",)
-    ),
+    "parts_not_timed": _Kind(*_SIZE, "Micro-batches of {size}: {reason}.", ("Micro-batches ",)),
     "no_step_timed": _Kind(
-        *_SIZE, lambda size: f"Micro-batches of {size}, the most that fit: no step could be timed."
+        *_SIZE, "Micro-batches of {size}, the most that fit: no step could be timed."
     ),
     "whole_is_fastest": _Kind(
         *_SIZE,
-        lambda larger, size, more="": (
-            f"The batch goes through whole: a larger one, of {larger}, is fastest in micro-batches "
-            f"of {size}.{more}"
-        ),
+        "The batch goes through whole: a larger one, of {larger}, is fastest in micro-batches of "
+        "{size}.{more}",
         ("The batch goes through whole",),
     ),
     "parts_not_faster": _Kind(
-        *_SIZE,
-        lambda size, more="": (
-            f"Micro-batches of {size} were timed: smaller ones are not clearly faster.{more}"
-        ),
+        *_SIZE, "Micro-batches of {size} were timed: smaller ones are not clearly faster.{more}"
     ),
     "parts_faster": _Kind(*_SIZE, _parts_faster),
     "memory_ran_out": _Kind(
         *_SIZE,
-        lambda before, after: (
-            f"Memory ran out in training with micro-batches of {before}: the trial started again, "
-            f"with the same seed and batch size, with micro-batches of {after}."
-        ),
+        "Memory ran out in training with micro-batches of {before}: the trial started again, with "
+        "the same seed and batch size, with micro-batches of {after}.",
         ("Memory ran out in training",),
     ),
     "first_learning_rate": _Kind(
         *_RATE,
-        lambda used, built: (
-            f"The first update used the learning rate {used:.3g}, not the {built:.3g} that the "
-            "model was built with: a callback or the tuner's `optimizer` set it."
-        ),
+        "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
+        "was built with: a callback or the tuner's `optimizer` set it.",
         ("The first update used the learning rate",),
     ),
     "noise_rule": _Kind(
@@ -190,16 +181,13 @@ _KINDS = {
     "resumed": _Kind(
         "rest of a training",
         "updates",
-        lambda epoch: (
-            f"It went on from epoch {epoch} of another trial: counts and times are those of the "
-            "rest."
-        ),
+        "It went on from epoch {epoch} of another trial: counts and times are those of the rest.",
         ("It went on from epoch",),
     ),
     "noise_scale_not_measured": _Kind(
         "noise scale",
         "noise_scale",
-        lambda reason: f"The noise scale was not measured: {reason}.",
+        "The noise scale was not measured: {reason}.",
         ("The noise scale was not measured",),
     ),
     "exact_mode": _Kind(
@@ -216,74 +204,60 @@ _KINDS = {
     "embedding_summed": _Kind(
         "embeddings",
         "quality",
-        lambda: (
-            "The gradient of an embedding was added up over equal indices before the optimizer saw "
-            "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
-            'takes other steps: give `sparse_gradients="keras"` for those.'
-        ),
+        "The gradient of an embedding was added up over equal indices before the optimizer saw "
+        "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
+        'takes other steps: give `sparse_gradients="keras"` for those.',
         ("The gradient of an embedding was added up",),
     ),
     "embedding_in_parts": _Kind(
         "embeddings",
         "quality",
-        lambda: (
-            "This batch was cut into micro-batches, which adds up the gradients of equal indices: "
-            "its embeddings train otherwise than at a size that is not cut. To compare these "
-            'sizes, give `sparse_gradients="summed"`.'
-        ),
+        "This batch was cut into micro-batches, which adds up the gradients of equal indices: "
+        "its embeddings train otherwise than at a size that is not cut. To compare these "
+        'sizes, give `sparse_gradients="summed"`.',
         ("This batch was cut into micro-batches, which adds up",),
     ),
     "metrics_of_parts": _Kind(
         "metrics in micro-batches",
         "quality",
-        lambda names: (
-            f"A mean over micro-batches, not over batches: {names}, since its function returns one "
-            "value for all rows that it is given."
-        ),
+        "A mean over micro-batches, not over batches: {names}, since its function returns one "
+        "value for all rows that it is given.",
         ("A mean over micro-batches, not over batches",),
     ),
     "nothing_timed": _Kind(
         "nothing timed",
         "samples_per_second",
-        lambda: "Training did not go through `model.fit`: nothing was timed or counted.",
+        "Training did not go through `model.fit`: nothing was timed or counted.",
         ("Training did not go through `model.fit`",),
     ),
     "float32_instead": _Kind(
         "dtype policy",
         "quality",
-        lambda policy, reason: f"Trained in float32, not under {policy}: {reason}",
+        "Trained in float32, not under {policy}: {reason}",
         ("Trained in float32",),
     ),
     "compiled_late": _Kind(
         "compiled late",
         "batch_size",
-        lambda: (
-            "The model was not compiled when it was built, so batches were not cut and the "
-            "optimizer's settings did not follow the batch size."
-        ),
+        "The model was not compiled when it was built, so batches were not cut and the "
+        "optimizer's settings did not follow the batch size.",
     ),
     "loss_a_row": _Kind(
         "training loss",
         "quality",
-        lambda: (
-            "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
-            "comparable."
-        ),
+        "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
+        "comparable.",
         ("`loss` is a sum over the batch",),
     ),
     "validation_shuffled": _Kind(
         "order of validation data",
         "quality",
-        lambda: (
-            "The validation data have another order in each trial, so sizes cannot be compared "
-            "example by example and need more executions: do not shuffle them."
-        ),
+        "The validation data have another order in each trial, so sizes cannot be compared "
+        "example by example and need more executions: do not shuffle them.",
     ),
     "own_path": _Kind(
         "file of each trial",
         "batch_size",
-        lambda callback, own, given: (
-            f"`{callback}` writes a file for each trial: {own} in place of {given}."
-        ),
+        "`{callback}` writes a file for each trial: {own} in place of {given}.",
     ),
 }

@@ -12,8 +12,11 @@ from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
 from kbatch.records.outcomes import Outcomes
-from kbatch.records.record import SHORTEST_S, check_ranges
+from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
 from kbatch.records.usage import UsageRecord
+
+# In which a metric gets better.
+DIRECTIONS = ("max", "min")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +37,7 @@ class Target:
     direction: str  # "max" where it is to be reached from below, "min" from above.
 
     def __post_init__(self):
-        check_direction(self.direction)
+        check_choice(DIRECTIONS, direction=self.direction)
 
     def is_met(self, value: float | None) -> bool:
         """Return whether a value of the metric meets it; None does not."""
@@ -44,12 +47,6 @@ class Target:
         if math.isclose(value, self.value, rel_tol=2e-7):
             return True
         return value >= self.value if self.direction == "max" else value <= self.value
-
-
-def check_direction(direction: str) -> None:
-    """Check in which direction a metric gets better."""
-    if direction not in ("max", "min"):
-        raise ValueError(f'`direction` must be "max" or "min". Received: direction={direction!r}.')
 
 
 class Cost(NamedTuple):
@@ -204,8 +201,7 @@ class ExecutionRecord:
     outcomes: Outcomes | None = None
 
     def __post_init__(self):
-        if self.status not in STATUSES:
-            raise ValueError(f"`status` must be one of {STATUSES}. Received: {self.status!r}.")
+        check_choice(STATUSES, status=self.status)
         if not 1 <= self.batch_size <= MOST_EXAMPLES:
             raise ValueError(
                 f"`batch_size` must lie between 1 and {MOST_EXAMPLES:,}. "

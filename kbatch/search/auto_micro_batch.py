@@ -38,13 +38,7 @@ from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
 from kbatch.training.clock import replica_count
-from kbatch.training.data.sample_rows import (
-    DataEnded,
-    Samples,
-    Source,
-    batch_of,
-    row_shapes,
-)
+from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
 
 # Every how many updates a trial measures the moments of its gradients.
@@ -149,10 +143,9 @@ class MicroBatchCache:
     def halve(self, size: int) -> int:
         """Return half of a size that ran out of memory in training, and remember it."""
         self._check_cutting(size // 2)
-        name, half = f"{self._name}-limit", min(size // 2, self._limit())
-        self.search.known[name] = MicroBatchLimit(half)
-        if not other_processes():  # Else memory may have run out because of them.
-            self._write(name)
+        half = min(size // 2, self._limit())
+        # Memory may have run out because of other processes.
+        self._keep(f"{self._name}-limit", MicroBatchLimit(half), beside=other_processes())
         return half
 
     def trains_whole_only(self, most: int | None = None) -> bool:
@@ -209,9 +202,9 @@ class MicroBatchCache:
     def _fitting(self) -> MaxBatchSizeResult:
         known = self._recall(MaxBatchSizeResult, self._name)
         if known is None:
-            known = self._measure(self._name, self._probe)
-            if not known.other_processes:
-                self._write(self._name)
+            began_s, known = time.perf_counter(), self._probe()
+            self._measured_s[self._name] = time.perf_counter() - began_s
+            self._keep(self._name, known, beside=known.other_processes)
         return known
 
     def _limit(self) -> int:
@@ -233,9 +226,9 @@ class MicroBatchCache:
 
     def _times(self, batch_size: int, most: int) -> TrainingProfile:
         name, others = _times_name(self._name, batch_size), other_processes()
-        profile = self._measure(name, lambda: self._time(batch_size, most, others))
-        if not others:  # What they do now slows the sizes by chance.
-            self._write(name)
+        profile = self._time(batch_size, most, others)
+        self._measured_s[name] = profile.duration_s or 0.0
+        self._keep(name, profile, beside=others)  # What they do now slows the sizes by chance.
         return profile
 
     def _example_s(self) -> float:
@@ -323,18 +316,14 @@ class MicroBatchCache:
             self.search.known[name] = known
         return known
 
-    def _measure(self, name: str, measure: Callable[[], Record]) -> Record:
-        began_s = time.perf_counter()
-        self.search.known[name] = found = measure()
-        self._measured_s[name] = time.perf_counter() - began_s
-        return found
+    def _keep(self, name: str, record: Any, *, beside: Sequence[GpuProcess]) -> None:
+        """Keep a record for this search, and for later ones where nothing ran beside it."""
+        self.search.known[name] = record
+        if not beside and (file := self._file(name)) is not None:
+            write_record(record, file)
 
     def _file(self, name: str) -> Path | None:
         return self.directory and self.directory / "kbatch-micro-batches" / f"{name}.json"
-
-    def _write(self, name: str) -> None:
-        if (file := self._file(name)) is not None:
-            write_record(self.search.known[name], file)
 
 
 def _times_name(key: str, batch_size: int) -> str:

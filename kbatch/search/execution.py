@@ -4,7 +4,8 @@ import copy
 import dataclasses
 import gc
 import math
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,8 +25,9 @@ from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
-from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_files import TrialFiles, readable_trials
 from kbatch.search.trial_micro_batch import TrialMicroBatch
+from kbatch.search.trial_states import CHECKPOINT_NAME
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
@@ -81,6 +83,7 @@ class Execution:
         try:
             results = self._completed(self._trained(fit))
             reported = {} if self._files is None else self._files.reported(results)
+            self._keep_weights()
             outcomes, order = self._outcomes()
         except BaseException as error:
             ended = self._record(failure_status(error), failure_text(error))
@@ -173,6 +176,14 @@ class Execution:
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
 
+    def _keep_weights(self) -> None:
+        """Write the checkpoint of the trial, where its tuner keeps such."""
+        files, best = self._files, self._fit.best_epoch
+        if files is None or best is None or not getattr(files.tuner, "keep_checkpoints", 0):
+            return
+        record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
+        best.write_weights(self._model, files.folder, record and record.best_objective_value)
+
     def _outcomes(self) -> tuple[Outcomes | None, tuple[RunNote, ...]]:
         """Measure the metric by blocks of validation examples, which are those of other trials."""
         best = self._fit.best_epoch
@@ -254,8 +265,45 @@ class Execution:
         )
 
 
-# The best value so far, of `BestWeights` and of keras-tuner's `SaveBestEpoch`.
-_BEST = ("_best_before", "best_value")
+class Float32Fallback:
+    """Trains a whole search in float32 where its model cannot train under its dtype policy.
+
+    It decides for all trials: sizes under several policies cannot be compared.
+    """
+
+    def __init__(self, policies: Sequence[str]):
+        self._policies = policies
+        self.note: RunNote | None = None  # Why all trials train in float32, if they do.
+
+    def may_begin(self, project: Path | None) -> bool:
+        """Return whether the whole search may go to float32: no trial has completed."""
+        runs = [run for trial in readable_trials(project) for run in trial.executions]
+        completed = any(run.status == "completed" for run in runs)
+        return len(self._policies) == 1 and not self.note and not completed
+
+    def run(
+        self,
+        project: Path | None,
+        train: Callable[[], Any],
+        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
+    ) -> Any:
+        """Run what trains, else in float32, where the search stays if that gets further."""
+        try:
+            return train()
+        except PolicyUnsupported as error:
+            if not self.may_begin(project):
+                raise
+            reached, (policy,) = progress(), self._policies
+            self.note = RunNote.of("float32_instead", policy=policy, reason=str(error))
+            warnings.warn(self.note, stacklevel=2)
+            if project is None:  # The next model that is built trains in float32.
+                raise
+        try:
+            return train()
+        except BaseException:
+            if progress() <= reached:
+                self.note = None
+            raise
 
 
 class FreshCallbacks:
@@ -270,7 +318,8 @@ class FreshCallbacks:
     def __init__(self):
         self._kept: dict[int, tuple[Any, Any]] = {}
         self._given: dict[int, Any] | None = None
-        self._best: dict[int, dict[str, Any]] = {}  # Of the search's own, as they came.
+        # The best values of keras-tuner's `SaveBestEpoch`s, as they came.
+        self._best: dict[int, Any] = {}
 
     def start_again(self) -> None:
         """Begin another attempt."""
@@ -284,11 +333,11 @@ class FreshCallbacks:
         for callback, copied in zip(new, _copied(new, stay), strict=True):
             self._kept[id(callback)] = (callback, copied)
         for own in filter(_of_search, callbacks):
-            best = {name: vars(own)[name] for name in _BEST if name in vars(own)}
-            before = self._best.setdefault(id(own), best)
+            before = self._best.setdefault(id(own), getattr(own, "best_value", None))
             if self._given is not None and id(own) not in self._given:
                 self._given[id(own)] = own
-                vars(own).update(before)
+                if hasattr(own, "best_value"):
+                    own.best_value = before
         if self._given is None:
             return callbacks
         missing = [id(c) for c in callbacks if id(c) in self._kept and id(c) not in self._given]

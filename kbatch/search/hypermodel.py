@@ -15,18 +15,17 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.memory.search import check_window
-from kbatch.records.json_codec import RecordError
+from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
-from kbatch.search.execution import Execution, FreshCallbacks, give_own_paths
-from kbatch.search.float32_fallback import Float32Fallback
+from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, base_noise_scale, trial_files
+from kbatch.search.trial_files import TrialFiles, base_noise_scale, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.study.loading import SearchIdentity
+from kbatch.study.loading import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
@@ -325,12 +324,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
 
-    def _described(self, values: Mapping[str, Any] | None) -> tuple[dict[str, Any], dict[str, str]]:
+    def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model that the wrapped HyperModel builds, for the identity of a search.
 
-        `values` are the hyperparameters to build it with, None for those of the first model that
-        was built here; they are returned with the facts.
+        It is built with the hyperparameters that the identity in the project has, or those of the
+        first model that was built here; they are returned with the facts.
         """
+        known = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
+        values = known and known.hyperparameters
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
@@ -338,12 +339,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self._first = (dict(hp.values), model_facts(model))
         return self._first
 
-    def _take_over(self, found: Any) -> None:
+    def _take_over(self, project: Path) -> None:
         """Keep what an earlier run of the search derived from its sizes, and its fallback.
 
         Adding sizes must not change the learning rates of the trials there, by another smallest
         size, or the batches that all of them are validated with.
         """
+        found = recorded_search(project)
         if found is None:
             return
         settings = found.settings
@@ -429,12 +431,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if getattr(files.tuner, "_compares_searches", False):
             return
 
-        def present(known: SearchIdentity | None) -> SearchIdentity:
-            values, facts = self._described(known and known.hyperparameters)
-            given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
-            objective = objective_facts(files.tuner.oracle.objective)
-            return SearchIdentity(objective | facts | given, values)
-
+        values, facts = self._described(files.project)
+        given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
+        objective = objective_facts(files.tuner.oracle.objective)
+        present = SearchIdentity(objective | facts | given, values)
         check_identity(files.project, present, unchecked=None)
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,10 +20,15 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable
+from kbatch.records.json_codec import (
+    NewerRecordError,
+    RecordError,
+    load_if_readable,
+    read_record,
+)
 from kbatch.search.trial_files import write_needed
 from kbatch.search.trial_states import ENDED, read_trial_states
-from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, SearchIdentity, read_identity
+from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.study.study import GOODPUT_NAME
 from kbatch.study.trial import TrialRecord
 from kbatch.training.fingerprint import function_code, model_description
@@ -110,31 +115,25 @@ def objective_facts(objective: Any) -> dict[str, str]:
     return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
 
 
-def check_identity(
-    project: Path,
-    identity_of: Callable[[SearchIdentity | None], SearchIdentity],
-    *,
-    unchecked: bool | None,
-) -> str | None:
+def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | None) -> str | None:
     """Write the identity of a search that begins, or compare it with that of the directory.
 
-    `identity_of` returns the present one for the known one. `unchecked` is None where a person
-    cannot ask for it. Returns what is to be said where trials were kept unchecked.
+    `unchecked` is None where a person cannot ask for it. Returns what is to be said where trials
+    were kept unchecked.
     """
-    damage = None
+    known, damage, file = None, None, project / IDENTITY_NAME
     try:
-        known = read_identity(project)
+        known = read_record(SearchIdentity, file) if file.exists() else None
     except NewerRecordError:
         raise
     except RecordError as error:
-        known, damage = None, str(error)
-    present = identity_of(known)
+        damage = str(error)
     difference = None if known is None else known.difference(present)
     if not _holds_results(project):
         if known is None or difference is not None:
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)
-        write_needed(present, project / IDENTITY_NAME)
+        write_needed(present, file)
         return None
     ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
     if known is None:
@@ -154,18 +153,15 @@ def check_identity(
             f"The project directory {project} holds {holds}: {ways}. Received: {reason}."
         )
     note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {reason}.'
-    write_needed(present.with_note(note), project / IDENTITY_NAME)
+    write_needed(present.with_note(note), file)
     return note
 
 
 def note_in_identity(project: Path, note: str) -> None:
     """Keep a note of a search beside its identity, where that can be read."""
-    try:
-        known = read_identity(project)
-    except RecordError:
-        return
-    if known is not None:
-        write_needed(known.with_note(note), project / IDENTITY_NAME)
+    file = project / IDENTITY_NAME
+    if (known := load_if_readable(SearchIdentity, file)) is not None:
+        write_needed(known.with_note(note), file)
 
 
 def _holds_results(project: Path) -> bool:

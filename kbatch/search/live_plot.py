@@ -2,6 +2,7 @@
 
 import base64
 import dataclasses
+import functools
 import importlib
 import time
 from collections.abc import Callable
@@ -13,8 +14,9 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from kbatch.document.numbers import pluralize, shortened
+from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
-from kbatch.plotting.palette import PAPER, series_style
+from kbatch.plotting.palette import series_style
 from kbatch.plotting.saving import figure_bytes
 from kbatch.records.json_codec import write_whole_file
 from kbatch.records.training_run import ExecutionRecord
@@ -27,7 +29,6 @@ from kbatch.study.study import Study
 _SHARE = 0.1
 # Shown at half its pixels, it is sharp on fine screens.
 _WIDTH_PX = 640
-_MARK_SIZE = 6
 _NAME_CHARACTERS = 16
 
 
@@ -71,15 +72,30 @@ class LivePlot(keras.callbacks.Callback):
             raise ValueError(
                 f"`interval_s` must not be negative. Received: interval_s={interval_s}."
             )
-        self._picture = LivePicture(place, display)
+        self._path = place
         self._interval_s = interval_s
         self._now = now
+        self._is_own_display = display is None
+        self._display = display
+        self._handle: Any = None
+        # Whether others may clear the cell's output: then the figure must be shown again.
+        self._wiped = True
+        self._at_end: Callable[[], None] | None = None
         self._project: Path | None = None
         self._trial_id: str | None = None
         self._number = 0
         self._so_far: Callable[[], ExecutionRecord] | None = None
         self._next_s = 0.0
         self._epoch = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "LivePlot":
+        """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
+        return self
+
+    def __reduce__(self) -> Any:
+        """Leave the place behind: another process has none."""
+        place = functools.partial(type(self), self._path, interval_s=self._interval_s)
+        return functools.partial(place, now=self._now), ()
 
     def follow(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
@@ -88,36 +104,40 @@ class LivePlot(keras.callbacks.Callback):
         project = files.project
         self._project, self._trial_id, self._number = project, files.trial_id, number
         self._so_far = so_far
-        self._picture.at_end_of_cell(lambda: self.show_ended(project))
+        in_notebook = self._is_seen() and self._display is not None and self._is_own_display
+        # The cell ends after the last clearing.
+        if in_notebook and self._wiped and self._at_end is None:
+            _events().register("post_run_cell", self._end_cell)
+        self._at_end = lambda: self.show_ended(project)
 
     def stay(self) -> None:
         """Keep to one place: nobody clears the output of the cell; a search calls it."""
-        self._picture.wiped = False
+        self._wiped = False
 
     def show_ended(self, project: Path) -> None:
         """Show the trials that a project directory holds; a search calls it."""
-        if self._picture.seen:
-            self._show(load_study(project), None)
+        if self._is_seen():
+            self._draw(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
         """Show the trials before this one."""
         self._epoch = 0
-        self._picture.renew()
-        self._draw()
+        self._leave_wiped_place()
+        self._draw_running()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
         """Show what the epoch before this one added, unless it has just been drawn."""
         self._epoch = epoch
         if self._now() >= self._next_s and epoch:
-            self._draw()
+            self._draw_running()
 
     def on_train_end(self, logs: Any = None):
         """Show the result of the execution."""
         self._epoch += 1
-        self._draw()
+        self._draw_running()
 
-    def _draw(self) -> None:
-        if self._project is None or self._so_far is None or not self._picture.seen:
+    def _draw_running(self) -> None:
+        if self._project is None or self._so_far is None or not self._is_seen():
             return
         study = load_study(self._project)
         # Its file has the record of when it began.
@@ -128,9 +148,9 @@ class LivePlot(keras.callbacks.Callback):
             else trial
             for trial in study.trials
         )
-        self._show(dataclasses.replace(study, trials=trials), self._trial_id)
+        self._draw(dataclasses.replace(study, trials=trials), self._trial_id)
 
-    def _show(self, study: Study, running: str | None) -> None:
+    def _draw(self, study: Study, running: str | None) -> None:
         ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
         status = f"{pluralize(ended, 'trial')} ended"
         if running is not None:
@@ -139,44 +159,17 @@ class LivePlot(keras.callbacks.Callback):
             of = f" of {epochs}" if epochs else ""
             status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
         begun_s = self._now()
-        self._picture.show(draw_live(study, running=running, status=status))
+        self._show(draw_live(study, running=running, status=status))
         ended_s = self._now()
         self._next_s = ended_s + max(self._interval_s, (ended_s - begun_s) / _SHARE)
 
-
-def live_plots(callbacks: Any) -> list[LivePlot]:
-    """List the `LivePlot`s among callbacks."""
-    return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
-
-
-class LivePicture:
-    """Shows figures one after the other in one place, and in a file where one is given.
-
-    It stays itself in copies, and travels to another process without its place.
-    """
-
-    def __init__(self, path: Path | None, display: Callable[..., Any] | None):
-        # Whether others may clear the cell's output: then the figure must be shown again.
-        self.wiped = True
-        self._path = path
-        self._is_own = display is None
-        self._shown_by = display
-        self._handle: Any = None
-        self._at_end: Callable[[], None] | None = None
-
-    @property
-    def seen(self) -> bool:
-        """Whether anybody sees what is shown."""
-        return self._path is not None or self._display() is not None
-
-    def show(self, axes: Axes) -> None:
+    def _show(self, axes: Axes) -> None:
         """Show a figure in place of the one before."""
         suffix = ".png" if self._path is None else self._path.suffix.lower()
         content = figure_bytes(axes, suffix)
         if self._path is not None:
             write_whole_file(self._path, content)
-        display = self._display()
-        if display is None:
+        if self._display is None:
             return
         picture = content if suffix == ".png" else figure_bytes(axes, ".png")
         data = {
@@ -185,46 +178,36 @@ class LivePicture:
         }
         metadata = {"image/png": {"width": _WIDTH_PX}}
         if self._handle is None:
-            self._handle = display(data, raw=True, metadata=metadata, display_id=True)
+            self._handle = self._display(data, raw=True, metadata=metadata, display_id=True)
         else:
             self._handle.update(data, raw=True, metadata=metadata)
 
-    def renew(self) -> None:
-        """Draw the next figure in a new place, where the old one may have been wiped."""
-        if self._handle is not None and self.wiped:
+    def _is_seen(self) -> bool:
+        # Rich sees a notebook only while a cell runs, which has ended at its end: it is kept.
+        if self._display is None and Console().is_jupyter:
+            self._display = importlib.import_module("IPython.display").display
+        return self._path is not None or self._display is not None
+
+    def _leave_wiped_place(self) -> None:
+        if self._handle is not None and self._wiped:
             self._handle.update({"text/plain": ""}, raw=True)
             self._handle = None
 
-    def at_end_of_cell(self, show: Callable[[], None]) -> None:
-        """Let something be shown when the cell ends, which is after the last clearing."""
-        if self.wiped and self._is_own and self._at_end is None and self.seen:
-            _events().register("post_run_cell", self._end)
-        self._at_end = show
-
-    def _end(self, result: Any = None) -> None:
-        _events().unregister("post_run_cell", self._end)
+    def _end_cell(self, result: Any = None) -> None:
+        _events().unregister("post_run_cell", self._end_cell)
         show, self._at_end = self._at_end, None
-        self.renew()
+        self._leave_wiped_place()
         if show is not None:
             show()
-
-    def _display(self) -> Callable[..., Any] | None:
-        # Rich sees a notebook only while a cell runs, which has ended at its end: it is kept.
-        if self._shown_by is None and Console().is_jupyter:
-            self._shown_by = importlib.import_module("IPython.display").display
-        return self._shown_by
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> "LivePicture":
-        """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
-        return self
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the place behind: another process has none."""
-        return self.__dict__ | {"_handle": None, "_shown_by": None, "_at_end": None}
 
 
 def _events() -> Any:
     return importlib.import_module("IPython").get_ipython().events
+
+
+def live_plots(callbacks: Any) -> list[LivePlot]:
+    """List the `LivePlot`s among callbacks."""
+    return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
@@ -253,22 +236,13 @@ def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
     upper = plot_trials(shown, detached_axes(HEIGHT_IN))
     info, figure = trials_info(shown), upper.get_figure(root=True)
     drawn = figure.axes if figure else [upper]
-    for point in info.points:
-        if point.trial_id != running or point.status != "completed":
+    for point in info.completed:
+        if point.trial_id != running:
             continue
         number = next(i for i, one in enumerate(info.series) if running in one.trial_ids)
-        style = series_style(number)
         values = (point.samples_per_second, point.quality)
         for panel, estimate in zip(drawn, values, strict=True):
             if estimate is not None:
-                panel.plot(
-                    [point.place],
-                    [estimate.value],
-                    marker=style.marker,
-                    markersize=_MARK_SIZE,
-                    markerfacecolor=PAPER,
-                    markeredgecolor=style.color,
-                    linestyle="none",
-                    zorder=3,
-                )
+                place, style = [point.place], series_style(number)
+                draw.points(panel, place, [estimate.value], *style, hollow=True, zorder=3)
     return upper

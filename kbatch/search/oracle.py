@@ -4,7 +4,7 @@ import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import keras_tuner
 from keras_tuner.engine.metrics_tracking import infer_metric_direction
@@ -26,10 +26,17 @@ Values = dict[str, Any]
 Key = frozenset[tuple[str, str]]
 
 
+class SearchState(NamedTuple):
+    """What a strategy proposes trials by, beside the records on disk."""
+
+    space: keras_tuner.HyperParameters
+    tried: list[Values]  # Of all trials.
+    pending: list[Values]  # Of those that run.
+    counting: bool = False  # Whether the trials that are left are counted, and none is run.
+
+
 def untried_in_grid(
-    space: keras_tuner.HyperParameters,
-    tried: Iterable[Values],
-    pending: Sequence[Values] | None = (),
+    space: keras_tuner.HyperParameters, tried: Iterable[Values]
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of the grid.
 
@@ -101,10 +108,6 @@ def _key(values: Values) -> Key:
     return frozenset((name, repr(value)) for name, value in values.items())
 
 
-Strategy = Callable[
-    [keras_tuner.HyperParameters, Iterable[Values], Sequence[Values] | None], Iterator[Values]
-]
-
 # Metrics that keras-tuner takes for errors, to be minimised.
 _LARGER_IS_BETTER = {
     "BinaryIoU",
@@ -131,12 +134,17 @@ class BatchSizeOracle(keras_tuner.Oracle):
     `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
     a row, the next one comes.
 
-    `strategy` returns the values still to try, for the space, the values of all trials and those of
-    the trials that run, None where they are only counted; those of a trial that ended for one more
-    execution of it.
+    `strategy` returns the values still to try; those of a trial that ended for one more execution
+    of it.
     """
 
-    def __init__(self, objective: Any, strategy: Strategy, *, keep_checkpoints: int):
+    def __init__(
+        self,
+        objective: Any,
+        strategy: Callable[[SearchState], Iterator[Values]],
+        *,
+        keep_checkpoints: int,
+    ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._strategy = strategy
@@ -191,8 +199,17 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._strategy(self.get_space(), self._tried(), None)
+        untried = self._strategy(self.state()._replace(pending=[], counting=True))
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
+
+    def state(self, *, without: Any = None) -> SearchState:
+        """Return what the next trial follows from, one trial left out of those that run."""
+        running = [trial for trial in self.ongoing_trials.values() if trial is not without]
+        tried, pending = (
+            [trial.hyperparameters.values for trial in trials]
+            for trials in (self.trials.values(), running)
+        )
+        return SearchState(self.get_space(), tried, pending)
 
     def save(self) -> None:
         """Do nothing: each trial's own file is the state."""
@@ -230,9 +247,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return None
 
     def _proposed(self) -> Any:
-        pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
-        following = self._strategy(self.get_space(), self._tried(), pending)
-        values = next((values for values in following if values not in pending), None)
+        state = self.state()
+        following = self._strategy(state)
+        values = next((values for values in following if values not in state.pending), None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():
@@ -244,9 +261,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
         ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
         free = next(trial_id for trial_id in ids if trial_id not in self.trials)
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
-
-    def _tried(self) -> list[Values]:
-        return [trial.hyperparameters.values for trial in self.trials.values()]
 
     def _save_trial(self, trial: Any) -> None:
         write_trial_state(trial, self._project)

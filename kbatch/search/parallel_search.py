@@ -218,6 +218,7 @@ class ParallelTrials:
             self._first_completed = self._first_completed or trial.trial_id
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
+            self._tuner._trackers.update(self._project)
             return True
         trial.message = result.text if result.status == "failed" else None
         self._end_trial(one, result.host)

@@ -28,12 +28,10 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.names import outcome
+from kbatch.study.names import at_most, outcome
 from kbatch.study.study import SearchRecord, Study
 from kbatch.study.trial import Objective, TrialRecord
 
-# Causes of failed trials that an error names.
-_MOST_CAUSES = 5
 # What kbatch measures is of the whole run, and stands in the record already, in full.
 _MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
 
@@ -53,10 +51,7 @@ class TrialFiles:
         self.folder = Path(tuner.get_trial_dir(trial.trial_id))
         self._file = self.folder / RECORD_NAME
         given = tuner.oracle.objective
-        if isinstance(given, keras_tuner.Objective) and given.direction in ("min", "max"):
-            self.objective = Objective(given.name, given.direction)
-        else:
-            self.objective = Objective(getattr(given, "name", "objective"), "min")
+        self.objective = Objective(given.name, given.direction)
         names = [part.name for part in getattr(given, "objectives", [given])]
         if given.name == "default_objective":
             names = []  # The user's own `fit` returns the value itself.
@@ -308,10 +303,8 @@ def no_best_trial(project: Path) -> str:
     if not study.trials:
         return f"There is no best trial: call `search` first. Received: no trial in {project}."
     causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
-    more = len(causes) - _MOST_CAUSES
-    causes = [*causes[:_MOST_CAUSES], *([f"{more} more"] if more > 0 else [])]
     return (
         f"There is no best trial: {missing_reason(study)}. {what_to_do(study)} Trials that failed "
         "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
-        f"Received: {'; '.join(causes)}."
+        f"Received: {'; '.join(at_most(causes))}."
     )

@@ -14,18 +14,13 @@ import tensorflow as tf
 from kbatch.device.memory import worker_device
 from kbatch.device.worker import MappedPickles, UnsendableError, Worker
 from kbatch.errors import InputError
-from kbatch.library_internals import (
-    build_and_fit,
-    move_project,
-    trial_callbacks,
-    tuner_callback,
-)
+from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.executors import Task
-from kbatch.search.goodput_strategy import sweep_throughput
+from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
-from kbatch.search.trial_files import TrialFiles, recorded_search
-from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights, write_trial_state
+from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_states import write_trial_state
 from kbatch.study.study import GoodputRecord, write_goodput
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import TimeBudget
@@ -65,15 +60,15 @@ class IsolatedTrials:
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
         """Run the executions of a trial, and return its hyperparameters."""
-        try:
-            return self._worker.call(_run, tuner, trial, self._data, on_event=on_event)
-        finally:
-            self._worker.restart()
+        return self._in_process(_run, tuner, trial, on_event=on_event)
 
     def sweep(self, tuner: Any) -> GoodputRecord:
-        """Time an update of each batch size, in a process that ends with it."""
+        """Time an update of each batch size."""
+        return self._in_process(_sweep, tuner)
+
+    def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:
         try:
-            return self._worker.call(_sweep, tuner, self._data)
+            return self._worker.call(function, self._data, *arguments, **on_event)
         finally:
             self._worker.restart()
 
@@ -95,22 +90,17 @@ def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
         return worker.call(_explore, tuner)
 
 
-def _run(tell: Callable[[Any], None], tuner: Any, trial: Any, data: bytes) -> Any:
+def _run(tell: Callable[[Any], None], data: bytes, tuner: Any, trial: Any) -> Any:
     arguments, keywords = pickle.loads(data)
-    tuner.hypermodel._take_over(recorded_search(Path(tuner.project_dir)))
+    tuner.hypermodel._take_over(Path(tuner.project_dir))
     run_executions(tell, tuner, trial, arguments, keywords)
     return trial.hyperparameters
 
 
-def _sweep(tuner: Any, data: bytes) -> GoodputRecord:
+def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
     arguments, keywords = pickle.loads(data)
-    return sweep_throughput(
-        tuner.hypermodel,
-        tuner.oracle.get_space(),
-        arguments=arguments,
-        keywords=keywords,
-        directory=Path(tuner.project_dir),
-    )
+    space, project = tuner.oracle.get_space(), Path(tuner.project_dir)
+    return sweep_throughput(tuner.hypermodel, space, arguments, keywords, directory=project)
 
 
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
@@ -139,16 +129,16 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     move_project(tuner, project)
     oracle.reload()
     oracle.remaining_trials = lambda: task.trials_left
-    hypermodel._take_over(recorded_search(project))
+    hypermodel._take_over(project)
     tuner.executions_per_trial, tuner._time_cap_s = task.executions, task.time_cap_s
     trial = oracle.trials.get(task.trial_id)
     if trial is None and task.trial_id is not None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         if trial is None:
-            data: dict[str, Any] = {"arguments": arguments, "keywords": keywords}
             space = oracle.get_space()
-            write_goodput(sweep_throughput(hypermodel, space, directory=project, **data), project)
+            found = sweep_throughput(hypermodel, space, arguments, keywords, directory=project)
+            write_goodput(found, project)
         else:
             run_executions(lambda _: None, tuner, trial, arguments, keywords)
     except Exception as error:
@@ -170,7 +160,7 @@ def _explore(tuner: Any) -> Any:
 
 
 def run_executions(
-    tell: Callable[[FitProgress], None],
+    tell: Callable[[FitProgress | None], None],
     tuner: Any,
     trial: Any,
     arguments: Sequence[Any],
@@ -182,22 +172,19 @@ def run_executions(
     """
     files = TrialFiles(tuner, trial)
     completed = files.begin_attempt()
-    weights = []
-    if tuner.keep_checkpoints:
-        record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
-        best = record and record.best_objective_value
-        weights = [BestWeights(tuner.oracle.objective, files.folder, best)]
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
         callbacks = capped(trial_callbacks(tuner, trial, given, number), tuner._time_cap_s)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
-        callbacks += [tuner_callback(tuner, trial), *weights, reporter]
+        callbacks += [tuner_callback(tuner, trial), reporter]
         tuner.hypermodel._begin_execution(trial.hyperparameters, number)
         build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
         record = files.record()
         if record is None or record.status != "completed":
             return
+        if number + 1 < files.executions:  # The end of the last one is that of the trial.
+            tell(None)
 
 
 def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:

@@ -9,17 +9,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import (
-    RecordError,
-    load_if_readable,
-    read_json,
-    write_whole_file,
-)
+from kbatch.records.json_codec import RecordError, load_if_readable, read_json, write_whole_file
 from kbatch.study.loading import RECORD_NAME, load_study
 from kbatch.study.study import SearchRecord, Study, as_compared
 from kbatch.study.trial import TrialRecord
@@ -80,55 +73,12 @@ def _read(file: Path) -> Any:
     )
 
 
-class BestWeights(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory and writes them once, when training ends.
-
-    keras-tuner writes a checkpoint at each better epoch, and at every epoch where the objective is
-    not in the logs; here an objective that is known only after training takes the last epoch.
-    `best` is the best value of the objective in the trial's executions before.
-    """
-
-    def __init__(self, objective: Any, folder: Path, best: float | None = None):
-        super().__init__()
-        self._objective = objective
-        self._folder = folder
-        self._best = self._best_before = best
-        self._weights: list[np.ndarray] | None = None
-        self._without_value = True
-
-    def on_train_begin(self, logs: Any = None):
-        """Forget the training before, which may have ended without `on_train_end`."""
-        self._best, self._weights, self._without_value = self._best_before, None, True
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Take the weights of an epoch better than all before."""
-        if not self._objective.has_value(logs or {}):
-            return
-        self._without_value = False
-        value = float(self._objective.get_value(logs))
-        better = self._best is None or self._objective.better_than(value, self._best)
-        if np.isfinite(value) and better:
-            model: Any = self.model
-            self._best, self._weights = value, model.get_weights()
-
-    def on_train_end(self, logs: Any = None):
-        """Write the weights; the model goes on with its last ones."""
-        self._best_before = self._best
-        model: Any = self.model
-        if self._without_value:
-            self._write(model)
-        elif self._weights is not None:
-            last = model.get_weights()
-            model.set_weights(self._weights)
-            self._write(model)
-            model.set_weights(last)
-            self._weights = None
-
-    def _write(self, model: Any) -> None:
-        # One name a trial: what a killed process left is written over.
-        draft = self._folder / _DRAFT_NAME
-        model.save_weights(draft)
-        os.replace(draft, self._folder / CHECKPOINT_NAME)
+def write_checkpoint(model: Any, folder: Path) -> None:
+    """Write the weights of a model into the folder of its trial."""
+    # One name a trial: what a killed process left is written over.
+    draft = folder / _DRAFT_NAME
+    model.save_weights(draft)
+    os.replace(draft, folder / CHECKPOINT_NAME)
 
 
 def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
@@ -148,7 +98,8 @@ def open_trials(project: Path) -> set[str]:
     """Return the ids of trials with a checkpoint that their search may still decide on.
 
     They are those that are not worse than the best, and of other settings, which are not compared,
-    those within the tolerance of it: no other can be certified later, when the best is better.
+    those within the tolerance of it: no other can be certified later, when the best is better. A
+    race may still name each that it has not dropped.
     """
     files = [file.parent / RECORD_NAME for file in project.glob(f"trial_*/{CHECKPOINT_NAME}")]
     trials = [trial for file in files if (trial := load_if_readable(TrialRecord, file))]
@@ -156,23 +107,24 @@ def open_trials(project: Path) -> set[str]:
     study = as_compared(Study(project.name, tuple(trials), search))
     decision = study.decide()
     best = None if decision.best is None else decision.best.objective_value
-    if best is None or decision.tolerance is None:
+    tolerance = decision.tolerance
+    if best is None or tolerance is None:
         return set()
-    # A race goes on at the setting of the best mean, which may be another one later.
+    # A race goes on at the setting of the best mean, which may be another one later, and with what
+    # is worse between two of its looks.
     raced = search is not None and search.settings.get("strategy") == "race"
-    uncompared = (one for one in decision.left_out if one.why != "fewer executions")
-    others = set() if raced else {one.trial.trial_id for one in uncompared}
-    return {
-        trial.trial_id
-        for trial in study.trials
-        if trial.status == "completed"
-        and (value := trial.objective_value) is not None
-        and (
-            abs(value - best) <= decision.tolerance
-            if trial.trial_id in others
-            else trial.batch_size not in decision.worse
-        )
-    }
+    others = {one.trial.trial_id for one in decision.left_out if one.why != "fewer executions"}
+
+    def is_open(trial: TrialRecord) -> bool:
+        value = trial.objective_value
+        if trial.status != "completed" or value is None:
+            return False
+        if trial.trial_id in others:
+            return raced or abs(value - best) <= tolerance
+        trained_on = raced and len(trial.executions) >= decision.executions
+        return trained_on or trial.batch_size not in decision.worse
+
+    return {trial.trial_id for trial in study.trials if is_open(trial)}
 
 
 # Of locks that this process holds. A child that is forked, as those of a pool are, would keep them

@@ -18,7 +18,8 @@ from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError
-from kbatch.search.goodput_strategy import GoodputStrategy, sweep_throughput
+from kbatch.records.record import check_choice
+from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.identity import (
     check_identity,
@@ -27,12 +28,11 @@ from kbatch.search.identity import (
     objective_facts,
     space_facts,
 )
-from kbatch.search.joint_strategy import JointStrategy
 from kbatch.search.live_plot import LivePlot, live_plots
-from kbatch.search.oracle import BatchSizeOracle, untried_in_grid
+from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
-from kbatch.search.progress import SearchProgress
-from kbatch.search.race_strategy import RaceStrategy
+from kbatch.search.progress import FitProgress, SearchProgress
+from kbatch.search.strategies import GoodputStrategy, JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import (
     TrialFiles,
     check_local,
@@ -51,8 +51,9 @@ from kbatch.search.tuner_arguments import (
     check_strategy,
 )
 from kbatch.study.decision import check_tolerance
-from kbatch.study.loading import RECORD_NAME, SearchIdentity, read_identity
+from kbatch.study.loading import RECORD_NAME, SearchIdentity
 from kbatch.study.study import GoodputRecord
+from kbatch.study.trackers import TrackerLog
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
 _GPU_IN_USE = (
@@ -111,6 +112,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             processes that divide its cores. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for its number of workers.
+        trackers: Experiment trackers that show the search while it runs, out of `"mlflow"`,
+            `"wandb"` and `"trackio"`; each is set up as for other training, such as by
+            `MLFLOW_TRACKING_URI`. This process writes what the records have after each execution.
+            A tracker that fails is warned of, and tried again after the next one.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
             `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
             each that it may still name keeps them too. 0 for none at all.
@@ -125,6 +130,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     Raises:
         TypeError: If `hypermodel` is something else.
+        ImportError: If a tracker is not installed.
         ValueError: If an argument cannot be used, or the folder holds a search with other settings.
     """
 
@@ -147,6 +153,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         isolate: bool = False,
         executor: Any = None,
         max_parallel: int | None = None,
+        trackers: Sequence[str] = (),
         keep_checkpoints: int = 1,
         distribution_strategy: Any = None,
         directory: str | Path | None = None,
@@ -171,19 +178,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             hypermodel.compare_with(baseline)
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
+        joint = hypermodel.learning_rate_scaling == "joint"
         check_strategy(
             strategy,
-            joint=hypermodel.learning_rate_scaling == "joint",
+            joint=joint,
             isolate=isolate or executor is not None,
             executions_per_trial=executions_per_trial,
             max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
         check_executor(executor, max_parallel)
-        if resume not in ("checked", "unchecked"):
-            raise ValueError(
-                f'`resume` must be "checked" or "unchecked". Received: resume={resume!r}.'
-            )
+        self._trackers = TrackerLog(trackers)
+        check_choice(("checked", "unchecked"), resume=resume)
         check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = check_count(
@@ -195,18 +201,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._isolated: IsolatedTrials | None = None
         self._executor, self._max_parallel = executor, max_parallel
         self._parallel: ParallelTrials | None = None
-        self._goodput: GoodputStrategy | None = None
+        sizes, self._strategy = hypermodel.batch_sizes, Strategy()
         if strategy == "goodput":
             ruled = hypermodel.learning_rate_scaling == "noise"
-            self._goodput = GoodputStrategy(pilot=hypermodel.base_batch_size if ruled else None)
-        self._adaptive: RaceStrategy | JointStrategy | None = None
-        joint = hypermodel.learning_rate_scaling == "joint"
+            self._strategy = GoodputStrategy(sizes, hypermodel.base_batch_size if ruled else None)
+        elif strategy == "race":
+            self._strategy = RaceStrategy(tolerance, confidence, max_executions)
+        elif joint:
+            self._strategy = JointStrategy(sizes, tolerance, max_executions)
         if strategy == "race" or joint:
-            self._adaptive = RaceStrategy(tolerance, confidence, max_executions)
-            if joint:
-                self._adaptive = JointStrategy(
-                    hypermodel.batch_sizes, tolerance=tolerance, max_executions=max_executions
-                )
             # The executions of a round are compared: they have a seed in common.
             hypermodel.seed = hypermodel.seed or 0
         # Seconds after which the present trial has lost, None where it may go on.
@@ -220,15 +223,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # What it holds is looked at before keras-tuner deletes or reads it.
         if not overwrite:
             with contextlib.suppress(RecordError):  # The reload says so.
-                hypermodel._take_over(recorded_search(project))
+                hypermodel._take_over(project)
         else:
             check_unlocked(project)
         super().__init__(
-            BatchSizeOracle(
-                objective,
-                self._goodput or self._adaptive or untried_in_grid,
-                keep_checkpoints=keep_checkpoints,
-            ),
+            BatchSizeOracle(objective, self._strategy, keep_checkpoints=keep_checkpoints),
             hypermodel,
             directory=None if directory is None else str(directory),
             project_name=project_name,
@@ -274,13 +273,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
-                self._begin_goodput(args, kwargs)
-                if self._adaptive is not None:
-                    begun = self._adaptive.begin(
-                        project, self.oracle.objective, self.oracle.get_space()
-                    )
-                    if begun:
-                        self._progress.say(begun)
+                begun = self._strategy.begin(
+                    project,
+                    self.oracle.objective,
+                    self.oracle.get_space(),
+                    callbacks=kwargs.get("callbacks"),
+                    sweep=lambda: self._swept(args, kwargs),
+                )
+                if begun:
+                    self._progress.say(begun)
                 if self._parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     super().search(*args, verbose=0, **kwargs)
@@ -296,7 +297,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
         """Return the hyperparameters of trials that completed, the one to take first.
 
-        It is that of `Study.decide`; the others follow by their mean objective.
+        It is that of `Study.decide`, also while executions of it are missing; the others follow by
+        their mean objective.
 
         Raises:
             RuntimeError: If no trial completed, with the causes.
@@ -316,7 +318,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
             raise RuntimeError(
                 f"Trial {trial.trial_id} has no checkpoint: those of the best `keep_checkpoints` "
-                "trials are kept, where `fit` is given its callbacks. Search with a larger number, "
+                "trials are kept, where `model.fit` trains them. Search with a larger number, "
                 "or train a model of `get_best_hyperparameters()`. Received: "
                 f"keep_checkpoints={self.keep_checkpoints}."
             )
@@ -329,9 +331,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
         if self._isolated is None:
-            run_executions(self._progress.show, self, trial, args, kwargs)
+            run_executions(self._follow, self, trial, args, kwargs)
         else:
-            trial.hyperparameters = self._isolated.run(self, trial, self._progress.show)
+            trial.hyperparameters = self._isolated.run(self, trial, self._follow)
 
     def on_trial_begin(self, trial: Any) -> None:
         """Show that a trial begins; keras-tuner calls it."""
@@ -342,19 +344,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(TrialFiles(self, trial).record())
-        self._say_news()
+        self._say_news(ended=False)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
+        self._trackers.update(Path(self.project_dir))
 
     def on_search_end(self) -> None:
         """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
         super().on_search_end()
-        if self._goodput is not None:
-            for text in self._goodput.ends(self.oracle.get_space()):
-                self._progress.say(text)
-        self._say_news()
+        self._say_news(ended=True)
         if not self.oracle.get_best_trials(1):
             self._progress.say(no_best_trial(Path(self.project_dir)))
+        self._trackers.update(Path(self.project_dir), ended=True)
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -367,7 +368,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display, the processes and the executor behind where a copy travels."""
-        left = dict.fromkeys(("_progress", "_isolated", "_executor", "_parallel"))
+        left = dict.fromkeys(("_progress", "_isolated", "_executor", "_parallel", "_trackers"))
         return self.__dict__ | left | {"_live": []}
 
     def _populate_initial_space(self) -> None:
@@ -385,14 +386,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
         and how many times as long float16 takes as float32, None where no trial runs under it.
         """
         super()._populate_initial_space()
-        try:
-            known = read_identity(Path(self.project_dir))
-        except RecordError:
-            known = None  # The search says so.
-        values, facts = self.hypermodel._described(known and known.hyperparameters)
+        values, facts = self.hypermodel._described(Path(self.project_dir))
         halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
         slowdown = float16_slowdown() if halves else None
         return space_facts(self.oracle.get_space()) | facts, values, slowdown
+
+    def _follow(self, progress: FitProgress | None) -> None:
+        """Show how far a trial is; None says that one of its executions has ended."""
+        if progress is None:
+            self._trackers.update(Path(self.project_dir))
+        else:
+            self._progress.show(progress)
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
@@ -411,25 +415,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _plan_executions(self, trial: Any) -> None:
         """Set how often a trial trains, and after how long it has lost."""
-        if self._goodput is not None:
-            self._time_cap_s = self._goodput.time_cap_s(trial.hyperparameters.values)
-        if self._adaptive is not None:
-            tried = [one.hyperparameters.values for one in self.oracle.trials.values()]
-            others = [one for one in self.oracle.ongoing_trials.values() if one is not trial]
-            self.executions_per_trial = self._adaptive.executions(
-                self.oracle.get_space(),
-                trial.hyperparameters.values,
-                tried,
-                [one.hyperparameters.values for one in others],
-            )
+        values, state = trial.hyperparameters.values, self.oracle.state(without=trial)
+        self._time_cap_s = self._strategy.time_cap_s(values)
+        planned = self._strategy.executions(state, values)
+        self.executions_per_trial = planned or self.executions_per_trial
 
     def _show_begun(self, trial: Any, **beside: Any) -> None:
-        unknown = bool(self._goodput or self._adaptive)
-        # It counts the trial that runs.
+        counts = self._strategy.counts_trials
         self._progress.trial_begins(
             trial.hyperparameters.values,
-            ended=None if unknown else len(self.oracle.ended_trials),
-            left=None if unknown else self.oracle.remaining_trials(),
+            ended=len(self.oracle.ended_trials) if counts else None,
+            left=self.oracle.remaining_trials() if counts else None,  # With the one that runs.
             **beside,
         )
 
@@ -444,48 +440,37 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _best_trials(self, number: int) -> list[Any]:
         found = self.oracle.get_best_trials(10**6)
+        decided = decided_trials(Path(self.project_dir))
+        # It may lack an execution yet, as where a race was interrupted.
+        running = {i: trial for i, trial in self.oracle.trials.items() if trial not in found}
+        found += [running[trial_id] for trial_id in decided if trial_id in running]
         if not found:
             raise RuntimeError(no_best_trial(Path(self.project_dir)))
-        decided = decided_trials(Path(self.project_dir))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
-    def _say_news(self) -> None:
-        """Say once what a race or a joint search has found."""
-        if isinstance(self._adaptive, JointStrategy) and self.oracle.ongoing_trials:
-            return  # Their results may change it.
-        news = self._adaptive and self._adaptive.news()
-        if news:
-            self._progress.say(news)
+    def _say_news(self, *, ended: bool) -> None:
+        """Say once what the strategy has found."""
+        for text in self._strategy.news(self.oracle.state(), ended=ended):
+            self._progress.say(text)
 
-    def _begin_goodput(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Time an update of each size, unless an earlier run has."""
-        if self._goodput is None:
-            return
-        elsewhere, space = self._parallel or self._isolated, self.oracle.get_space()
-        project = Path(self.project_dir)
+    def _swept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GoodputRecord:
+        """Time an update of each batch size where trials run."""
+        elsewhere, project = self._parallel or self._isolated, Path(self.project_dir)
 
         def sweep() -> GoodputRecord:
             if elsewhere is not None:
                 return elsewhere.sweep(self)
-            return sweep_throughput(
-                self.hypermodel, space, arguments=args, keywords=kwargs, directory=project
-            )
+            space = self.oracle.get_space()
+            return sweep_throughput(self.hypermodel, space, args, kwargs, directory=project)
 
-        said = self._goodput.begin(
-            project,
-            self.oracle.objective,
-            callbacks=kwargs.get("callbacks"),
-            batch_sizes=self.hypermodel.batch_sizes,
-            sweep=lambda: self.hypermodel.fallback.run(project, sweep),
-        )
-        self._progress.say(said)
+        return self.hypermodel.fallback.run(project, sweep)
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
         given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
         present = SearchIdentity(given, values)
-        note = check_identity(project, lambda _: present, unchecked=self._resume == "unchecked")
+        note = check_identity(project, present, unchecked=self._resume == "unchecked")
         if note is not None:
             self._progress.say(note)
         known, settings = recorded_search(project), self.hypermodel.settings

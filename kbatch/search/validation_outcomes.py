@@ -1,8 +1,9 @@
-"""The outcomes of an execution: its metric by blocks of validation examples, after training."""
+"""The best epoch of an execution: its weights, and its metric by blocks of validation examples."""
 
 import hashlib
 import time
 from collections.abc import Iterable
+from pathlib import Path
 from typing import Any
 
 import keras
@@ -11,6 +12,7 @@ import tensorflow as tf
 
 from kbatch.device.failures import failure_text
 from kbatch.records.outcomes import Outcomes
+from kbatch.search.trial_states import write_checkpoint
 from kbatch.study.trial import Objective
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, each_part, gives_batches
@@ -23,7 +25,7 @@ _CLOSE, _CLOSE_ROUNDED = 1e-4, 2e-3
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory, and what it was validated on.
+    """Keeps the weights of the best epoch in memory, once, and what it was validated on.
 
     It stands after all callbacks that change the logs. The metric is the objective, or where that
     is no metric of an epoch, such as a throughput, an accuracy or the loss of validation.
@@ -47,12 +49,13 @@ class BestEpoch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None):
         """Take the weights of an epoch better than all before."""
         model: Any = self.model
-        self._metric = self._metric or self._metric_of(logs)
-        if self._metric is None or self._unmeasured(model):
+        # It is chosen at the first epoch that was validated.
+        names = [n for n in logs or () if n.startswith("val_") or n == self._objective.name]
+        self._metric = self._metric or self._objective.or_quality(names)
+        if self._metric is None:
             return
         value = float(logs.get(self._metric.name, np.nan))
-        sign = -1 if self._metric.direction == "max" else 1
-        if sign * value < sign * self._best.get("value", sign * np.inf):
+        if self._metric.is_better(value, self._best.get("value")):
             started_s = time.perf_counter()
             self._best = {
                 "value": value,
@@ -62,16 +65,20 @@ class BestEpoch(keras.callbacks.Callback):
             }
             self.copy_s += time.perf_counter() - started_s
 
-    def _metric_of(self, logs: dict[str, Any]) -> Objective | None:
-        """Choose the metric at the first epoch that was validated."""
-        name = self._objective.name
-        if name in logs and name != "samples_per_second":
-            return self._objective
-        names = [one for one in logs if one.startswith("val_")]
-        accuracies = [one for one in names if "acc" in one]
-        if accuracies:
-            return Objective(accuracies[0], "max")
-        return Objective("val_loss", "min") if "val_loss" in names else None
+    def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
+        """Write the checkpoint of a trial: the best epoch, or the last one without the objective.
+
+        `best_before` is the best value of the objective in the trial's executions before.
+        """
+        if self.model is None:  # No `fit` was timed.
+            return
+        if self._metric != self._objective:
+            write_checkpoint(model, folder)
+        elif self._best and self._objective.is_better(self._best["value"], best_before):
+            with kept_variables(model):
+                for variable, weight in self._best["weights"]:
+                    variable.assign(weight)
+                write_checkpoint(model, folder)
 
     def _unmeasured(self, model: Any) -> str | None:
         """Say why there are no values by example to measure, None where there are."""
@@ -84,12 +91,11 @@ class BestEpoch(keras.callbacks.Callback):
 
         The model is as before afterwards, and nothing that is raised here fails its trial.
         """
-        name = self._metric.name if self._metric else ""
+        name, best, self._best = self._metric.name if self._metric else "", self._best, {}
         if not name:
             return Outcomes(reason="no epoch was validated")
         if reason := self._unmeasured(model):
             return Outcomes(metric=name, reason=reason)
-        best, self._best = self._best, {}
         if not best:
             return Outcomes(metric=name, reason=f"{name} was not finite in any epoch")
         try:

@@ -111,7 +111,11 @@ class TrainingClock(keras.callbacks.Callback):
         self.train_s = 0.0  # In train steps.
         self.epochs: list[EpochRecord] = []
         self.in_step = False  # An error then came from the step.
-        self.last: keras.callbacks.Callback = _Last(self)
+        # Starts the steps and ends the epochs after all other callbacks.
+        self.last: keras.callbacks.Callback = keras.callbacks.LambdaCallback(
+            on_train_batch_begin=lambda batch, logs=None: self.begin_step(),
+            on_epoch_end=lambda epoch, logs=None: self.keep_epoch(epoch, logs or {}),
+        )
         self._meter = meter
         self._every_shape_compiles = every_shape_compiles
         self._now = now
@@ -217,20 +221,6 @@ class TrainingClock(keras.callbacks.Callback):
                 data_wait_s=waited_s,
             )
         )
-
-
-class _Last(keras.callbacks.Callback):
-    """Starts the steps and ends the epochs of a clock after all other callbacks."""
-
-    def __init__(self, clock: TrainingClock):
-        super().__init__()
-        self._clock = clock
-
-    def on_train_batch_begin(self, batch: int, logs: Any = None):
-        self._clock.begin_step()
-
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        self._clock.keep_epoch(epoch, logs or {})
 
 
 def replica_count(model: Any) -> int:

@@ -168,7 +168,7 @@ def test_a_limit_below_the_weights_is_refused():
 
 
 @pytest.mark.slow
-def test_every_one_of_5_real_ends_of_memory_is_survived():
+def test_every_one_of_3_real_ends_of_memory_is_survived():
     """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
     model = wide()
     inputs = inference_inputs(model)
@@ -176,10 +176,10 @@ def test_every_one_of_5_real_ends_of_memory_is_survived():
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
         weights = probes.facts.variables_bytes
-        for size in (1600, 20_000, 1800, 100_000, 2500):
+        for size in (1600, 100_000, 1800):
             records = ascend(
                 probes, (1, size), limit_bytes=96 * 2**20, held_bytes=weights, guard_share=1e9
             )
             outcomes = [r.outcome for r in records]
             survived += outcomes == ["fits", "out_of_memory"]
-    assert survived == 5
+    assert survived == 3

@@ -4,11 +4,11 @@ import pytest
 from kbatch.inference.sweep import spaced_calls
 
 
-@pytest.mark.parametrize("count", [1, 50, 99, 100, 101, 199, 200, 999, 2995, 100_000])
-def test_enough_calls_are_kept_in_order_and_not_many_more(count):
-    kept = spaced_calls(range(count), least=100, seed=1)
-    assert min(count, 100) <= len(kept) < 200 or count == len(kept)
-    assert kept == sorted(set(kept))
+def test_enough_calls_are_kept_in_order_and_not_many_more():
+    for count in (1, 50, 99, 100, 101, 199, 200, 999, 2995, 100_000):
+        kept = spaced_calls(range(count), least=100, seed=1)
+        assert min(count, 100) <= len(kept) < 200 or count == len(kept)
+        assert kept == sorted(set(kept))
 
 
 @pytest.mark.parametrize("length", [128, 640, 997])

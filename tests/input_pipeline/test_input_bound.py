@@ -1,3 +1,5 @@
+import itertools
+
 import numpy as np
 import pytest
 from input_profile_factory import make_profile
@@ -24,12 +26,12 @@ OPPOSITE = {
 }
 
 
-@pytest.mark.parametrize("ratio", [0.2, 0.5, 0.8, 0.97, 1.0, 1.03, 1.25, 2.0, 5.0])
-def test_swapping_pipeline_and_step_turns_the_verdict_round(ratio):
-    pipeline, step = noisy(1000 * ratio, 1), noisy(1000, 2)
-    one = input_verdict(ratio_over_rounds(pipeline, step))
-    assert input_verdict(ratio_over_rounds(step, pipeline)) == OPPOSITE[one]
-    assert input_verdict(ratio_over_rounds(7 * pipeline, 7 * step)) == one
+def test_swapping_pipeline_and_step_turns_the_verdict_round():
+    for ratio in (0.2, 0.5, 0.8, 0.97, 1.0, 1.03, 1.25, 2.0, 5.0):
+        pipeline, step = noisy(1000 * ratio, 1), noisy(1000, 2)
+        one = input_verdict(ratio_over_rounds(pipeline, step))
+        assert input_verdict(ratio_over_rounds(step, pipeline)) == OPPOSITE[one]
+        assert input_verdict(ratio_over_rounds(7 * pipeline, 7 * step)) == one
 
 
 @pytest.mark.parametrize(
@@ -96,23 +98,24 @@ def crossing(step_s, example_s, *, rounds=9, sizes=SIZES):
     )
 
 
-@pytest.mark.parametrize("fixed_s", [1e-3, 5e-2])
-@pytest.mark.parametrize("slope_s", [0.0, 1e-5, 1e-3])
-@pytest.mark.parametrize("example_s", [2e-3, 1e-2])
-@pytest.mark.parametrize("sizes", [SIZES, (64, 16)])
-def test_both_take_as_long_at_the_crossing(fixed_s, slope_s, example_s, sizes):
-    def step_s(size):
-        return fixed_s + slope_s * size
+CROSSINGS = itertools.product((1e-3, 5e-2), (0.0, 1e-5, 1e-3), (2e-3, 1e-2), (SIZES, (64, 16)))
 
-    found = crossing(step_s, example_s, sizes=sizes)
-    size = found.batch_size.value
-    assert step_s(size) == pytest.approx(example_s * size)
-    assert step_s(2 * size) < example_s * 2 * size
-    assert step_s(size / 2) > example_s * size / 2
-    assert not found.never
-    interval = found.batch_size.interval
-    assert (interval.low, interval.high) == pytest.approx((size, size))
-    assert found.step.holds is (True if len(sizes) == 3 else None)
+
+def test_both_take_as_long_at_the_crossing():
+    for fixed_s, slope_s, example_s, sizes in CROSSINGS:
+
+        def step_s(size, fixed_s=fixed_s, slope_s=slope_s):
+            return fixed_s + slope_s * size
+
+        found = crossing(step_s, example_s, sizes=sizes)
+        size = found.batch_size.value
+        assert step_s(size) == pytest.approx(example_s * size)
+        assert step_s(2 * size) < example_s * 2 * size
+        assert step_s(size / 2) > example_s * size / 2
+        assert not found.never
+        interval = found.batch_size.interval
+        assert (interval.low, interval.high) == pytest.approx((size, size))
+        assert found.step.holds is (True if len(sizes) == 3 else None)
 
 
 def test_a_pipeline_faster_than_the_steps_slope_never_crosses():

@@ -7,8 +7,7 @@ import numpy as np
 import pytest
 
 from kbatch.errors import InputError
-from kbatch.input_pipeline.changes import Change, worker_changes
-from kbatch.input_pipeline.record import UntriedRecord
+from kbatch.input_pipeline.changes import worker_changes
 from kbatch.training.data.batch_source import BatchStream, source_of_py_dataset
 
 
@@ -46,8 +45,8 @@ class Breaking(Stuck):
 
 def changes(dataset, timeout_s=300.0):
     found = worker_changes(dataset, timeout_s=timeout_s)
-    tried = {c.name: c for c in found if isinstance(c, Change)}
-    return tried, {c.name: c.reason for c in found if isinstance(c, UntriedRecord)}
+    tried = {c.name: c for c in found if c.reason is None}
+    return tried, {c.name: c.reason for c in found if c.reason is not None}
 
 
 def first_epoch(source):
@@ -84,7 +83,7 @@ def test_processes_that_are_there_already_are_not_tried():
 
 @pytest.mark.parametrize(
     ("dataset", "timeout_s", "reason"),
-    [(Stuck, 2.0, "gave no batch within 2 s"), (Breaking, 300.0, "no file here")],
+    [(Stuck, 1.0, "gave no batch within 1 s"), (Breaking, 300.0, "no file here")],
 )
 def test_processes_that_do_not_work_are_told_and_not_waited_for(dataset, timeout_s, reason):
     tried, untried = changes(dataset(), timeout_s)

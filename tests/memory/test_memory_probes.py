@@ -122,16 +122,6 @@ class FailingLoad:
         return FailingRun(LOST)
 
 
-@pytest.mark.slow  # Two worker processes.
-def test_a_worker_that_lost_its_device_is_replaced_and_the_next_size_runs():
-    with WorkerProbes(FailingLoad(), None) as probes:
-        lost = probes.read(16)
-        assert lost.lost
-        assert lost.peak_bytes is None
-        assert probes._worker._process is None
-        assert probes.read(8).peak_bytes is not None
-
-
 def xla_net():
     dense = keras.layers.Dense
     model = keras.Sequential([keras.layers.Input((64,)), dense(256), dense(256), dense(1)])

@@ -29,9 +29,9 @@ TOLERANCE = 1e-4
 ROWS, PART = 12, 5
 
 
-def searched(kind: Kind, directory, **arguments) -> str:
-    """Search two sizes under the defaults."""
-    hypermodel = kbatch.BatchSizeHyperModel(kind.build, (8, 16), seed=0, **arguments)
+def searched(kind: Kind, directory, sizes: tuple[int, ...] = (8, 16)) -> str:
+    """Search sizes under the defaults, with a learning rate that suits 8."""
+    hypermodel = kbatch.BatchSizeHyperModel(kind.build, sizes, base_batch_size=8, seed=0)
     tuner = kbatch.BatchSizeTuner(
         hypermodel,
         keras_tuner.Objective(kind.objective, "min"),
@@ -48,7 +48,7 @@ def searched(kind: Kind, directory, **arguments) -> str:
         )
     trials = kbatch.load_study(tuner).trials
     failed = [trial for trial in trials if trial.status != "completed"]
-    if failed or len(trials) < 2:
+    if failed or len(trials) < len(sizes):
         return f"failed: {failed[0].failure if failed else 'too few trials'}"
     policies = {trial.dtype_policy for trial in trials}
     return "yes" if policies == {"mixed_float16"} else f"yes, in {', '.join(policies)}"

@@ -40,30 +40,27 @@ def random_updates(seed):
     return [TimedUpdate(b, b, float(t)) for b, t in zip(SIZES, times, strict=True)]
 
 
-@pytest.mark.parametrize(
-    ("n_half", "scale"), list(itertools.product([3.0, 50.0, 900.0], [1.0, 40.0, 300.0, 4000.0]))
-)
-def test_the_size_is_the_closed_form_on_the_grid(n_half, scale):
-    updates = on_a_line(1e-5 * n_half, 1e-5)
-    chosen = best_at(updates, scale)
-    exact = best_batch_size(overhead_s=1e-5 * n_half, per_example_s=1e-5, noise_scale=scale)
-    assert abs(math.log2(chosen / min(exact, SIZES[-1]))) <= 0.6
+def test_the_size_is_the_closed_form_on_the_grid():
+    for n_half, scale in itertools.product([3.0, 50.0, 900.0], [1.0, 40.0, 300.0, 4000.0]):
+        updates = on_a_line(1e-5 * n_half, 1e-5)
+        chosen = best_at(updates, scale)
+        exact = best_batch_size(overhead_s=1e-5 * n_half, per_example_s=1e-5, noise_scale=scale)
+        assert abs(math.log2(chosen / min(exact, SIZES[-1]))) <= 0.6
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_size_does_not_fall_when_the_noise_grows(seed):
-    updates = random_updates(seed)
-    scales = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9]
-    sizes = [best_at(updates, scale) for scale in scales]
-    assert sizes == sorted(sizes)
+def test_the_size_does_not_fall_when_the_noise_grows():
+    for seed in range(20):
+        updates = random_updates(seed)
+        scales = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9]
+        sizes = [best_at(updates, scale) for scale in scales]
+        assert sizes == sorted(sizes)
 
 
-@pytest.mark.parametrize("seed", range(20))
-@pytest.mark.parametrize("rate", [0.5, 2.0, 20.0, 400.0])
-def test_a_pipeline_of_one_rate_never_asks_for_a_larger_batch(seed, rate):
-    updates = random_updates(seed)
-    slowed = best_at(updates, 100.0, in_fit=TimeInFit.through({1: 1 / rate}))
-    assert slowed <= best_at(updates, 100.0)
+def test_a_pipeline_of_one_rate_never_asks_for_a_larger_batch():
+    for seed, rate in itertools.product(range(20), [0.5, 2.0, 20.0, 400.0]):
+        updates = random_updates(seed)
+        slowed = best_at(updates, 100.0, in_fit=TimeInFit.through({1: 1 / rate}))
+        assert slowed <= best_at(updates, 100.0)
 
 
 def test_times_are_one_over_goodput():

@@ -36,9 +36,16 @@ def fast(size):
     return tf.data.Dataset.from_tensor_slices(models.rows(EXAMPLES)).batch(size)
 
 
+def classifier(**arguments):
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, **arguments)
+    return model
+
+
 @pytest.fixture(scope="module")
 def model():
-    return models.mlp()
+    return classifier()
 
 
 def timed(model, x, y=None, sizes=(2, 8)):
@@ -58,8 +65,7 @@ def test_epochs_of_arrays_are_counted_and_the_model_stays(model):
 
 
 def test_several_batches_at_once_are_counted_one_by_one():
-    model = models.mlp()
-    model.steps_per_execution = 4
+    model = classifier(steps_per_execution=4)
     found = timed(model, fast, sizes=(2, 3))
     assert [one.epoch_batches for one in found] == [8, 8]
     arrays = timed(model, *models.rows(EXAMPLES), sizes=(3,))
@@ -101,7 +107,8 @@ def test_an_epoch_that_was_cut_short_has_the_end_of_a_whole_one_where_that_start
     start_s, epoch_s, more
 ):
     model = SlowEnds([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
     model.start_s = start_s
     found = timed(model, *models.rows(EXAMPLES), sizes=(2, 4))
     for one in found:

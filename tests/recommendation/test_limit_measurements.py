@@ -103,7 +103,8 @@ class Refusing:
 def test_what_fits_whole_is_not_compared(monkeypatch):
     # On a slow machine the second size would be left out for its time.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
-    model = models.mlp()
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
     found = measure_updates(task, model, batch_sizes=(8, 16), fits=16)
     assert [(t.batch_size, t.micro_batch_size) for t in found.timings] == [(8, 8), (16, 16)]

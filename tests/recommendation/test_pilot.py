@@ -17,6 +17,20 @@ def regression(learning_rate=0.05):
     return model
 
 
+def eager(learning_rate=0.05):
+    """The same, of which a few updates take less time than tracing one."""
+    model = regression(learning_rate)
+    model.run_eagerly = True
+    return model
+
+
+def classifier():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile("sgd", loss, run_eagerly=True)
+    return model
+
+
 def noisy_line(count=800):
     rng = np.random.default_rng(0)
     x = rng.normal(size=(count, 4)).astype("float32")
@@ -68,14 +82,14 @@ def test_a_seed_repeats_it(found):
 
 
 def test_it_ends_with_its_budget_in_the_middle_of_a_stretch():
-    short = pilot(budget_s=1e-9, epochs=None)
+    short = pilot(build=eager, budget_s=1e-9, epochs=None)
     assert short.ended_by == "budget"
     assert short.updates == 2
 
 
 def test_slow_updates_make_short_stretches(monkeypatch):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1.0))
-    slow = pilot(FitData(*noisy_line(120)), epochs=1, budget_s=100.0)
+    slow = pilot(FitData(*noisy_line(120)), build=eager, epochs=1, budget_s=100.0)
     assert [stretch.updates for stretch in slow.stretches] == [3, 2, 1]
 
 
@@ -92,14 +106,14 @@ def test_it_ends_when_its_later_half_brought_little():
 
 
 def test_a_loss_that_is_not_finite_ends_it():
-    found = pilot(build=lambda: regression(1e18), epochs=None)
+    found = pilot(build=lambda: eager(1e18), epochs=None)
     assert found.ended_by == "diverged"
     assert found.stretches[-1].loss is None
     assert found.noise_scale.value is None
 
 
 def test_a_loss_that_is_not_finite_in_the_last_stretch_is_the_reason():
-    found = pilot(FitData(*noisy_line(120)), build=lambda: regression(1e18), epochs=1)
+    found = pilot(FitData(*noisy_line(120)), build=lambda: eager(1e18), epochs=1)
     assert [stretch.loss for stretch in found.stretches] == [None]
     assert found.ended_by == "diverged"
 
@@ -108,7 +122,7 @@ def test_a_loss_that_is_not_finite_in_the_last_stretch_is_the_reason():
 def test_datasets_are_trained_on_without_a_held_out_part(monkeypatch, batched):
     dataset = tf.data.Dataset.from_tensor_slices(models.rows(96))
     dataset = dataset.batch(10) if batched else dataset
-    found = pilot(FitData(dataset), build=models.mlp, epochs=2)
+    found = pilot(FitData(dataset), build=classifier, epochs=2)
     assert all(stretch.held_out_loss is None for stretch in found.stretches)
     assert (found.ended_by, found.updates) == ("epochs", 12)
     # A second at each reading. The first is the start of the call, each update makes one and a look
@@ -116,7 +130,7 @@ def test_datasets_are_trained_on_without_a_held_out_part(monkeypatch, batched):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1.0))
     given = pilot(
         FitData(lambda size: dataset.unbatch().batch(size) if batched else dataset.batch(size)),
-        build=models.mlp,
+        build=classifier,
         budget_s=18.5,
         epochs=None,
     )

@@ -1,4 +1,5 @@
 import dataclasses
+import itertools
 import math
 import re
 
@@ -50,19 +51,18 @@ def test_a_file_of_something_else_is_named(tmp_path):
         Recommendation.load(tmp_path / "memory.json")
 
 
-@pytest.mark.parametrize("n_half", [10.0, 100.0, 800.0])
-@pytest.mark.parametrize("scale", [30.0, 200.0, 3000.0])
-def test_the_size_is_near_the_closed_form(n_half, scale):
-    found = make_recommendation(n_half=n_half, noise_scale=scale)
-    exact = min(max(math.sqrt(n_half * scale), SIZES[0]), SIZES[-1])
-    assert abs(math.log2(found.batch_size / exact)) <= 1
-    if found.batch_size < SIZES[-1]:  # Which is timed in parts alone.
-        assert found.micro_batch_size == found.batch_size
-    # Which one binds, by the noise scale of the pilot.
-    alone = make_recommendation(n_half=n_half, noise_scale=scale, checks=())
-    assert alone.binding == (
-        ("hardware saturation",) if 9 * n_half < scale else ("gradient noise",)
-    )
+def test_the_size_is_near_the_closed_form():
+    for n_half, scale in itertools.product([10.0, 100.0, 800.0], [30.0, 200.0, 3000.0]):
+        found = make_recommendation(n_half=n_half, noise_scale=scale)
+        exact = min(max(math.sqrt(n_half * scale), SIZES[0]), SIZES[-1])
+        assert abs(math.log2(found.batch_size / exact)) <= 1
+        if found.batch_size < SIZES[-1]:  # Which is timed in parts alone.
+            assert found.micro_batch_size == found.batch_size
+        # Which one binds, by the noise scale of the pilot.
+        alone = make_recommendation(n_half=n_half, noise_scale=scale, checks=())
+        assert alone.binding == (
+            ("hardware saturation",) if 9 * n_half < scale else ("gradient noise",)
+        )
 
 
 def test_more_noise_never_asks_for_a_smaller_batch():

@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import json
-import shutil
 import threading
 import types
 import weakref
@@ -186,17 +185,6 @@ def test_micro_batches_are_equal_parts(study, directory, tmp_path):
     assert "Steps of 12 examples take 12.4 s: memory was read from 2 of them" in run.notes[-1]
 
 
-@pytest.mark.slow
-def test_a_damaged_file_is_measured_anew(study, directory, tmp_path):
-    plant(directory, tmp_path, 4)
-    (file,) = files(tmp_path)
-    file.write_text(file.read_text()[:100])
-    again = search(tmp_path, Locked(), (8, 32))
-    assert files(tmp_path) != []
-    assert runs(again)[0].micro_batch_search_s > 0
-    assert kbatch.MaxBatchSizeResult.load(files(tmp_path)[0]).max_batch_size == 32
-
-
 class Held:
     """What a step that runs out holds; its references are in `HELD`."""
 
@@ -271,7 +259,9 @@ def test_late_want_of_memory_starts_the_trial_and_its_callbacks_again_with_half(
     fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
     # The scale of the loss is put back too.
     settings = {"dtype_policy": "mixed_float16"}
-    study = search(tmp_path / "auto", Locked(with_dropout), (16, 32), fit=fit, settings=settings)
+    tuner = {"kind": kbatch.BatchSizeTuner, "keep_checkpoints": 2, "fit": fit}
+    study = search(tmp_path / "auto", Locked(with_dropout), (16, 32), settings=settings, **tuner)
+    assert len(list(tmp_path.glob("**/*.h5"))) == 2
     run, later = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
     assert (run.micro_batch_size, run.most_in_memory) == (8, 8)
@@ -288,15 +278,6 @@ def test_late_want_of_memory_starts_the_trial_and_its_callbacks_again_with_half(
     assert any("ran out of memory in training" in note for note in later.notes)
     settings["micro_batch_size"] = 8
     same_results(study, search(tmp_path / "given", with_dropout, (16, 32), settings=settings))
-
-
-@pytest.mark.slow
-def test_a_size_that_ran_out_is_not_tried_when_the_search_goes_on_later(tmp_path):
-    fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
-    search(tmp_path / "auto", Locked(), (16,), fit=fit)
-    shutil.copytree(tmp_path / "auto" / "search" / FOLDER, tmp_path / "later" / "search" / FOLDER)
-    (run,) = runs(search(tmp_path / "later", Locked(), (16,)))
-    assert (run.micro_batch_size, run.micro_batch_search_s) == (8, 0.0)
 
 
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
@@ -336,7 +317,7 @@ class RunsOutItself(keras.callbacks.Callback):
         setattr(self, moment, run_out)
 
 
-@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin", "on_train_batch_begin"])
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin"])
 @pytest.mark.slow
 def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
     fit = {"callbacks": [RunsOutItself(moment)]}
@@ -683,12 +664,17 @@ def test_what_was_found_beside_another_process_is_not_kept_and_says_so(monkeypat
     free, file = found(auto(largest_batch_size=8, memory_limit_bytes=LIMIT))
     assert "later searches" not in free.notes[1]
     assert MaxBatchSizeResult.load(file) == probed
+    file.write_text(file.read_text()[:100])  # What is damaged is measured again.
+    again, _ = found(auto(largest_batch_size=8, memory_limit_bytes=LIMIT))
+    assert again.search_s > 0
+    assert MaxBatchSizeResult.load(file) == probed
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wrap", [lambda build: build, Locked], ids=["worker", "here"])
-def test_under_xla_a_size_is_found_and_trained_with(tmp_path, wrap):
-    build = wrap(lambda: models.mlp(jit_compile=True))
+def test_under_xla_a_size_is_found_and_trained_with(tmp_path):
+    def build():
+        return models.mlp(jit_compile=True)
+
     first, second = runs(search(tmp_path, build, (16, 64)))
     assert first.jit_compile
     assert second.jit_compile

@@ -16,15 +16,17 @@ VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.95
 RATES = {16: 1_000.0, 32: 2_000.0, 64: 4_000.0}
 
 
-def write_search(project, values, *, settings=None):
-    """Write the files of a search whose trials all have weights."""
-    write_record(make_search(tolerance=0.01), project / "kbatch.json")
+def write_search(project, values, *, settings=None, interrupted=None, **of_search):
+    """Write the files of a search whose trials all have weights; one is interrupted."""
+    write_record(make_search(tolerance=0.01, **of_search), project / "kbatch.json")
     for number, (size, accuracies) in enumerate(values.items()):
         others = (settings or {}).get(size, {})
         runs = [
             make_execution(size, accuracies=(one,), rate=RATES[size], seed=seed)
             for seed, one in enumerate(accuracies)
         ]
+        if size == interrupted:
+            runs.append(make_execution(size, status="interrupted", seed=len(runs)))
         record = make_trial(size, *runs, trial_id=f"{number:04d}", hyperparameters=others)
         folder = project / f"trial_{number:04d}"
         write_record(record, folder / "kbatch.json")
@@ -32,7 +34,8 @@ def write_search(project, values, *, settings=None):
         space = keras_tuner.HyperParameters()
         space.Choice("batch_size", [16, 32, 64])
         space.values = dict(record.hyperparameters)
-        trial = Trial(space, f"{number:04d}", "COMPLETED")
+        state = "RUNNING" if size == interrupted else "COMPLETED"
+        trial = Trial(space, f"{number:04d}", state)
         trial.score, trial.best_step = record.objective_value, 0
         write_trial_state(trial, project)
 
@@ -108,6 +111,28 @@ def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
     by_mean = [t.hyperparameters.get("batch_size") for t in tuner.oracle.get_best_trials(3)]
     assert by_mean == [16, 64, 32]
     assert tuner.get_best_hyperparameters(1)[0].get("batch_size") == 64
+
+
+def test_a_race_keeps_the_weights_of_all_that_it_trains_on(tmp_path):
+    write_search(tmp_path, VALUES, strategy="race")
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 32, 64}
+    longer = {size: (*VALUES[size], VALUES[size][0]) for size in (16, 64)}
+    write_search(tmp_path, VALUES | longer, strategy="race")
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == {16, 64}
+
+
+def test_a_race_that_is_interrupted_names_what_its_study_decides(tmp_path):
+    hypermodel = searches.stock(batch_sizes=(16, 32, 64))
+    raced = hypermodel.settings | {"strategy": "race"}
+    write_search(tmp_path / "search", VALUES, interrupted=64, **raced)
+    assert kbatch.load_study(tmp_path / "search").decide().batch_size == 64
+    race = {"strategy": "race", "tolerance": 0.01}
+    tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, **race)
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 64
+    ended_once_more(tuner.oracle)
+    assert 64 in kept(tmp_path / "search")
 
 
 @pytest.mark.parametrize("keep", [1, 2])

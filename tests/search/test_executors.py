@@ -24,7 +24,7 @@ from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, 
 from kbatch.cli import main as cli
 from kbatch.device.worker import WorkerDied
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
-from kbatch.search.goodput_strategy import expected_runs
+from kbatch.search.goodput_costs import expected_runs
 from kbatch.search.progress import FileLine, SearchProgress
 from kbatch.search.trial_process import execute
 from kbatch.study.loading import RECORD_NAME

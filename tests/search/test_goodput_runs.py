@@ -5,7 +5,7 @@ from records_factory import make_epochs, make_execution, make_trial
 
 from kbatch.analysis.next_size import SizeCosts, forecast_updates, next_size
 from kbatch.records.training_run import Target
-from kbatch.search.goodput_strategy import costs_of, runs_of
+from kbatch.search.goodput_costs import costs_of, runs_of
 from kbatch.study.study import GoodputRecord
 from kbatch.study.trial import Objective
 

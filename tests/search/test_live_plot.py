@@ -9,7 +9,6 @@ import pytest
 import searches
 
 import kbatch
-from kbatch.search.live_plot import LivePicture
 
 CELL = """
 import sys
@@ -98,6 +97,14 @@ def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty
     assert len(screen.pictures) == 1
 
 
+def test_a_file_is_written_outside_a_notebook_under_a_stock_tuner_too(tmp_path):
+    live = kbatch.LivePlot(tmp_path / "live.svg", interval_s=0)
+    hypermodel = searches.stock(batch_sizes=(8,))
+    tuner = searches.quick(tmp_path, hypermodel, fit={"callbacks": [live]})
+    assert kbatch.load_study(tuner).trials[0].failure is None
+    assert (tmp_path / "live.svg").exists()
+
+
 @pytest.mark.slow
 def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
     file = tmp_path / "live.png"
@@ -112,17 +119,22 @@ def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
-def test_a_copy_shows_in_the_same_place():
+def test_a_copy_shows_in_the_same_place(searched):
     screen = Screen()
     live = kbatch.LivePlot(display=screen)
     copied = copy.deepcopy(live)
-    assert copied is not live
-    assert copied._picture is live._picture
+    copied.show_ended(searched[1].parent / "search")
+    live.show_ended(searched[1].parent / "search")
+    assert (len(screen.places), screen.changes) == (1, 1)
 
 
-def test_it_travels_without_its_place():
-    picture = pickle.loads(pickle.dumps(LivePicture(None, Screen())))
-    assert picture.seen is False
+def test_it_travels_without_its_place(searched, tmp_path):
+    screen, file = Screen(), tmp_path / "live.png"
+    for path in (None, file):
+        live = pickle.loads(pickle.dumps(kbatch.LivePlot(path, display=screen)))
+        live.show_ended(searched[1].parent / "search")
+        assert file.exists() == (path is not None)
+    assert not screen.places
 
 
 def test_without_a_place_nothing_is_drawn(tmp_path):

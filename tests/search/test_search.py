@@ -81,12 +81,6 @@ def test_best_hyperparameters_and_models_are_those_of_the_best_trial(grid):
     assert result["accuracy"] == pytest.approx(best.metrics["val_accuracy"])
 
 
-def test_a_seed_gives_the_same_search(grid, tmp_path):
-    smallest = searches.hypermodel(batch_sizes=(8,))
-    (again,) = kbatch.load_study(searches.search(tmp_path, smallest)).trials
-    assert again.metrics["val_loss"] == grid[1].trials[0].metrics["val_loss"]
-
-
 @pytest.mark.parametrize(
     "kind",
     [*(pytest.param(k, marks=pytest.mark.slow) for k in ("random", "bayesian")), "hyperband"],

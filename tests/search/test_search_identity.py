@@ -15,8 +15,8 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.goodput_strategy import GoodputStrategy
 from kbatch.search.identity import check_identity, fit_facts, model_facts
+from kbatch.search.strategies import GoodputStrategy
 from kbatch.study.loading import IDENTITY_NAME, SearchIdentity
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 
@@ -244,12 +244,11 @@ def test_a_wider_search_by_goodput_times_its_sizes_again_and_keeps_its_decisions
         return GoodputRecord(sizes, tuple(0.1 for _ in sizes), (), 1.0)
 
     def begin(*sizes):
-        strategy = GoodputStrategy()
-        said = strategy.begin(
+        said = GoodputStrategy(sizes).begin(
             tmp_path,
             keras_tuner.Objective("updates_to_target", "min"),
+            keras_tuner.HyperParameters(),
             callbacks=[kbatch.StopAtTarget("accuracy", 0.9)],
-            batch_sizes=sizes,
             sweep=lambda: sweep(*sizes),
         )
         return said, read_goodput(tmp_path)
@@ -265,7 +264,7 @@ def test_a_wider_search_by_goodput_times_its_sizes_again_and_keeps_its_decisions
 
 def test_another_search_without_results_leaves_no_times_behind(tmp_path):
     def begins(**facts):
-        check_identity(tmp_path, lambda _: SearchIdentity(facts, {}), unchecked=False)
+        check_identity(tmp_path, SearchIdentity(facts, {}), unchecked=False)
         return read_goodput(tmp_path) is not None
 
     begins(model="one")

@@ -13,7 +13,9 @@ from keras_tuner.src.engine.trial import TrialStatus
 
 import kbatch
 from kbatch.errors import DeviceLostError
-from kbatch.search.trial_states import CHECKPOINT_NAME, BestWeights
+from kbatch.search.trial_states import CHECKPOINT_NAME
+from kbatch.search.validation_outcomes import BestEpoch
+from kbatch.study.trial import Objective
 
 
 def search(directory, hypermodel=None, **arguments):
@@ -336,20 +338,29 @@ def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
     assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
 
 
-def test_training_that_starts_again_writes_its_checkpoint(tmp_path):
-    """Memory ran out: `on_train_end` never came, and the same value comes again."""
-    model = models.mlp()
-    callback = BestWeights(keras_tuner.Objective("val_accuracy", "max"), tmp_path)
-    callback.set_model(model)
-    for weight in (1.0, 2.0):
-        callback.on_train_begin()
+@pytest.mark.parametrize(
+    ("metric", "before", "kept"),
+    [
+        ("val_accuracy", None, 1.0),
+        ("val_accuracy", 0.4, 1.0),
+        ("val_accuracy", 0.5, None),
+        ("mine", 0.4, 3.0),
+    ],
+)
+def test_a_checkpoint_is_the_best_epoch_of_all_executions(tmp_path, metric, before, kept):
+    """Or the last epoch where the objective is known only after training."""
+    model, best = models.mlp(), BestEpoch(Objective(metric, "max"))
+    best.set_model(model)
+    for epoch, value in enumerate((0.3, 0.5, 0.4, float("nan"))):
         for variable in model.trainable_variables:
-            variable.assign(keras.ops.full(variable.shape, weight))
-        callback.on_epoch_end(0, {"val_accuracy": 0.5})
-    callback.on_train_end()
-    fresh = models.mlp()
-    fresh.load_weights(tmp_path / CHECKPOINT_NAME)
-    assert all(np.all(w == 2.0) for w in fresh.get_weights())
+            variable.assign(keras.ops.full(variable.shape, float(epoch)))
+        best.on_epoch_end(epoch, {"val_accuracy": value})
+    best.write_weights(model, tmp_path, before)
+    assert all(np.all(w == 3.0) for w in model.get_weights())
+    assert (tmp_path / CHECKPOINT_NAME).exists() == (kept is not None)
+    if kept is not None:
+        model.load_weights(tmp_path / CHECKPOINT_NAME)
+        assert all(np.all(w == kept) for w in model.get_weights())
 
 
 def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):

@@ -1,7 +1,8 @@
 """Losses whose denominators differ: reductions, masks, several outputs, penalties.
 
 The outputs of one model show a law each: an output has weights of its own, and its loss is a
-metric. Keras's step is traced for them: run eagerly, it weighs their losses by rows.
+metric. Run eagerly, Keras's step weighs these metrics by rows, in a graph it does not: a model of
+several outputs is compared on batches of one length, where that is the same, and once in graphs.
 """
 
 import warnings
@@ -97,6 +98,16 @@ LOSSES_OF_ROWS = {
 }
 
 
+def assert_equal_outputs(build, data, *, sample_weight=None):
+    """Asserts equal training on two batches of 31 rows, in four cuts each, the last one shorter."""
+    data, sample_weight = first_rows((data, sample_weight))
+    assert_equal_training(build, data, batch_size=31, sample_weight=sample_weight)
+
+
+def first_rows(structure, count=62):
+    return keras.tree.map_structure(lambda part: None if part is None else part[:count], structure)
+
+
 def of_rows(losses):
     """A model of (rows, 8) with an output for each loss."""
 
@@ -120,7 +131,10 @@ WITH_WEIGHTS = (*REDUCTIONS, "ignored", "per_row")
 
 
 def test_every_kind_of_loss():
-    """Without weights. Those of the next test are divided by the same without, but for one."""
+    """Without weights, and of batches that differ in length.
+
+    The losses of the next test are divided by the same without weights, but for one.
+    """
     kept = {*LOSSES_OF_ROWS} - {*WITH_WEIGHTS} | {"mean_with_sample_weight"}
     losses = {name: LOSSES_OF_ROWS[name] for name in LOSSES_OF_ROWS if name in kept}
     targets = {name: y for name, (_, y) in losses.items()}
@@ -131,10 +145,9 @@ def test_every_kind_of_loss():
 def test_every_reduction_with_weights_and_a_mask_beside_them(shape):
     losses = {name: LOSSES_OF_ROWS[name] for name in WITH_WEIGHTS}
     losses["beside"] = (cross_entropy("mean_with_sample_weight", ignore_class=-1), WITH_UNKNOWN)
-    assert_equal_training(
+    assert_equal_outputs(
         of_rows(losses),
         (X, {name: y for name, (_, y) in losses.items()}),
-        eager=False,
         sample_weight={name: random(*shape) for name in losses},
     )
 
@@ -142,7 +155,7 @@ def test_every_reduction_with_weights_and_a_mask_beside_them(shape):
 def test_a_loss_of_the_users_alone():
     def build():
         model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(0.01), known_only)
+        model.compile(sgd(0.01), known_only, run_eagerly=True)
         return model
 
     assert_equal_training(build, (X, MISSING))
@@ -181,8 +194,8 @@ TARGETS = dict.fromkeys(REDUCTIONS, TAGS) | {"value": np.cos(np.arange(94.0))[:,
 @pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
 def test_token_masks_with_unequal_counts_beside_an_output_without_one(weighted):
     weights = dict.fromkeys(REDUCTIONS, random(94, 7)) | {"value": random(94)}
-    fit = {"sample_weight": weights} if weighted else {}
-    assert_equal_training(taggers, (tokens(), TARGETS), eager=False, **fit)
+    weights = weights if weighted else None
+    assert_equal_outputs(taggers, (tokens(), TARGETS), sample_weight=weights)
 
 
 class Penalty(layers.Layer):
@@ -259,7 +272,7 @@ def test_masks_of_every_kind_of_layer():
         return model
 
     x = random(94, 7, 2).astype("float32") * (tokens() > 0)[..., None]
-    assert_equal_training(build, (x, dict.fromkeys(MASKING, TAGS)), eager=False)
+    assert_equal_outputs(build, (x, dict.fromkeys(MASKING, TAGS)))
 
 
 def through(*found, loss="mse"):
@@ -326,7 +339,8 @@ class WithoutTraining(keras.Sequential):
 def test_a_compute_loss_of_the_users():
     def build():
         model = WithoutTraining([layers.Input((8,)), layers.Dense(3, activation="softmax")])
-        model.compile(sgd(), "sparse_categorical_crossentropy", metrics=["accuracy"])
+        loss = "sparse_categorical_crossentropy"
+        model.compile(sgd(), loss, metrics=["accuracy"], run_eagerly=True)
         return model
 
     assert_equal_training(build, (X, Y))
@@ -377,18 +391,19 @@ def test_a_denominator_that_is_given_makes_a_scalar_loss_exact(jit):
         model = own_masks(jit_compile=jit)
         return kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
 
-    whole = trained(own_masks, (IDS, MASKED), micro_batch_size=None)
+    fit = {"batch_size": 31, "micro_batch_size": None}
+    data = first_rows((IDS, MASKED))
+    whole = trained(own_masks, data, eager=True, **fit)
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # The parts add up, as was checked.
-        parts = trained(cut, (IDS, MASKED), micro_batch_size=None)
+        parts = trained(cut, data, **fit)
     assert_same_training(whole, parts, 1e-6)
 
     def build():
         model = accumulating(own_masks(jit_compile=jit), 8, loss_denominator={"tags": token_count})
         return measure_moments(model, every=1)
 
-    halved = trained(build, (IDS, MASKED), micro_batch_size=None)
-    assert_same_training(whole, halved, 1e-6)
+    assert_same_training(whole, trained(build, data, eager=True, **fit), 1e-6)
 
 
 def test_every_step_that_follows_keeps_the_denominator():
@@ -405,10 +420,17 @@ def test_every_step_that_follows_keeps_the_denominator():
 
 def test_a_scalar_loss_that_is_no_mean_over_rows_is_warned_of():
     some = MASKED | {"tags": np.where(np.arange(7) == 0, 1, MASKED["tags"])}
-    for targets, found in ((some, "differed by"), (MASKED, "is not finite on a part")):
-        model = kbatch.accumulate_gradients(own_masks(run_eagerly=True), 8)
-        with pytest.warns(UserWarning, match=f"the loss tags {found}.*`loss_denominator`"):
-            model.fit(IDS[:32], keras.tree.map_structure(lambda y: y[:32], targets), verbose=0)
+    model = kbatch.accumulate_gradients(own_masks(run_eagerly=True), 8)
+    with pytest.warns(UserWarning, match=r"the loss tags differed by.*`loss_denominator`"):
+        model.fit(*first_rows((IDS, some), 32), verbose=0)
+
+
+def test_a_scalar_loss_that_divides_by_zero_on_a_part_is_warned_of():
+    model = keras.Sequential([layers.Input((7,)), layers.Embedding(20, 4), softmax("tags")])
+    model.compile("sgd", TokenLoss(), run_eagerly=True)
+    kbatch.accumulate_gradients(model, 8)
+    with pytest.warns(UserWarning, match=r"is not finite on a part.*`loss_denominator`"):
+        model.fit(*first_rows((IDS, MASKED["tags"]), 32), verbose=0)
 
 
 def test_a_sum_has_no_denominator():
@@ -419,7 +441,7 @@ def test_a_sum_has_no_denominator():
         return accumulating(build(), 8, loss_denominator=token_count)
 
     whole = trained(build, (X, Y), micro_batch_size=None, eager=True)
-    assert_same_training(whole, trained(cut, (X, Y), micro_batch_size=None), 1e-6)
+    assert_same_training(whole, trained(cut, (X, Y), micro_batch_size=None, eager=True), 1e-6)
 
 
 @pytest.mark.parametrize(

@@ -48,7 +48,7 @@ def test_penalties_and_statistics_in_half_precision(policy):
                 layers.Dense(3, activation="softmax", dtype="float32"),
             ]
         )
-        model.compile("sgd", "sparse_categorical_crossentropy")
+        model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
         return model
 
     assert_equal_training(build, (X, Y), micro_batch_size=200, tolerance=4e-3)

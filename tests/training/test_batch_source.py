@@ -172,8 +172,7 @@ def test_a_py_dataset_keeps_its_settings_and_its_epochs():
     assert rows.epoch_ends == 0
 
 
-@pytest.mark.parametrize("batches", [4, 0])
-@pytest.mark.parametrize("workers", [1, 2])
+@pytest.mark.parametrize(("workers", "batches"), [(1, 0), (2, 4)])
 def test_a_py_dataset_can_be_freed_after_it_was_opened(workers, batches, model):
     rows = Rows(workers=workers)
     with BatchStream(source(rows, model)) as stream:

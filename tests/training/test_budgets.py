@@ -34,17 +34,21 @@ class Ticks(keras.callbacks.Callback):
 
 @functools.cache
 def shared_model():
-    """One whose steps are traced once; what it has learned matters to none of these tests."""
-    return models.mlp(optimizer="sgd")
+    """One whose few steps take less than tracing one; what it has learned matters to no test."""
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3, "softmax")])
+    loss = "sparse_categorical_crossentropy"
+    model.compile("sgd", loss, metrics=["accuracy"], run_eagerly=True)
+    return model
 
 
-def timed(*callbacks, epochs=5, model=None, now=None, to_target=False, **arguments):
+def timed(*callbacks, epochs=5, model=None, now=None, to_target=False, validate=False, **arguments):
     """Trains as a search does and returns the fit."""
+    validation = (X, Y) if validate else None
     plan = searches.plan(32, to_target=to_target)
     with TimedFit(model or shared_model(), plan, **arguments) as fit:
         if now is not None:
             fit.clock._now = now
-        fit(X, Y, validation_data=(X, Y), epochs=epochs, callbacks=list(callbacks), verbose=0)
+        fit(X, Y, validation_data=validation, epochs=epochs, callbacks=list(callbacks), verbose=0)
     return fit
 
 
@@ -60,7 +64,7 @@ def test_a_time_budget_counts_steps_and_leaves_out_what_lies_between(seconds):
 
 
 def test_in_a_search_the_seconds_are_those_of_the_record():
-    fit = timed(kbatch.TimeBudget(0.05), epochs=10**6)
+    fit = timed(kbatch.TimeBudget(0.05), epochs=10**6, validate=True)
     seconds = [epoch.train_s for epoch in fit.clock.epochs]
     assert fit.clock.train_s == pytest.approx(sum(seconds))
     assert fit.clock.train_s >= 0.05
@@ -123,7 +127,7 @@ def test_the_first_of_several_budgets_ends_training():
         kbatch.TimeBudget(3),
         kbatch.UpdateBudget(4),
         kbatch.ExampleBudget(5),
-        kbatch.StopAtTarget("val_loss", 0.5),
+        kbatch.StopAtTarget("loss", 0.5),
     ],
     ids=lambda callback: type(callback).__name__,
 )
@@ -138,10 +142,10 @@ def test_a_copy_has_the_same_limit_and_its_own_count(callback):
 
 
 @pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget, kbatch.ExampleBudget])
-@pytest.mark.parametrize("value", [0, -1, None, "5", True, math.nan])
-def test_a_budget_is_a_positive_number(kind, value):
-    with pytest.raises((ValueError, TypeError), match=r"must be .*Received: \w+="):
-        kind(value)
+def test_a_budget_is_a_positive_number(kind):
+    for value in (0, -1, None, "5", True, math.nan):
+        with pytest.raises((ValueError, TypeError), match=r"must be .*Received: \w+="):
+            kind(value)
 
 
 def test_training_stops_at_the_first_epoch_that_meets_the_target():

@@ -79,16 +79,18 @@ OTHER = {
 }
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
+# Under a policy whose loss scale wraps the optimizer; the other tests build in float32.
+POLICY = "mixed_float16"
+
+
 @pytest.mark.parametrize("pair", SAME.values(), ids=SAME)
-def test_what_needs_the_same_memory_is_the_same(policy, pair):
-    assert of(policy, **pair[0]) == of(policy, **pair[1])
+def test_what_needs_the_same_memory_is_the_same(pair):
+    assert of(POLICY, **pair[0]) == of(POLICY, **pair[1])
 
 
-@pytest.mark.parametrize("policy", ["float32", "mixed_float16"])
 @pytest.mark.parametrize("pair", OTHER.values(), ids=OTHER)
-def test_what_may_need_more_is_another(policy, pair):
-    assert of(policy, **pair[0]) != of(policy, **pair[1])
+def test_what_may_need_more_is_another(pair):
+    assert of(POLICY, **pair[0]) != of(POLICY, **pair[1])
 
 
 def test_the_policy_and_what_is_trained_matter():
@@ -229,6 +231,7 @@ def test_the_code_of_a_layer_inside_a_graph_matters():
 def test_training_does_not_change_it(build):
     model = build()
     before = model_fingerprint(model)
+    model.run_eagerly = True
     model.fit(*models.rows(16), verbose=0)
     model.optimizer.learning_rate = 0.5
     assert model_fingerprint(model) == before

@@ -72,7 +72,7 @@ BUILDS = {"dense": (models.mlp, X), "lookup": (tokens, IDS)}
 # Cuts that leave a rest; even ones and those of single rows are below. XLA for the harder gradient.
 CASES = [
     ("lookup", 7, False),
-    ("lookup", 8, True),
+    pytest.param("lookup", 8, True, marks=pytest.mark.slow),
     pytest.param("dense", 7, True, marks=pytest.mark.slow),
     pytest.param("lookup", 1, True, marks=pytest.mark.slow),
 ]

@@ -5,8 +5,8 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
+from equal_training import accumulating
 
-from kbatch.training.accumulation import accumulate_gradients
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.state import KeptState, kept_state
 
@@ -93,11 +93,11 @@ def test_a_model_that_was_never_trained_starts_from_its_first_update():
 
 
 def test_its_train_step_history_and_stop_are_put_back():
-    model = accumulate_gradients(models.mlp(), 4)
+    model = accumulating(models.mlp(), 4)
     step, history = model.train_step, train(model)
     function = model.train_function
     with kept_state(model):
-        accumulate_gradients(eager(model), 2)
+        accumulating(eager(model), 2)
         train(model)
         model.stop_training = True
     assert model.train_step is step
@@ -106,7 +106,7 @@ def test_its_train_step_history_and_stop_are_put_back():
     assert not model.stop_training
     plain = eager(models.mlp())
     with kept_state(plain):
-        train(accumulate_gradients(plain, 2))
+        train(accumulating(plain, 2))
     assert "train_step" not in vars(plain)
     assert "history" not in vars(plain)
 

@@ -8,7 +8,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import accumulating
-from test_halving import IDS, masked
+from test_halving import IDS
 
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks, check_parts
@@ -142,6 +142,7 @@ def tagger(**compile_arguments):
     return model
 
 
+WORDS = IDS[:32, :3]
 # The number of tokens of a row differs by rows.
 TAGS = (IDS[:32] % 2 + 1) * (np.arange(6) <= np.arange(32)[:, None] % 6)
 
@@ -168,8 +169,16 @@ def augmented():
 
 def recurrent():
     """Both ways and with dropout, on tokens that are masked."""
-    cell = layers.SimpleRNN(3, dropout=0.2, return_sequences=True)
-    return masked(layers.Bidirectional(cell))
+    model = keras.Sequential(
+        [
+            layers.Input((3,), dtype="int32"),
+            layers.Embedding(10, 4, mask_zero=True),
+            layers.Bidirectional(layers.SimpleRNN(3, dropout=0.2, return_sequences=True)),
+            layers.Dense(3, "softmax"),
+        ]
+    )
+    model.compile("sgd", "sparse_categorical_crossentropy")
+    return model
 
 
 def transformer():
@@ -196,15 +205,14 @@ def two_outputs(**compile_arguments):
         (lambda: through(Averaged(), layers.Dropout(0.5), Sampled()), (X, TARGETS)),
         (lambda: through(Trembling()), (X, TARGETS)),
         (lambda: through(loss=known_only), (X, MISSING)),
-        (lambda: through(loss=known_only, run_eagerly=True), (X, MISSING)),
-        (recurrent, (IDS[:32] * (np.arange(6) <= np.arange(32)[:, None] % 6), IDS[:32] % 3)),
+        (recurrent, (WORDS * (np.arange(3) <= np.arange(32)[:, None] % 3), WORDS % 3)),
         (models.mlp, (X, Y, np.linspace(0, 1, 32))),
         (augmented, (IDS[:32, :, None, None] * np.ones((1, 1, 6, 1), "float32"), TARGETS)),
         (transformer, (IDS[:32], IDS[:32, 0] % 3)),
         (two_outputs, (X, [TARGETS, TARGETS[:, :1]])),
     ],
     ids=[
-        *("mean and draws", "noise", "values", "eager"),
+        *("mean and draws", "noise", "values"),
         *("recurrent mask", "weights", "augmentation", "transformer", "outputs"),
     ],
 )
@@ -219,10 +227,7 @@ def test_what_adds_up_is_equal(model, rows):
         (lambda: through(Summed()), (X, TARGETS), "added", r"that summed\w* \(Summed\) adds"),
         (lambda: through(Centred()), (X, TARGETS), "layer", r"centred\w* \(Centred\) depends"),
         (lambda: through(LaterCentred()), (X, TARGETS), "layer", "LaterCentred"),
-        (lambda: through(layers.BatchNormalization()), (X, TARGETS), "layer", "batch_norm"),
         (lambda: through(layers.SpectralNormalization(layers.Dense(4))), (X, TARGETS), None, ""),
-        (lambda: through(loss=mean_of_known), (X, MISSING), "loss", "mean_of_known"),
-        (lambda: models.mlp(loss="dice"), (X, TARGETS > 0), "loss", "dice"),
         (tagger, (IDS[:32], TAGS), "loss", "token_loss"),
         (lambda: through(loss=contrastive), (X, Y), "loss", "contrastive"),
         (
@@ -233,7 +238,7 @@ def test_what_adds_up_is_equal(model, rows):
         ),
     ],
     ids=[
-        *("sum", "batch", "later", "batch-norm", "spectral", "denominator", "ratio"),
+        *("sum", "batch", "later", "spectral"),
         *("tokens", "contrastive", "regularizer"),
     ],
 )
@@ -355,15 +360,8 @@ def test_a_part_that_is_called_for_inference_does_not_keep_a_batch_whole():
     assert PartsChecks().find(for_inference(), sample_of(FitData(X, TARGETS))).equal
 
 
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: through(loss=mean_of_known, run_eagerly=True),
-        lambda: through(Sampled(), layers.Dropout(0.5), loss=mean_of_known),
-    ],
-    ids=["eager", "draws"],
-)
-def test_the_exact_mode_repairs_a_loss_in_a_model_that_runs_eagerly_or_draws(model):
-    check = check_parts(model(), (X, MISSING))
-    assert not check.equal
+def test_the_exact_mode_repairs_a_loss_in_a_model_that_runs_eagerly_and_draws():
+    model = through(Sampled(), layers.Dropout(0.5), loss=mean_of_known, run_eagerly=True)
+    check = check_parts(model, (X, MISSING))
+    assert (check.source, "mean_of_known" in check.text) == ("loss", True)
     assert check.exact_difference <= 1e-4, check

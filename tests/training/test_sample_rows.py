@@ -8,7 +8,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import dataset_rows, example_rows, sample_of
+from kbatch.training.data.sample_rows import Samples, example_rows, sample_of
 
 X, Y = models.rows(100)
 
@@ -74,12 +74,10 @@ def test_of_large_batches_only_a_few_rows_are_kept():
     dataset = tf.data.Dataset.from_generator(
         batches, output_signature=(tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int32))
     )
-    alone = dataset_rows(dataset, models.mlp())
-    again = sample_of(FitData(dataset)).rows(models.mlp())
-    for found in (alone, again):
-        assert [part.shape for part in found.rows] == [(64, 8), (64,)]
-        assert all(part.base is None for part in found.rows)
-        assert (found.examples, found.note) == (None, None)
+    found = Samples().source(FitData(dataset), models.mlp())
+    assert [part.shape for part in found.rows] == [(64, 8), (64,)]
+    assert all(part.base is None for part in found.rows)
+    assert (found.examples, found.note) == (None, None)
     # Until a model tells, they may be examples: the largest is kept, not all.
     assert sample_of(FitData(dataset)).examples.rows[0].shape == (1, 300, 8)
 
@@ -87,7 +85,6 @@ def test_of_large_batches_only_a_few_rows_are_kept():
 def test_a_smaller_last_batch_counts_as_it_is_where_all_were_read_and_else_as_full():
     for rows, size, told in ((94, 10, 94), (94, 3, 96)):
         dataset = tf.data.Dataset.from_tensor_slices((X[:rows], Y[:rows])).batch(size)
-        assert dataset_rows(dataset, models.mlp()).examples == told
         assert sample_of(FitData(dataset)).rows(models.mlp()).examples == told
 
 

@@ -49,15 +49,15 @@ def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, noise_scale=None)
         (optimizers.Muon, "adam_beta_2"),
     ],
 )
-@pytest.mark.parametrize("rule", ["sqrt", "linear", "noise", None])
-def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name, rule):
-    model = models.mlp(optimizer=optimizers.LossScaleOptimizer(optimizer(0.01)))
-    before = getattr(model.optimizer.inner_optimizer, name)
-    scaling = scaled(model, rule=rule, noise_scale=48.0)
-    assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
-    assert scaling_of(model) == scaling
-    assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
-    assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
+def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name):
+    for rule in ("sqrt", "linear", "noise", None) if optimizer is optimizers.Adam else ("sqrt",):
+        model = models.mlp(optimizer=optimizers.LossScaleOptimizer(optimizer(0.01)))
+        before = getattr(model.optimizer.inner_optimizer, name)
+        scaling = scaled(model, rule=rule, noise_scale=48.0)
+        assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
+        assert scaling_of(model) == scaling
+        assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
+        assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
 
 
 @pytest.mark.parametrize(

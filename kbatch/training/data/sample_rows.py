@@ -83,14 +83,13 @@ class SampleElements(NamedTuple):
     """The first elements of a dataset, as batches and as examples until a model tells which."""
 
     spec: Any
-    batches: _Reading | None  # None where a part of them has no axis.
-    examples: _Reading
-    cardinality: int  # Elements; negative where the dataset does not tell.
+    batches: SampleRows | None  # None where a part of them has no axis.
+    examples: SampleRows
 
     def rows(self, model: keras.Model) -> SampleRows:
         """Return rows, those of the largest element: the longest sequence needs most memory."""
         batches = self.batches if is_batched(self.spec, model) else None
-        return (batches or self.examples).sample(self.cardinality)
+        return batches or self.examples
 
 
 def sample_of(data: FitData) -> SampleRows | SampleElements:
@@ -102,10 +101,7 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
                 "A dataset brings its own targets, as (x, y): leave out `y`. "
                 f"Received: y of type {type(data.y).__name__}."
             )
-        scalars = any(part.shape.rank == 0 for part in keras.tree.flatten(x.element_spec))
-        batches, examples = _read(x, batches=not scalars, examples=True)
-        assert examples is not None
-        return SampleElements(x.element_spec, batches, examples, int(x.cardinality()))
+        return _first_elements(x)
     leaves = parts_of(x)
     if not leaves or not hasattr(leaves[0], "__len__"):
         raise InputError(
@@ -122,20 +118,10 @@ def sample_of(data: FitData) -> SampleRows | SampleElements:
     return SampleRows(each_part(np.asarray, rows), len(leaves[0]))
 
 
-def dataset_rows(dataset: tf.data.Dataset, model: keras.Model) -> SampleRows:
-    """Take rows of a dataset, whose elements the model tells from batches; none is kept whole."""
-    batched = is_batched(dataset.element_spec, model)
-    batches, examples = _read(dataset, batches=batched, examples=not batched)
-    reading = batches or examples
-    assert reading is not None
-    return reading.sample(int(dataset.cardinality()))
-
-
-def _read(
-    dataset: tf.data.Dataset, *, batches: bool, examples: bool
-) -> tuple[_Reading | None, _Reading | None]:
-    """Read elements one after the other, as batches and as examples where that is wanted."""
-    for part in tf.nest.flatten(dataset.element_spec):
+def _first_elements(dataset: tf.data.Dataset) -> SampleElements:
+    """Read elements one after the other, as batches where they may be, and as examples."""
+    spec = dataset.element_spec
+    for part in tf.nest.flatten(spec):
         if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
             kind = part.value_type.__name__
             raise InputError(
@@ -143,16 +129,18 @@ def _read(
                 "`tf.sparse.to_dense`. A search trains them in whole batches with "
                 f"`micro_batch_size=None`. Received: a dataset with a {kind}."
             )
-    as_batches, as_examples = (_Reading(None) if wanted else None for wanted in (batches, examples))
-    empty = True
+    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
+    batches, examples = _Reading(None), _Reading(None)
     for element in dataset.take(_ELEMENTS_LOOKED_AT):
-        empty = False
         arrays = each_part(np.asarray, element)
-        as_batches = as_batches and as_batches.with_element(arrays)
-        as_examples = as_examples and as_examples.with_element(_with_axis(arrays))
-    if empty:
+        examples = examples.with_element(_with_axis(arrays))
+        if may_be_batches:
+            batches = batches.with_element(arrays)
+    if not examples.counts:
         raise InputError("The dataset is empty: give one that has elements. Received: no element.")
-    return as_batches, as_examples
+    cardinality = int(dataset.cardinality())
+    as_batches = batches.sample(cardinality) if may_be_batches else None
+    return SampleElements(spec, as_batches, examples.sample(cardinality))
 
 
 def example_rows(example: Any) -> SampleRows:
@@ -174,7 +162,7 @@ class Samples:
 
     # To read it again may fill a buffer of shuffling, or run through what comes before it.
     def __init__(self):
-        self._read: WeakKeyDictionary[Any, dict[bool, SampleRows]] = WeakKeyDictionary()
+        self._read: WeakKeyDictionary[Any, dict[bool, Any]] = WeakKeyDictionary()
 
     def __reduce__(self):
         """Leave what was read behind where a copy travels to another process."""
@@ -189,7 +177,7 @@ class Samples:
             return sample_of(data)  # It says what is wrong.
         known, batched = self._read.setdefault(x, {}), is_batched(x.element_spec, model)
         if batched not in known:
-            known[batched] = dataset_rows(x, model)
+            known[batched] = rows_for(sample_of(data), model)
         return known[batched]
 
 

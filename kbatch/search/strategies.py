@@ -1,0 +1,397 @@
+"""Which trial a search runs next, and how often: the grid, a race, joint pairs, or goodput."""
+
+import dataclasses
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.joint_search import (
+    EXECUTIONS_PER_SIZE,
+    FACTOR_NAME,
+    FACTORS,
+    NextPair,
+    PairRun,
+    next_pair,
+)
+from kbatch.analysis.next_size import next_size, untried
+from kbatch.analysis.race import LOOKS, RaceState, race
+from kbatch.document.numbers import join_words, percent
+from kbatch.errors import InputError
+from kbatch.records.training_run import COST_NAMES
+from kbatch.search.goodput_costs import costs_of, expected_runs, runs_of
+from kbatch.search.oracle import (
+    SearchState,
+    Values,
+    grid,
+    in_grid,
+    settings_in_grid,
+    untried_in_grid,
+)
+from kbatch.search.trial_files import readable_trials
+from kbatch.study.answer import size_decision_text
+from kbatch.study.decision import (
+    candidates_of,
+    comparable_trials,
+    count_race_looks,
+    decide,
+    raced_trials,
+    tolerance_in_units,
+)
+from kbatch.study.learning_rates import other_hyperparameters, pair_runs
+from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
+from kbatch.study.trial import Objective, TrialRecord
+from kbatch.training.callbacks import StopAtTarget, TimeBudget
+
+# A run that took this much longer than the best one has lost, whatever its seed.
+_LOST = 1.3
+_ENDED = ("completed", "out_of_memory", "failed")
+_RACE_ENDS = {
+    "certain": "The race has ended.",
+    "certified": (
+        "The race has ended: finding out whether a faster size is as good would take too many "
+        "executions."
+    ),
+    "examples": (
+        "The race has stopped: the validation set is too small. Use a larger tolerance or more "
+        "validation examples."
+    ),
+    "executions": "The race has stopped undecided: it made all executions that it may make.",
+}
+_JOINT_ENDS = {
+    "settled": "no other pair is likely to be better by more than the tolerance",
+    "budget": "its executions are spent",
+    "all tried": "no pair is left to try",
+}
+
+
+class Strategy:
+    """Runs the whole grid, each trial as often as the tuner says.
+
+    The others read what has ended from the records on disk, so a search that is killed continues
+    where it was.
+    """
+
+    counts_trials = True  # Whether the number of trials is known.
+    _project = Path()  # Until the search begins.
+
+    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str | None:
+        """Check that the search can lead to an answer, and describe how it begins.
+
+        Given are the `callbacks` of the search, and `sweep`, which times an update of each size.
+        """
+
+    def __call__(self, state: SearchState) -> Iterator[Values]:
+        """Return the values still to try; those of an earlier trial to execute it once more."""
+        return untried_in_grid(state.space, state.tried)
+
+    def executions(self, state: SearchState, values: Values) -> int | None:
+        """Return how many executions a trial is to have, None where the tuner says that."""
+
+    def time_cap_s(self, values: Values) -> float | None:
+        """Return the seconds of training after which a trial has lost, None for no such cap."""
+
+    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+        """Describe what was found since the last call."""
+        return []
+
+
+class RaceStrategy(Strategy):
+    """Races batch sizes in rounds, until the answer is certain.
+
+    Each combination of the space is executed three times, in rounds. Then only the batch sizes at
+    the setting of the other hyperparameters with the best mean are raced. Failed trials are left
+    out.
+    """
+
+    counts_trials = False
+
+    def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
+        self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
+        self._described = 0  # Executions at the last look that was described.
+
+    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> None:
+        """Check that the race can lead to an answer."""
+        name = objective.name
+        if hasattr(objective, "objectives") or name == "default_objective":
+            raise InputError(
+                "A race compares batch sizes by one objective that training reports: give the name "
+                f"of one metric. Received: objective={name!r}."
+            )
+        self._project, most = project, self._most
+        combinations = sum(1 for _ in grid(space))
+        if most is not None and most < LOOKS[0] * combinations:
+            raise InputError(
+                f"A race executes each of {combinations} combinations {LOOKS[0]} times before it "
+                "can certify anything: allow `max_executions` of at least "
+                f"{LOOKS[0] * combinations}, or give fewer `batch_sizes`. Received: "
+                f"max_executions={most}."
+            )
+
+    def __call__(self, state: SearchState) -> Iterator[Values]:
+        """Return the values of the trials to execute once more, in order; none at the end."""
+        space, counts = state.space, {}
+        trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
+        known = {in_grid(space, values): values for values in state.tried}
+        racing = {in_grid(space, t.hyperparameters): t for t in raced_trials(trials.values())}
+        running = {in_grid(space, values) for values in state.pending}
+        for values in grid(space):
+            key = in_grid(space, values)
+            # One whose record cannot be read is not run for ever. All wait for one that runs.
+            if key in racing or key in running or not (key in trials or key in known):
+                executions = len(racing[key].executions) if key in racing else 0
+                counts[key] = executions, known.get(key, values)
+        fewest = min((count for count, _ in counts.values()), default=LOOKS[0])
+        if fewest < LOOKS[0]:
+            yield from (values for count, values in counts.values() if count == fewest)
+            return
+        raced, standing = self._standing()
+        for k in standing.following if standing else ():
+            own = raced[k].hyperparameters
+            # A damaged file of keras-tuner's loses no executions.
+            yield known.get(in_grid(space, own), dict(own))
+
+    def executions(self, state: SearchState, values: Values) -> int:
+        """Return the completed executions of a trial, and one more if it is its turn."""
+        key = in_grid(state.space, values)
+        found = [t for t in self._trials() if in_grid(state.space, t.hyperparameters) == key]
+        # A search may have been killed between an execution and the end of its trial.
+        following = self(state._replace(pending=[]))
+        wanted = any(in_grid(state.space, one) == key for one in following)
+        return max(1, sum(len(trial.executions) for trial in found) + wanted)
+
+    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+        """Describe the last look, unless that was done."""
+        trials, standing = self._standing()
+        if standing is None or standing.rounds <= self._described:
+            return []
+        self._described = standing.rounds
+        found = decide(
+            trials,
+            tolerance=self._tolerance,
+            confidence=self._confidence,
+            looks=count_race_looks(self._trials(), self._most),
+        )
+        size = f"batch size {found.batch_size:,}"
+        end = _RACE_ENDS.get(standing.ended or "", "")
+        return [f"After {standing.rounds} rounds: {size}. {found.reason} {end}".rstrip()]
+
+    def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
+        """Judge the setting of the best mean, once all of it were executed three times."""
+        completed = self._trials()
+        trials = comparable_trials(completed).trials
+        if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
+            return trials, None
+        candidates, _ = candidates_of(trials, max(len(trial.executions) for trial in trials))
+        others = sum(len(t.executions) for t in completed if t not in trials)
+        state = race(
+            candidates,
+            larger_is_better=trials[0].objective.direction == "max",
+            tolerance=tolerance_in_units(trials, self._tolerance),
+            confidence=self._confidence,
+            max_executions=None if self._most is None else self._most - others,
+        )
+        return trials, state
+
+    def _trials(self) -> list[TrialRecord]:
+        return raced_trials(readable_trials(self._project))
+
+
+class JointStrategy(Strategy):
+    """Searches batch size and learning rate together, one pair that may be the best at a time.
+
+    A pair that was executed before is proposed again to be repeated. Combinations of other
+    hyperparameters are searched one after the other, each by `max_executions`, or six a batch size.
+    """
+
+    counts_trials = False
+
+    def __init__(
+        self, batch_sizes: Sequence[int], tolerance: float | None, max_executions: int | None
+    ):
+        self._batch_sizes, self._tolerance = tuple(batch_sizes), tolerance
+        self._most = max_executions or EXECUTIONS_PER_SIZE * len(batch_sizes)
+        self._end_described = False
+
+    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
+        """Check the objective, and describe how long the search will be."""
+        name = getattr(objective, "name", None)
+        if hasattr(objective, "objectives") or name in (None, "samples_per_second"):
+            raise InputError(
+                '`learning_rate_scaling="joint"` finds the pair of batch size and learning rate '
+                'that trains best: give one metric as objective, such as "val_accuracy". '
+                f"Received: objective={name!r}."
+            )
+        self._project = project
+        several = len(list(settings_in_grid(space))) > 1
+        each = " for each combination of the other hyperparameters" if several else ""
+        return (
+            f"Batch size and learning rate are searched together: of {len(self._batch_sizes)} "
+            f"sizes and {len(FACTORS)} rates at most {self._most} executions{each} "
+            "(`max_executions`)."
+        )
+
+    def __call__(self, state: SearchState) -> Iterator[Values]:
+        """Return the values of the next execution; none when the search is at its end."""
+        for found, _, values in self._decisions(state):
+            # One whose record cannot be read is not run for ever.
+            if found.pair is not None and (found.kind == "final" or values not in state.tried):
+                yield values
+                return
+
+    def executions(self, state: SearchState, values: Values) -> int:
+        """Return the executions of a pair that ended, and one more if it comes next."""
+        own = other_hyperparameters(values)
+        pair = values["batch_size"], values[FACTOR_NAME]
+        for found, runs, proposed in self._decisions(state):
+            if other_hyperparameters(proposed) == own:
+                done = sum((run.batch_size, run.factor) == pair for run in runs)
+                return max(1, done + (found.pair == pair))
+        return 1
+
+    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+        """Describe why the search ended, once."""
+        if state.pending or self._end_described:
+            return []  # Their results may change it.
+        found = [(one, values) for one, _, values in self._decisions(state)]
+        self._end_described = all(one.pair is None for one, _ in found)
+        return [" ".join(_end_text(*one) for one in found)] if self._end_described else []
+
+    def _decisions(self, state: SearchState) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
+        """Return what to do for each combination of the other hyperparameters, with its values."""
+        trials = readable_trials(self._project)
+        for values, others in settings_in_grid(state.space):
+            same = [trial for trial in trials if _are_of(trial.hyperparameters, others)]
+            runs, scored = pair_runs(same), [t for t in same if t.objective_value is not None]
+            found = next_pair(
+                self._batch_sizes,
+                FACTORS,
+                runs,
+                larger_is_better=bool(scored) and scored[0].objective.direction == "max",
+                tolerance=tolerance_in_units(scored, self._tolerance) if scored else 0.0,
+                most=self._most,
+                pending=[
+                    (one["batch_size"], one[FACTOR_NAME])
+                    for one in state.pending
+                    if other_hyperparameters(one) == other_hyperparameters(values)
+                ],
+            )
+            if found.pair is not None:
+                values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))
+            yield found, runs, values
+
+
+def _end_text(found: NextPair, values: Mapping[str, Any]) -> str:
+    others = [f"{name} {value}" for name, value in other_hyperparameters(values).items()]
+    where = f" ({join_words(others)})" if others else ""
+    chance = "" if found.probability is None else f" (probability {percent(found.probability)})"
+    return f"Stopped{where}: {_JOINT_ENDS[found.kind]}{chance}."
+
+
+class GoodputStrategy(Strategy):
+    """Times an update of each size, trains a pilot, then sizes that may be better by the model.
+
+    Combinations of other hyperparameters are searched one after the other. `pilot` is the batch
+    size to begin with, None for the one that suits most noise scales.
+    """
+
+    counts_trials = False
+
+    def __init__(self, batch_sizes: tuple[int, ...], pilot: int | None = None):
+        self._batch_sizes, self._pilot = batch_sizes, pilot
+        self._objective = Objective("", "min")
+        self._sweep: GoodputRecord | None = None
+
+    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
+        """Read what an earlier run of the search measured of each size, or measure it."""
+        _check_comparable(objective, given["callbacks"])
+        self._project = project
+        self._objective = Objective(objective.name, objective.direction)
+        known = read_goodput(project)
+        found, took = known, "from an earlier run"
+        if found is None or found.batch_sizes != self._batch_sizes:
+            decisions = known.decisions if known else ()
+            found = dataclasses.replace(given["sweep"](), decisions=decisions)
+            write_goodput(found, project)
+            took = f"in {found.sweep_s:.1f} s"
+        self._sweep = found
+        return f"Timed an update of {len(found.batch_sizes)} batch sizes {took}."
+
+    def __call__(self, state: SearchState) -> Iterator[Values]:
+        """Return the values of the next trial; none when the search is at its end."""
+        for decision, values in self._decisions(state):
+            # One whose record cannot be read is not run for ever.
+            if values is not None and values not in state.tried:
+                if not state.counting:
+                    self._keep(decision)
+                yield values
+                return
+
+    def time_cap_s(self, values: Values) -> float | None:
+        """Return the seconds of training after which a trial has lost, None where none is known."""
+        if self._objective.name != "seconds_to_target":
+            return None
+        trials = self._ended_trials(other_hyperparameters(values))
+        costs = [run.cost for run in runs_of(trials, self._objective) if run.cost is not None]
+        return _LOST * min(costs) if costs else None
+
+    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+        """Keep why the search stopped, and describe it, when it has ended."""
+        if not ended:
+            return []
+        decisions = [one for one, values in self._decisions(state) if values is None]
+        for decision in decisions:
+            self._keep(decision)
+        return [size_decision_text(decision) for decision in decisions]
+
+    def _decisions(self, state: SearchState) -> Iterator[tuple[SizeDecision, Values | None]]:
+        """Return what is to be done for each combination of the other hyperparameters."""
+        if self._sweep is None:
+            return
+        for values, others in settings_in_grid(state.space):
+            trials = self._ended_trials(others)
+            costs = costs_of(self._sweep, trials, objective=self._objective)
+            runs = runs_of(trials, self._objective)
+            open_sizes = {one["batch_size"] for one in state.pending if _are_of(one, others)}
+            runs += expected_runs(costs, runs, open_sizes & untried(costs, runs))
+            found = next_size(costs, runs, pilot=self._pilot)
+            size = found.batch_size
+            decision = SizeDecision(**found._asdict(), hyperparameters=others)
+            yield decision, None if size is None else values | {"batch_size": size}
+
+    def _ended_trials(self, others: Mapping[str, Any]) -> list[TrialRecord]:
+        return [
+            trial
+            for trial in readable_trials(self._project)
+            if trial.status in _ENDED and _are_of(trial.hyperparameters, others)
+        ]
+
+    def _keep(self, decision: SizeDecision) -> None:
+        if self._sweep is not None:
+            self._sweep = self._sweep.with_decision(decision)
+            write_goodput(self._sweep, self._project)
+
+
+def _are_of(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
+    """Return whether a trial has these values of the hyperparameters beside its batch size."""
+    return {name: value for name, value in values.items() if name in others} == others
+
+
+def _check_comparable(objective: Any, callbacks: Any) -> None:
+    given = keras.tree.flatten(callbacks or [])
+    timed = any(isinstance(callback, TimeBudget) for callback in given)
+    target = any(isinstance(callback, StopAtTarget) for callback in given)
+    name = getattr(objective, "name", None)
+    single = isinstance(objective, keras_tuner.Objective) and not hasattr(objective, "objectives")
+    metric = timed and name not in ("samples_per_second", "default_objective")
+    if single and (target if name in COST_NAMES else metric):
+        return
+    raise ValueError(
+        '`strategy="goodput"` compares batch sizes by what they need for the same: search for '
+        '`keras_tuner.Objective("seconds_to_target", "min")` with `callbacks='
+        "[kbatch.StopAtTarget(monitor, value)]`, or for a metric with `callbacks="
+        f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "
+        f"{len(given)} callbacks."
+    )
