@@ -91,9 +91,16 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 def add_export(commands: Any) -> None:
     """Add the command."""
-    export = commands.add_parser("export", help="write the trials as a table")
-    export.add_argument("study", type=Path, metavar="DIR", help="project directory of a search")
-    add_output(export, "table to write, .csv or .json", "kbatch-trials.csv")
+    text = "write the trials as a table, or to an experiment tracker"
+    export = commands.add_parser("export", help=text)
+    study = "project directory of a search, or a file that `Study.save` wrote"
+    export.add_argument("study", type=Path, metavar="DIR", help=study)
+    add_output(export, "table to write, .csv or .json (kbatch-trials.csv)")
+    tracker = (
+        "write to mlflow, wandb or trackio what is not there yet, the table only with -o; the "
+        "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
+    )
+    export.add_argument("--to", metavar="TRACKER", help=tracker)
     export.set_defaults(run=_export)
 
 
@@ -101,21 +108,43 @@ def _export(options: argparse.Namespace) -> None:
     from kbatch.records.json_codec import write_whole_file
     from kbatch.study.loading import load_study
     from kbatch.study.study import refuse_empty
+    from kbatch.study.trackers import check_trackers
 
-    suffix = options.output.suffix.lower()
+    output = options.output or Path("kbatch-trials.csv")
+    suffix = output.suffix.lower()
     if suffix not in (".csv", ".json"):
-        raise ValueError(
-            f"`--output` must end in .csv or .json. Received: --output {options.output}."
-        )
+        raise ValueError(f"`--output` must end in .csv or .json. Received: --output {output}.")
+    check_trackers([] if options.to is None else [options.to])
     study = load_study(options.study)
     refuse_empty(study)
+    if options.to is not None:
+        _write_to_tracker(study, options.to, options.study)
+        if options.output is None:
+            return
     table = study.to_dataframe()
     if suffix == ".csv":
         text = table.map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
     else:
         text = table.to_json(orient="records", indent=1)
-    write_whole_file(options.output, str(text).encode())
-    print(options.output)
+    write_whole_file(output, str(text).encode())
+    print(output)
+
+
+def _write_to_tracker(study: "Study", tracker: str, source: Path) -> None:
+    import tempfile
+
+    from kbatch.report.pages import write_report
+    from kbatch.study.trackers import sync
+
+    with tempfile.TemporaryDirectory() as folder:
+        report = write_report(study, Path(folder, "report.html"))
+        try:
+            print(f"{tracker}: {sync(study, tracker, source, files=report)}")
+        except Exception as error:  # Whatever the tracker raises.
+            raise OSError(
+                f"{tracker} could not be written: run the same command again when it can be, which "
+                f"adds what is missing. Received: {type(error).__name__}: {error}"
+            ) from error
 
 
 def _no_formula(cell: object) -> object:

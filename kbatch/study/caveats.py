@@ -1,7 +1,6 @@
 """What a reader of a study's numbers must know before trusting them."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Iterable, Iterator
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
 from kbatch.document.section import Note, clocks_text, one_line
@@ -123,79 +122,66 @@ def _unevenness(trial: TrialRecord) -> float:
     return abs(got / median - 1) if got and median else 0.0
 
 
+def _is_unstable(execution: ExecutionRecord) -> bool:
+    rate = execution.throughput
+    return rate is not None and (rate.high - rate.low) / rate.median > _UNSTABLE_SPREAD
+
+
 def _workers(trial: TrialRecord) -> int:
     return max(execution.workers_on_device or 1 for execution in trial.executions)
 
 
-def _uneven_text(found: Sequence[TrialRecord]) -> str:
-    most = max(found, key=_unevenness)
-    where = f" at {most.batch_size:,}, the most" if len(found) > 1 else ""
-    return (
-        f"Some steps took far longer than most at {_sizes(found)}. The samples/s count all steps "
-        f"and differ by more than {percent(_UNEVEN)} from the median of the timing windows: "
-        f"{format_number(most.samples_per_second or 0.0)} against "
-        f"{format_number(most.window_samples_per_second or 0.0)}{where}."
-    )
-
-
-class _SpeedRule(NamedTuple):
-    label: str
-    holds: Callable[[TrialRecord], bool]
-    text: Callable[[Sequence[TrialRecord]], str]
-
-
-# What limits the samples/s of single trials.
-_SPEED_RULES = (
-    _SpeedRule(
-        "waiting for data",
-        lambda trial: (trial.data_wait_share or 0) > MUCH_DATA_WAIT,
-        lambda found: (
+def _speed(study: Study) -> Iterator[Note]:
+    """Say what limits the samples/s."""
+    trials = study.trials
+    if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
+        yield _note(
+            "waiting for data",
             f"Training waited for data more than {percent(MUCH_DATA_WAIT)} of its time at "
             f"{_sizes(found)}: there the samples/s, and a comparison of batch sizes by them, "
             "measure the input pipeline, not the model. `kbatch.profile_input_pipeline` tries what "
-            "would help."
-        ),
-    ),
-    _SpeedRule(
-        "one timing window",
-        lambda trial: (
-            trial.status == "completed"
-            and any(len(e.window_examples) == 1 for e in trial.executions)
-        ),
-        lambda found: (
+            "would help.",
+            _SPEED,
+            found,
+        )
+    completed = [trial for trial in trials if trial.status == "completed"]
+    if found := [t for t in completed if any(len(e.window_examples) == 1 for e in t.executions)]:
+        yield _note(
+            "one timing window",
             f"Training was timed over one window only at {_sizes(found)}: samples/s may be far "
-            "off. Train longer for a spread."
-        ),
-    ),
-    _SpeedRule(
-        "unstable timing",
-        lambda trial: any(
-            t is not None and (t.high - t.low) / t.median > _UNSTABLE_SPREAD
-            for t in (e.throughput for e in trial.executions)
-        ),
-        lambda found: (
+            "off. Train longer for a spread.",
+            _SPEED,
+            found,
+        )
+    if found := [t for t in trials if any(map(_is_unstable, t.executions))]:
+        yield _note(
+            "unstable timing",
             f"Timing was not stable at {_sizes(found)}: the quartiles of samples/s lie more than "
-            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine."
-        ),
-    ),
-    _SpeedRule("uneven steps", lambda trial: _unevenness(trial) > _UNEVEN, _uneven_text),
-    _SpeedRule(
-        "shared device",
-        lambda trial: _workers(trial) > 1,
-        lambda found: (
+            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine.",
+            _SPEED,
+            found,
+        )
+    if found := [trial for trial in trials if _unevenness(trial) > _UNEVEN]:
+        most = max(found, key=_unevenness)
+        where = f" at {most.batch_size:,}, the most" if len(found) > 1 else ""
+        yield _note(
+            "uneven steps",
+            f"Some steps took far longer than most at {_sizes(found)}. The samples/s count all "
+            f"steps and differ by more than {percent(_UNEVEN)} from the median of the timing "
+            f"windows: {format_number(most.samples_per_second or 0.0)} against "
+            f"{format_number(most.window_samples_per_second or 0.0)}{where}.",
+            _SPEED,
+            found,
+        )
+    if found := [trial for trial in trials if _workers(trial) > 1]:
+        yield _note(
+            "shared device",
             f"The device was shared by {max(map(_workers, found))} workers at {_sizes(found)}: "
             "there the samples/s are those of a part of it, and depend on what the others ran. "
-            "Repeat with one worker a device to compare them."
-        ),
-    ),
-)
-
-
-def _speed(study: Study) -> Iterator[Note]:
-    """Say what limits the samples/s."""
-    for rule in _SPEED_RULES:
-        if found := [trial for trial in study.trials if rule.holds(trial)]:
-            yield _note(rule.label, rule.text(found), _SPEED, found)
+            "Repeat with one worker a device to compare them.",
+            _SPEED,
+            found,
+        )
     environment = study.search.environment if study.search else None
     if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:
         yield _note(

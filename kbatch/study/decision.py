@@ -139,20 +139,19 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     its metric was not finite.
     """
     completed = [trial for trial in trials if trial.status == "completed"]
-    scored = [trial for trial in completed if None not in _values(trial)]
+    scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
         return Comparable(())
     joint = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
     # A joint search repeats what may be the best: any of its many single executions may be luck.
     most = max(len(trial.executions) for trial in scored) if joint else 0
-    best = min((trial for trial in scored if len(trial.executions) >= most), key=_rank)
+    repeated = [trial for trial in scored if len(trial.executions) >= most]
+    best = min(repeated, key=lambda trial: trial.rank)
+    settings, budget = _settings(best), _budget(best)
 
     def precedence(trial: TrialRecord) -> tuple[object, ...]:
-        rank = _rank(trial) if joint and trial.trial_id in scored_ids else ()
-        return trial is not best, -len(trial.executions), rank, trial.trial_id
+        return trial is not best, -len(trial.executions), trial.rank if joint else trial.trial_id
 
-    settings, budget = _settings(best), _budget(best)
-    scored_ids = {trial.trial_id for trial in scored}
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
@@ -162,7 +161,7 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
             left_out.append(LeftOut(trial, "other settings"))
         elif _budget(trial) != budget:
             left_out.append(LeftOut(trial, "another budget"))
-        elif trial.trial_id not in scored_ids:
+        elif None in trial.objective_values:
             left_out.append(LeftOut(trial, "no value of the objective"))
         elif trial.batch_size in kept:
             left_out.append(LeftOut(trial, "another trial of its size"))
@@ -181,7 +180,7 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
     for trial, each in zip(trials, runs, strict=True):
         seconds = [s for run in each if (s := training_seconds(run)) is not None]
         blocks = [o.values for run in each if (o := run.outcomes) and o.values is not None]
-        values = [v for v in _values(trial)[:executions] if v is not None]
+        values = [v for v in trial.objective_values[:executions] if v is not None]
         if executions == 1 and trial.objective.name == "samples_per_second" and windows > 1:
             pairs = zip(each[0].window_examples, each[0].window_durations_s, strict=True)
             values = [examples / s for examples, s in pairs][:windows]
@@ -222,7 +221,7 @@ def decide(
     check_tolerance(tolerance, confidence, found.trials[0].objective.name if found.trials else "")
     if not found.trials:
         return Decision(None, None, None, confidence=confidence)
-    best = min(found.trials, key=_rank)
+    best = min(found.trials, key=lambda trial: trial.rank)
     objective = best.objective
     if objective.name == "multi_objective":
         return Decision(best.batch_size, best, best, confidence=confidence)
@@ -270,7 +269,7 @@ def decide(
 
 def tolerance_text(found: Decision) -> str:
     """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
-    tolerance, best = found.tolerance or 0.0, _mean(found.best) if found.best else 0.0
+    tolerance, best = found.tolerance or 0.0, (found.best and found.best.objective_value) or 0.0
     fraction = found.best is not None and _is_fraction(found.best.objective, best)
     return setting(tolerance) if fraction or not best else f"{100 * tolerance / abs(best):.2g} %"
 
@@ -364,10 +363,10 @@ def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
 
 def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
     """Return the tolerance in the metric's unit, the default where it is None."""
-    objective, best = trials[0].objective, _mean(min(trials, key=_rank))
-    fraction = _is_fraction(objective, best)
     if tolerance is not None:
         return float(tolerance)
+    best = min(trials, key=lambda trial: trial.rank).objective_value or 0.0
+    fraction = _is_fraction(trials[0].objective, best)
     return _DEFAULT_TOLERANCE if fraction else _DEFAULT_TOLERANCE * abs(best)
 
 
@@ -376,10 +375,7 @@ def _is_fraction(objective: Objective, best: float) -> bool:
 
 
 def _in_step(
-    trials: Sequence[TrialRecord],
-    judged: Callable[[list[Candidate]], Verdict],
-    *,
-    raced: bool,
+    trials: Sequence[TrialRecord], judged: Callable[[list[Candidate]], Verdict], *, raced: bool
 ) -> tuple[int, list[TrialRecord], list[TrialRecord]]:
     """Return the executions to compare, the trials that have them, and those that are behind.
 
@@ -413,24 +409,6 @@ def _ends_by_time(run: ExecutionRecord) -> bool:
 
 def _is_time(objective: Objective) -> bool:
     return objective.name == "samples_per_second" or objective.name in COST_NAMES
-
-
-def _values(trial: TrialRecord) -> list[float | None]:
-    """Return the objective of each execution, None where it has none."""
-    name, direction = trial.objective.name, trial.objective.direction
-    if name == "samples_per_second":
-        return [run.samples_per_second for run in trial.executions]
-    if name in COST_NAMES:
-        return [run.cost(name) for run in trial.executions]
-    return [run.best_metrics(name, direction).get(name) for run in trial.executions]
-
-
-def _mean(trial: TrialRecord) -> float:
-    return fmean(value for value in _values(trial) if value is not None)
-
-
-def _rank(trial: TrialRecord) -> tuple[float, int, str]:
-    return trial.objective.rank(_mean(trial), batch_size=trial.batch_size, trial_id=trial.trial_id)
 
 
 def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:

@@ -1,13 +1,12 @@
 """What a joint search found of the learning rate: the best rate of each size, and its slope."""
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.joint_search import FACTOR_NAME, PairModel, PairRun
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.document.numbers import format_number, interval_text, setting
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import metric_words
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
@@ -21,10 +20,12 @@ def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
     found = []
     for trial in trials:
         factor = trial.hyperparameters.get(FACTOR_NAME)
-        for run in trial.executions if isinstance(factor, (int, float)) else ():
-            pair = trial.batch_size, float(factor or 1)
+        if not isinstance(factor, (int, float)):
+            continue
+        pair = trial.batch_size, float(factor or 1)
+        for run, value in zip(trial.executions, trial.objective_values, strict=True):
             if run.status == "completed":
-                found.append(PairRun(*pair, _value(trial, run)))
+                found.append(PairRun(*pair, value))
             elif run.diverged or run.status in ("failed", "out_of_memory"):
                 outcome = "diverged" if run.diverged else run.status
                 found.append(PairRun(*pair, None, outcome))
@@ -43,10 +44,9 @@ def learning_rate_table(study: Study) -> Table | None:
     for trial in trials:
         if trial.objective_value is not None and trial.executions[0].scaling is not None:
             by_size.setdefault(trial.batch_size, []).append(trial)
-    sign = 1 if best.objective.direction == "max" else -1
     rows = []
     for _, tried in sorted(by_size.items()):
-        found = max(tried, key=lambda t: (len(t.executions), sign * (t.objective_value or 0.0)))
+        found = min(tried, key=lambda t: (-len(t.executions), t.rank))
         rows.append(_row(found, len(tried), best=found is best))
     words = metric_words(best.objective.name)
     titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
@@ -55,7 +55,7 @@ def learning_rate_table(study: Study) -> Table | None:
         title="Learning rate of each batch size",
         columns=tuple(Column(title, True) for title in titles),
         rows=tuple(rows),
-        footnote=_slope_text(trials, scaling, decision.tolerance or 0.01, larger=sign > 0),
+        footnote=_slope_text(trials, scaling, decision.tolerance or 0.01),
         best_means="the pair to take",
     )
 
@@ -75,9 +75,9 @@ def _row(trial: TrialRecord, tried: int, *, best: bool) -> Row:
 
 
 def _slope_text(
-    trials: Iterable[TrialRecord], scaling: LearningRateScaling, tolerance: float, *, larger: bool
+    trials: Sequence[TrialRecord], scaling: LearningRateScaling, tolerance: float
 ) -> str:
-    runs = pair_runs(trials)
+    runs, larger = pair_runs(trials), trials[0].objective.direction == "max"
     pairs = list(dict.fromkeys((run.batch_size, run.factor) for run in runs))
     model = PairModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
     if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
@@ -88,13 +88,6 @@ def _slope_text(
         f"{format_number(slope, 2)} ({interval_text(interval, 2)}); the linear rule takes 1, the "
         f"sqrt rule 0.5, both from the model's rate at batch size {scaling.base_batch_size:,}."
     )
-
-
-def _value(trial: TrialRecord, run: ExecutionRecord) -> float | None:
-    objective = trial.objective
-    if objective.name in COST_NAMES:
-        return run.cost(objective.name)
-    return run.best_metrics(objective.name, objective.direction).get(objective.name)
 
 
 def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:

@@ -67,27 +67,27 @@ def _read_project(path: Path) -> Study:
     problems: list[str] = []
 
     def read(kind, file):
+        # A link that leads nowhere is a lost record, which no other test would see.
+        if not os.path.lexists(file):
+            return None
         try:
             return read_record(kind, file)
         except RecordError as error:
             problems.append(str(error))
-            return None
 
-    search_file = path / RECORD_NAME
-    search = read(SearchRecord, search_file) if search_file.exists() else None
+    search = read(SearchRecord, path / RECORD_NAME)
     trials = []
     for folder in sorted(path.glob("trial_*")):
-        file = folder / RECORD_NAME
-        # A link that leads nowhere is a lost record, which no other test would see.
-        trial = read(TrialRecord, file) if os.path.lexists(file) else None
-        if trial and file.parent.name != f"trial_{trial.trial_id}":
+        trial = read(TrialRecord, file := folder / RECORD_NAME)
+        if trial and folder.name != f"trial_{trial.trial_id}":
             problems.append(f"{file} is left out: it holds trial {shown(trial.trial_id)}.")
         elif trial:
             trials.append(trial)
-    problems += [*_unrecorded(path), *identity_notes(path)]
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
-    goodput_file = path / GOODPUT_NAME
-    goodput = read(GoodputRecord, goodput_file) if goodput_file.exists() else None
+    problems += _unrecorded(path)
+    identity = read(SearchIdentity, path / IDENTITY_NAME)
+    problems += identity.notes if identity else ()
+    goodput = read(GoodputRecord, path / GOODPUT_NAME)
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
     return Study(name, tuple(trials), search, tuple(map(printable, problems)), goodput)
@@ -145,18 +145,3 @@ class SearchIdentity:
         """Return the identity with another note, unless it has that one."""
         notes = self.notes if note in self.notes else (*self.notes, note)
         return dataclasses.replace(self, notes=notes)
-
-
-def read_identity(project: Path) -> SearchIdentity | None:
-    """Read the identity of the search in a project directory, None where there is none."""
-    file = project / IDENTITY_NAME
-    return read_record(SearchIdentity, file) if file.exists() else None
-
-
-def identity_notes(project: Path) -> tuple[str, ...]:
-    """Read the notes of a search, none where its identity is missing or cannot be read."""
-    try:
-        found = read_identity(project)
-    except RecordError as error:
-        return (str(error),)
-    return () if found is None else found.notes

@@ -20,12 +20,6 @@ from kbatch.study.figures import (
     time_to_target,
     trials,
 )
-from kbatch.study.figures.goodput import goodput_info
-from kbatch.study.figures.gpu_timeline import gpu_timeline_info
-from kbatch.study.figures.learning_curves import learning_curves_info
-from kbatch.study.figures.noise_scale import noise_scale_info
-from kbatch.study.figures.pareto import pareto_info
-from kbatch.study.figures.time_to_target import time_to_target_info
 from kbatch.study.learning_rates import learning_rate_table
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import lettered, marked_table, trial_table
@@ -38,7 +32,9 @@ def study_section(study: Study) -> Section:
     words, table = answer(study), trial_table(study)
     notes = lettered(caveats(study), table)
     # Batch sizes that were trained for several epochs.
-    curves = sum(len(curve.points) > 1 for curve in learning_curves_info(study).curves)
+    curves = sum(
+        len(curve.points) > 1 for curve in learning_curves.learning_curves_info(study).curves
+    )
     return Section(
         kind="study",
         name=study.name,
@@ -110,17 +106,17 @@ def _has_data(name: str, study: Study, curves: int) -> bool:
     """Return whether a study has the data of a figure; a `ValueError` says what to measure."""
     match name:
         case "pareto":
-            return len(pareto_info(study).points) > 1
+            return len(pareto.pareto_info(study).points) > 1
         case "learning-curves-updates" | "learning-curves-seconds":
             return 0 < curves <= MOST_CURVES
         case "time-to-target":
-            return bool(time_to_target_info(study).points)
+            return bool(time_to_target.time_to_target_info(study).points)
         case "goodput":
-            return bool(goodput_info(study))
+            return bool(goodput.goodput_info(study))
         case "noise-scale":
-            return len(noise_scale_info(study).curves) <= MOST_CURVES
+            return len(noise_scale.noise_scale_info(study).curves) <= MOST_CURVES
         case "gpu-timeline":
-            return bool(gpu_timeline_info(study))
+            return bool(gpu_timeline.gpu_timeline_info(study))
         case "ranking":
             return sum(trial.status == "completed" for trial in study.trials) > 1
     return True

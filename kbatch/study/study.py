@@ -2,8 +2,9 @@
 
 import dataclasses
 import functools
+import operator
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,7 +13,7 @@ from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.record import ShownRecord
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import Conditions, conditions_of
 from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
@@ -21,29 +22,14 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Columns that are means over the executions of a trial, before and after the costs of a target.
-_TIMES: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
-    "window_samples_per_second": lambda e: e.window_samples_per_second,
-    "first_step_s": lambda e: e.first_step_s,
-    "data_wait_share": lambda e: e.data_wait_share,
-    "train_s": lambda e: e.train_s,
-    "total_s": lambda e: e.total_s,
-    "examples_seen": lambda e: e.examples_seen,
-    "updates": lambda e: e.updates,
-}
-_USAGE: Mapping[str, Callable[[ExecutionRecord], float | None]] = {
-    "joules_to_target": lambda e: e.joules_to_target,
-    "joules_per_sample": lambda e: e.joules_per_sample,
-    "gpu_energy_j": lambda e: e.usage and e.usage.gpu_energy_j,
-    "gpu_power_w": lambda e: e.usage and e.usage.gpu_power_w,
-    "gpu_utilization": lambda e: e.usage and e.usage.gpu_utilization,
-    "cpu_cores_busy": lambda e: e.usage and e.usage.cpu_cores_busy,
-    "resident_bytes": lambda e: e.usage and e.usage.resident_bytes,
-    "epochs": lambda e: len(e.epochs),
-}
+# Columns that are means over the executions of a trial.
+_TIMES = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+_TIMES = (*_TIMES, "examples_seen", "updates")
+_JOULES = ("joules_to_target", "joules_per_sample")
+_USAGE = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
 
 
-def _row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
+def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
     """Make the row of a trial, or of its only execution, which has this number."""
     first = trial.executions[0]
     rates, scale = trial.samples_per_second_interval, trial.noise_scale
@@ -64,13 +50,15 @@ def _row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
         "samples_per_second": trial.samples_per_second,
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
-        **{name: mean(quantity) for name, quantity in _TIMES.items()},
+        **{name: mean(operator.attrgetter(name)) for name in _TIMES},
         **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.at_least,
         "noise_scale_high": scale and scale.interval and scale.interval.high,
-        **{name: mean(quantity) for name, quantity in _USAGE.items()},
+        **{name: mean(operator.attrgetter(name)) for name in _JOULES},
+        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in _USAGE},
+        "epochs": mean(lambda e: len(e.epochs)),
         **({"executions": len(trial.executions)} if number is None else {}),
         "failure": trial.failure,
     }
@@ -210,18 +198,7 @@ class Study(ShownRecord):
         Else a validation accuracy, or the validation loss.
         """
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
-        objective = self.objective
-        if objective is None:
-            return None
-        if objective.name in names and not objective.name.startswith("samples_per_second"):
-            return objective
-        accuracies = sorted(
-            (n for n in names if "acc" in n), key=lambda n: not n.startswith("val_")
-        )
-        if accuracies:
-            return Objective(accuracies[0], "max")
-        loss = next((n for n in ("val_loss", "loss") if n in names), None)
-        return Objective(loss, "min") if loss else None
+        return self.objective and self.objective.or_quality(names)
 
     # Every figure and text asks for them, and they go through all epochs.
     @functools.cached_property
@@ -283,12 +260,9 @@ class Study(ShownRecord):
         It is what keras-tuner means by the best; `decide` names the one to act on. None if no trial
         completed.
         """
-        ranks = {
-            trial.objective.rank(value, batch_size=trial.batch_size, trial_id=trial.trial_id): trial
-            for trial in self.trials
-            if trial.status == "completed" and (value := trial.objective_value) is not None
-        }
-        return ranks[min(ranks)] if ranks else None
+        completed = (trial for trial in self.trials if trial.status == "completed")
+        best = min(completed, key=lambda trial: trial.rank, default=None)
+        return None if best is None or best.objective_value is None else best
 
     def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
         """Make a table of the trials.
@@ -322,7 +296,7 @@ class Study(ShownRecord):
                 alone = (dataclasses.replace(trial, executions=(e,)) for e in trial.executions)
                 runs = [(run, number) for number, run in enumerate(alone)]
             for run, number in runs:
-                row = _row(run, number)
+                row = trial_row(run, number)
                 row |= {name: value for name, value in run.metrics.items() if name not in row}
                 for name, value in trial.hyperparameters.items():
                     if name not in OWN_COLUMNS:

@@ -67,10 +67,7 @@ def _columns(study: Study) -> list[_Made]:
     )
     noise = (Column("Noise scale", True, "noise_scale"), _noise_scale)
     return [
-        (
-            Column("Batch size", True, "batch_size"),
-            lambda t: Cell(f"{t.batch_size:,}", t.batch_size),
-        ),
+        _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
         # Not last, where a narrow page or terminal cuts it.
         (Column("Status", False, "status"), lambda t: Cell(outcomes[t.trial_id])),
         _number("Micro-batch", lambda t: t.micro_batch_size, _whole, "micro_batch_size"),

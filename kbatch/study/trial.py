@@ -2,17 +2,19 @@
 
 import dataclasses
 import functools
-from collections.abc import Callable, Mapping
+import math
+from collections.abc import Callable, Collection, Mapping
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.notes import RunNote
+from kbatch.records.record import check_choice
 from kbatch.records.training_run import (
     COST_NAMES,
+    DIRECTIONS,
     ExecutionRecord,
     Target,
-    check_direction,
     noise_scale,
 )
 
@@ -30,11 +32,26 @@ class Objective:
     direction: str  # "max" or "min".
 
     def __post_init__(self):
-        check_direction(self.direction)
+        check_choice(DIRECTIONS, direction=self.direction)
 
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
         """Return a sort key, the best first: of equals the smaller size, then the lower id."""
         return (-value if self.direction == "max" else value, batch_size, trial_id)
+
+    def is_better(self, value: float, other: float | None) -> bool:
+        """Return whether a value is finite, and better than another one where there is one."""
+        sign = -1 if self.direction == "max" else 1
+        return math.isfinite(value) and (other is None or sign * value < sign * other)
+
+    def or_quality(self, names: Collection[str]) -> "Objective | None":
+        """Return itself if it is among the metrics of an epoch, else an accuracy or the loss."""
+        if self.name in names and self.name != "samples_per_second":
+            return self
+        validated = sorted(names, key=lambda name: not name.startswith("val_"))
+        if accuracies := [name for name in validated if "acc" in name]:
+            return Objective(accuracies[0], "max")
+        loss = next((name for name in ("val_loss", "loss") if name in names), None)
+        return Objective(loss, "min") if loss else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -146,23 +163,33 @@ class TrialRecord:
         return {name: fmean(self.metric_values(name)) for name in names}
 
     @functools.cached_property
+    def objective_values(self) -> tuple[float | None, ...]:
+        """The objective of each execution: a metric of its best epoch, its throughput or a cost."""
+        name = self.objective.name
+        if name == "samples_per_second":
+            return tuple(e.samples_per_second for e in self.executions)
+        if name in COST_NAMES:
+            return tuple(e.cost(name) for e in self.executions)
+        return tuple(metrics.get(name) for metrics in self._best_metrics)
+
+    @functools.cached_property
     def objective_value(self) -> float | None:
-        """Value of the objective: a metric of the best epoch, the throughput or a cost."""
-        if self.objective.name == "samples_per_second":
-            return self.samples_per_second
-        if self.objective.name in COST_NAMES:
-            return self.cost(self.objective.name)
-        return self.metrics.get(self.objective.name)
+        """The mean objective over executions; of a cost None unless all met the target."""
+        known = [value for value in self.objective_values if value is not None]
+        missing = self.objective.name in COST_NAMES and len(known) < len(self.executions)
+        return fmean(known) if known and not missing else None
 
     @functools.cached_property
     def objective_interval(self) -> Interval | None:
         """The 95 % interval of the objective over executions, None for fewer than three."""
-        name = self.objective.name
-        if name == "samples_per_second":
-            return mean_interval(self.throughputs)
-        if name in COST_NAMES:
-            return mean_interval(self._known(lambda e: e.cost(name)))
-        return self.metric_interval(name)
+        return mean_interval([value for value in self.objective_values if value is not None])
+
+    @property
+    def rank(self) -> tuple[bool, float, int, str]:
+        """A sort key, the best objective first: of equals the smaller size, then the lower id."""
+        value, size = self.objective_value, self.batch_size
+        key = self.objective.rank(value or 0.0, batch_size=size, trial_id=self.trial_id)
+        return (value is None, *key)
 
     @property
     def best_objective_value(self) -> float | None:

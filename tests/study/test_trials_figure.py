@@ -61,7 +61,8 @@ def test_series_are_named_where_the_throughput_is_unknown():
 
 
 def test_the_info_holds_every_trial_with_its_numbers():
-    info = trials_info(make_study())
+    study = make_study()
+    info = trials_info(study)
     assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)
     assert [point.status for point in info.points] == ["completed"] * 6 + ["out_of_memory"]
     assert info.quality == Objective("val_accuracy", "max")
@@ -71,8 +72,8 @@ def test_the_info_holds_every_trial_with_its_numbers():
     assert point.samples_per_second.value < point.samples_per_second.high
     assert (point.quality.low, point.quality.high) == (None, None)
     assert (info.points[-1].samples_per_second, info.points[-1].quality) == (None, None)
-    assert info.conditions.device == "CPU, 16 cores"
-    assert info.conditions.epochs == (2, 2)
+    assert study.conditions.device == "CPU, 16 cores"
+    assert study.conditions.epochs == (2, 2)
 
 
 def test_several_executions_have_an_interval_for_both():

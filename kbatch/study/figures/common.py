@@ -105,17 +105,15 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
-def objective_rank(trial: TrialRecord) -> tuple[bool, bool, float]:
-    """Return a key that sorts trials by their objective, those without a result last."""
-    value = trial.objective_value
-    sign = -1 if trial.objective.direction == "max" else 1
-    return (trial.status != "completed", value is None, sign * (value or 0.0))
+def ranked_trials(study: Study) -> list[TrialRecord]:
+    """Sort the trials by their objective, the best first and those without a result last."""
+    return sorted(study.trials, key=lambda trial: (trial.status != "completed", trial.rank))
 
 
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
     found: dict[int, TrialRecord] = {}
-    for trial in sorted(study.trials, key=objective_rank):
+    for trial in ranked_trials(study):
         found.setdefault(trial.batch_size, trial)
     return dict(sorted(found.items()))
 

@@ -12,13 +12,7 @@ from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
-from kbatch.study.figures.common import (
-    BATCH_LABEL,
-    best_of_size,
-    best_of_size_note,
-    none_completed,
-    write_conditions,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 
@@ -53,12 +47,12 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     scale, interval, source = (
         (noise_scale, None, "as given") if noise_scale is not None else _measured_scale(study)
     )
-    trials, rates = best_of_size(study), {}
+    trials, rates = common.best_of_size(study), {}
     for size, trial in trials.items():
         if trial.status == "completed" and (rate := throughput_estimate(trial)) is not None:
             rates[size] = rate
     if not rates:
-        received = none_completed(study)
+        received = common.none_completed(study)
         raise ValueError(
             f"Goodput needs the throughput of trials that completed. Received: {received}."
         )
@@ -92,7 +86,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         source=source,
         best=bests[0],
         best_range=(low, high),
-        notes=(used, _other_best(study, bests[0]), bars, best_of_size_note(study)),
+        notes=(used, _other_best(study, bests[0]), bars, common.best_of_size_note(study)),
     )
 
 
@@ -169,7 +163,7 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     sizes = [p.batch_size for p in info.points]
-    batch_axis(panel, [*sizes, *dict(info.incomplete_sizes)], BATCH_LABEL)
+    batch_axis(panel, [*sizes, *dict(info.incomplete_sizes)], common.BATCH_LABEL)
     rates = [p.throughput.value for p in info.points]
     bars = [p.throughput.bar for p in info.points]
     draw.series(panel, _THROUGHPUT, sizes, rates, label="throughput", bounds=bars)
@@ -188,5 +182,5 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
     for size, words in info.incomplete_sizes:
         draw.missing(panel, size, words=words)
     canvas.write_title(panel, study.name, columns=2)
-    write_conditions(panel, study, *info.notes)
+    common.write_conditions(panel, study, *info.notes)
     return panel

@@ -11,15 +11,7 @@ from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color
-from kbatch.study.figures.common import (
-    best_of_size,
-    best_of_size_note,
-    incomplete_text,
-    name_sizes,
-    none_completed,
-    quality_axis,
-    write_conditions,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import diverged, metric_words
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
@@ -69,12 +61,12 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
     quality = study.quality_metric
     curves = tuple(
         LearningCurve(size, trial.trial_id, points, diverged(trial))
-        for size, trial in best_of_size(study).items()
+        for size, trial in common.best_of_size(study).items()
         if quality is not None and (points := _points(trial, quality.name))
     )
-    notes = [best_of_size_note(study)]
+    notes = [common.best_of_size_note(study)]
     if not curves:
-        nothing = none_completed(study)
+        nothing = common.none_completed(study)
         if any(trial.status == "completed" for trial in study.trials):
             nothing = "n/a (no epoch of any trial has a metric of quality)"
         return LearningCurvesInfo((), quality, nothing, tuple(notes), "")
@@ -84,7 +76,7 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
         notes.append("Lines: mean over executions; bands: its 95 % interval.")
     elif most > 1:
         notes.append("Lines: mean over two executions, too few for an interval.")
-    return LearningCurvesInfo(curves, quality, "", tuple(notes), incomplete_text(study))
+    return LearningCurvesInfo(curves, quality, "", tuple(notes), common.incomplete_text(study))
 
 
 def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
@@ -181,11 +173,11 @@ def plot_learning_curves(
         first.set_xticks([])
         canvas.write_message(first, info.nothing)
     else:
-        name_sizes(first, sizes, most=_MOST_NAMES)
+        common.name_sizes(first, sizes, most=_MOST_NAMES)
         values = [point.value for curve in info.curves for point in curve.points]
-        quality_axis(first, info.quality, values)
+        common.quality_axis(first, info.quality, values)
         title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
         title = title if len(title) <= most else study.name
         canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
-    write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
+    common.write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
     return first

@@ -9,13 +9,7 @@ from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
-from kbatch.study.figures.common import (
-    best_of_size,
-    best_of_size_note,
-    incomplete_text,
-    name_sizes,
-    write_conditions,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study, refuse_empty
 
@@ -37,7 +31,6 @@ class NoiseCurve(NamedTuple):
     """The noise scale of one trial, in examples."""
 
     batch_size: int
-    trial_id: str
     # For each execution its epochs, from 1, and their noise scales; without those lost in noise.
     runs: tuple[tuple[tuple[int, float], ...], ...]
     late: NoiseScale  # That of the late half.
@@ -57,14 +50,14 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
     refuse_empty(study)
     measured = Study(study.name, tuple(t for t in study.trials if t.noise_scale is not None))
     curves = []
-    for size, trial in best_of_size(measured).items():
+    for size, trial in common.best_of_size(measured).items():
         # Its axis is logarithmic, which has no place for 0.
         runs = tuple(
             tuple((point.epoch + 1, point.value) for point in run.noise_scale_curve if point.value)
             for run in trial.executions
         )
         if (late := trial.noise_scale) is not None:
-            curves.append(NoiseCurve(size, trial.trial_id, runs, late))
+            curves.append(NoiseCurve(size, runs, late))
     if not curves:
         raise ValueError(
             "No noise scale was measured: train longer, or give `micro_batch_size=n`, n a part of "
@@ -78,9 +71,9 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half "
             "of training, with its 95 % interval; an arrow stands for a lower bound, where there "
             "is no more.",
-            best_of_size_note(measured),
+            common.best_of_size_note(measured),
         ),
-        incomplete=incomplete_text(study),
+        incomplete=common.incomplete_text(study),
     )
 
 
@@ -135,7 +128,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
         share = (number + 0.5) / len(sizes)
         place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
         _draw_late(panel, place, curve.late, color, marker)
-    name_sizes(panel, sizes, most=_MOST_NAMES)
+    common.name_sizes(panel, sizes, most=_MOST_NAMES)
     begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
     panel.set_xlim(1 - _MARGIN * width, end)
@@ -154,7 +147,7 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     plain_log_labels(panel.yaxis)
     title = f"{study.name}: noise scale by batch size"
     canvas.write_title(panel, title, columns=_NAMES_IN_ROW, fewest=1)
-    write_conditions(panel, study, *info.notes, alarm=info.incomplete)
+    common.write_conditions(panel, study, *info.notes, alarm=info.incomplete)
     return panel
 
 

@@ -12,13 +12,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.conditions import PlottedEstimate, bars_text, metric_estimate, throughput_estimate
-from kbatch.study.figures.common import (
-    incomplete_text,
-    none_completed,
-    quality_axis,
-    trial_series,
-    write_conditions,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import metric_words, trial_names
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
@@ -36,7 +30,6 @@ _GAP = 1.5
 class ParetoPoint(NamedTuple):
     """One trial."""
 
-    trial_id: str
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.
@@ -66,7 +59,7 @@ def pareto_info(study: Study) -> ParetoInfo:
     refuse_empty(study)
     names, quality = trial_names(study.trials), study.quality_metric
     completed = [trial for trial in study.trials if trial.status == "completed"]
-    series = trial_series(completed, names) if completed else ()
+    series = common.trial_series(completed, names) if completed else ()
     number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
     measured = [
         (trial, rate, value)
@@ -79,7 +72,6 @@ def pareto_info(study: Study) -> ParetoInfo:
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
     points = [
         ParetoPoint(
-            trial.trial_id,
             # Where there are several series, the legend names the rest.
             names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}",
             trial.batch_size,
@@ -96,8 +88,8 @@ def pareto_info(study: Study) -> ParetoInfo:
         series=tuple(one.label for one in series),
         quality=quality,
         bars=bars_text(study.trials, of_metric=True),
-        nothing="" if points else nothing if completed else none_completed(study),
-        incomplete=incomplete_text(study) if completed else "",
+        nothing="" if points else nothing if completed else common.none_completed(study),
+        incomplete=common.incomplete_text(study) if completed else "",
     )
 
 
@@ -157,7 +149,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         canvas.write_title(panel, study.name)
         canvas.write_message(panel, info.nothing)
         panel.set_xticks([])
-        write_conditions(panel, study, alarm=info.incomplete, below_pt=10)
+        common.write_conditions(panel, study, alarm=info.incomplete, below_pt=10)
         return panel
     canvas.vertical_grid(panel)
     _throughput_axis(panel, [p.throughput.value for p in info.points])
@@ -173,7 +165,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         draw.points(panel, rates, values, color, marker, size=size, hollow=hollow, zorder=zorder)
     panel.margins(y=0.14)
     panel.autoscale_view(scalex=False)
-    quality_axis(panel, info.quality, [p.quality.value for p in info.points])
+    common.quality_axis(panel, info.quality, [p.quality.value for p in info.points])
     # The border of what some trial beats, from edge to edge.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     higher = info.quality.direction == "max"
@@ -189,7 +181,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
     legend = filled if len(info.points) > 1 else "Label: batch size."
     once = draw.COVERED_NOTE if draw.covered(max(marks.values())) else ""
-    write_conditions(panel, study, f"{legend} {info.bars} {once}", alarm=info.incomplete)
+    common.write_conditions(panel, study, f"{legend} {info.bars} {once}", alarm=info.incomplete)
     return panel
 
 

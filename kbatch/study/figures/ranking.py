@@ -10,7 +10,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import BARS, PAIRS, PlottedEstimate, objective_estimate, spreads
-from kbatch.study.figures.common import objective_rank, tick_fraction, write_conditions
+from kbatch.study.figures.common import ranked_trials, tick_fraction, write_conditions
 from kbatch.study.names import (
     TrialNames,
     metric_axis_label,
@@ -52,7 +52,6 @@ class RankedColumn(NamedTuple):
 class RankedTrial(NamedTuple):
     """One row; the objective is None for a trial without a result."""
 
-    trial_id: str
     objective: PlottedEstimate | None
     outcome: str
 
@@ -72,7 +71,7 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     if most < 1:
         raise ValueError(f"`most` must be a positive number of rows. Received: most={most}.")
     names, objective = trial_names(study.trials), study.trials[0].objective
-    ranked = sorted(study.trials, key=objective_rank)
+    ranked = ranked_trials(study)
     shown, hidden = ranked[:most], ranked[most:]
     columns: list[RankedColumn] = []
     for column in _columns(shown, names):
@@ -96,12 +95,8 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
         plural = "s" * (len(untitled) > 1)
         notes.append(f"No room for the hyperparameter{plural} {join_words(untitled)}.")
     rows = (
-        RankedTrial(
-            trial.trial_id,
-            objective_estimate(trial) if trial.status == "completed" else None,
-            outcome(trial),
-        )
-        for trial in shown
+        RankedTrial(objective_estimate(t) if t.status == "completed" else None, outcome(t))
+        for t in shown
     )
     return RankingInfo(tuple(columns), tuple(rows), objective, tuple(notes))
 

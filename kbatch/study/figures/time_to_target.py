@@ -14,12 +14,7 @@ from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.conditions import BARS, PlottedEstimate
-from kbatch.study.figures.common import (
-    BATCH_LABEL,
-    incomplete_text,
-    none_completed,
-    write_conditions,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
@@ -100,9 +95,9 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         tuple(incomplete),
         fit,
         _fit_text(fit, sum(point.met for point in points)),
-        nothing="" if points else none_completed(study),
+        nothing="" if points else common.none_completed(study),
         notes=tuple(notes),
-        incomplete=incomplete_text(study) if points else "",
+        incomplete=common.incomplete_text(study) if points else "",
     )
 
 
@@ -220,7 +215,7 @@ def plot_time_to_target(
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     upper.set_label(alt_text(info))
     sizes = [p.batch_size for p in info.points] + [size for size, _ in info.incomplete_sizes]
-    batch_axis(lower, sizes, BATCH_LABEL)
+    batch_axis(lower, sizes, common.BATCH_LABEL)
     _draw_costs(upper, info, [point.seconds for point in info.points], None)
     _draw_costs(lower, info, [point.updates for point in info.points], info.fit)
     for size, words in info.incomplete_sizes:
@@ -229,7 +224,7 @@ def plot_time_to_target(
     upper.set_ylabel("Training time to target\n(s)")
     lower.set_ylabel("Updates to target")
     canvas.write_title(upper, f"{study.name}: to {info.target_text}", columns=2, fewest=1)
-    write_conditions(lower, study, info.fit_text, *info.notes)
+    common.write_conditions(lower, study, info.fit_text, *info.notes)
     return upper
 
 

@@ -12,7 +12,6 @@ from kbatch.plotting.axes import batch_axis
 from kbatch.study.conditions import (
     BARS,
     PAIRS,
-    Conditions,
     PlottedEstimate,
     caption,
     metric_estimate,
@@ -20,16 +19,7 @@ from kbatch.study.conditions import (
     throughput_estimate,
 )
 from kbatch.study.decision import sizes_text
-from kbatch.study.figures.common import (
-    BATCH_LABEL,
-    MOST_SERIES,
-    Series,
-    incomplete_text,
-    none_completed,
-    places,
-    quality_axis,
-    trial_series,
-)
+from kbatch.study.figures import common
 from kbatch.study.names import metric_words, outcome, trial_names
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
@@ -57,15 +47,13 @@ class TrialPoint(NamedTuple):
 class TrialsInfo(NamedTuple):
     """What the figure of the trials shows."""
 
-    name: str
     points: tuple[TrialPoint, ...]
-    series: tuple[Series, ...]
+    series: tuple[common.Series, ...]
     quality: Objective | None  # The metric of the lower panel.
     named: TrialPoint | None  # The trial that the study decides for.
     best: bool  # Whether it has the best mean objective.
     objective: Objective
     notes: tuple[str, ...]
-    conditions: Conditions
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
@@ -93,8 +81,8 @@ def trials_info(study: Study) -> TrialsInfo:
     refuse_empty(study)
     study = as_compared(study)
     quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
-    series = trial_series(study.trials, names)
-    placed = places(study.trials, series)
+    series = common.trial_series(study.trials, names)
+    placed = common.places(study.trials, series)
     points = {
         trial.trial_id: TrialPoint(
             trial_id=trial.trial_id,
@@ -129,11 +117,10 @@ def trials_info(study: Study) -> TrialsInfo:
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
         why = "several trials have the same batch size and settings"
-        if differ and combinations > MOST_SERIES:
+        if differ and combinations > common.MOST_SERIES:
             why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
         notes.append(f"Points are not joined: {why}.")
     return TrialsInfo(
-        name=study.name,
         points=tuple(points.values()),
         series=series,
         quality=quality,
@@ -141,7 +128,6 @@ def trials_info(study: Study) -> TrialsInfo:
         best=decided.trial is decided.best,
         objective=study.trials[0].objective,
         notes=tuple(notes),
-        conditions=study.conditions,
     )
 
 
@@ -217,9 +203,9 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     info = trials_info(study)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     upper.set_label(alt_text(info))
-    batch_axis(lower, info.batch_sizes, BATCH_LABEL)
-    _draw_series(upper, info, "samples_per_second", none_completed(study))
-    _draw_series(lower, info, "quality", none_completed(study))
+    batch_axis(lower, info.batch_sizes, common.BATCH_LABEL)
+    _draw_series(upper, info, "samples_per_second", common.none_completed(study))
+    _draw_series(lower, info, "quality", common.none_completed(study))
     failed: dict[int, list[str]] = {point.batch_size: [] for point in info.incomplete}
     for panel in (upper, lower) if info.incomplete else ():
         # All at once: of thousands of trials hundreds may be without a result.
@@ -232,7 +218,7 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
         draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
     # Throughput may be unknown where quality is not, and the other way round.
     fuller = max(upper, lower, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
-    canvas.write_title(upper, info.name, columns=3, series_of=fuller)
+    canvas.write_title(upper, study.name, columns=3, series_of=fuller)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     if info.completed:
@@ -245,11 +231,12 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
         lower.set_ylim(bottom - below * (top - bottom), top + 0.14 * (top - bottom))
     if info.quality:
         values = [point.quality.value for point in info.completed if point.quality]
-        quality_axis(lower, info.quality, values)
+        common.quality_axis(lower, info.quality, values)
     if info.named:
         _label_named(upper, lower, info, info.named)
-    alarm = incomplete_text(study) if crowded else ""
-    canvas.write_caption(lower, caption(info.conditions), *info.notes, alarm=alarm)
+    alarm = common.incomplete_text(study) if crowded else ""
+    conditions = caption(as_compared(study).conditions)
+    canvas.write_caption(lower, conditions, *info.notes, alarm=alarm)
     return upper
 
 

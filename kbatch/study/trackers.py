@@ -1,0 +1,433 @@
+"""Experiment trackers: MLflow, Weights & Biases and trackio show a study, from its records."""
+
+import contextlib
+import contextvars
+import dataclasses
+import functools
+import hashlib
+import importlib
+import importlib.util
+import io
+import math
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from kbatch.records.training_run import ExecutionRecord
+from kbatch.study.answer import answer
+from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, load_study
+from kbatch.study.study import GOODPUT_NAME, Study, trial_row
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord
+
+TRACKERS = ("mlflow", "wandb", "trackio")
+
+
+def check_trackers(trackers: Any) -> tuple[str, ...]:
+    """Return the names of trackers, which must be known and installed."""
+    listed = isinstance(trackers, (list, tuple))
+    if not listed or not all(name in TRACKERS for name in trackers):
+        raise ValueError(
+            f"`trackers` must be a list of names out of {', '.join(map(repr, TRACKERS))}. "
+            f"Received: trackers={trackers!r}."
+        )
+    for name in trackers:
+        found = importlib.util.find_spec(name)
+        # A folder of that name, such as W&B makes for its runs, has no origin.
+        if found is None or found.origin is None:
+            raise ImportError(
+                f"The tracker {name!r} is not installed: pip install 'kbatch[{name}]'. "
+                f"Received: trackers={list(trackers)}."
+            )
+    return tuple(dict.fromkeys(trackers))
+
+
+class TrackedRun(NamedTuple):
+    """A study, a trial or an execution, as a tracker shows it in a run."""
+
+    key: str  # Within the study: "" for itself, "0003" for a trial, "0003/0" for an execution.
+    name: str
+    settings: dict[str, Any]
+    metrics: dict[str, float]
+    status: str  # As in a record.
+    text: str | None  # The answer of a study, or why training failed.
+    begun_s: float  # Since 1970, as is the end.
+    ended_s: float
+    epochs: tuple[tuple[float, dict[str, float]], ...] = ()  # Seconds until its end, and metrics.
+    files: tuple[Path, ...] = ()
+
+    @property
+    def is_execution(self) -> bool:
+        """Whether it never changes once it is written."""
+        return "/" in self.key
+
+    @property
+    def step(self) -> int:
+        """The step of its metrics: the last epoch, or how many executions they are of."""
+        executions = self.metrics.get("executions")
+        return max(len(self.epochs) - 1, 0) if executions is None else int(executions)
+
+
+def tracked_runs(
+    study: Study, source: Path, *, files: Sequence[Path] = (), ended: bool = True
+) -> list[TrackedRun]:
+    """List the study, its trials and their executions that have ended, each behind its parent.
+
+    An execution that runs or was interrupted trains again, so it is left out.
+    """
+    runs: list[TrackedRun] = []
+    for trial in study.trials:
+        done = [e for e in trial.executions if e.status not in ("running", "interrupted")]
+        if not done:
+            continue
+        record = source / f"trial_{trial.trial_id}" / RECORD_NAME
+        # A record is written when an execution ends.
+        last_s = (record if record.exists() else source).stat().st_mtime
+        took_s = [e.total_s or e.train_s or 0.0 for e in done]
+        whole = dataclasses.replace(trial, executions=tuple(done))
+        run = _trial_run(whole, None, last_s - sum(took_s), last_s)
+        runs.append(run._replace(files=(record,) if record.exists() else ()))
+        for number, execution in enumerate(done):
+            begun_s = last_s - sum(took_s[number:])
+            alone = dataclasses.replace(trial, executions=(execution,))
+            runs.append(_trial_run(alone, number, begun_s, begun_s + took_s[number]))
+    if not runs:
+        return []
+    settings: dict[str, Any] = {}
+    metrics: dict[str, float] = {}
+    text = None
+    if study.search is not None:
+        machine = study.search.environment
+        settings = {**study.search.settings, "device": machine.device, **machine.versions}
+    if ended:  # To decide takes the longer the more trials there are.
+        text = " ".join(filter(None, answer(study)))
+        chosen = study.decide().trial
+        if chosen is not None:
+            metrics = next(run.metrics for run in runs if run.key == chosen.trial_id)
+            metrics = {**metrics, "batch_size": chosen.batch_size}
+    executions = sum(run.is_execution for run in runs)
+    own = [source / name for name in (RECORD_NAME, IDENTITY_NAME, GOODPUT_NAME)]
+    own = [source] if source.is_file() else [file for file in own if file.exists()]
+    whole_study = TrackedRun(
+        key="",
+        name=study.name,
+        settings={name: value for name, value in settings.items() if value is not None},
+        metrics=metrics | {"trials": len(study.trials), "executions": executions},
+        status="completed" if ended else "running",
+        text=text,
+        begun_s=min(run.begun_s for run in runs),
+        ended_s=max(run.ended_s for run in runs),
+        files=(*own, *files),
+    )
+    return [whole_study, *runs]
+
+
+# Columns of a trial that were given or found before training; the other numbers were measured.
+_SETTINGS = (
+    "batch_size",
+    "micro_batch_size",
+    "accumulation_steps",
+    "dtype_policy",
+    "optimizer",
+    "learning_rate",
+    "seed",
+)
+
+
+def _trial_run(
+    trial: TrialRecord, number: int | None, begun_s: float, ended_s: float
+) -> TrackedRun:
+    """Make the run of a trial, or of its only execution, which has this number."""
+    row = trial_row(trial, number)
+    settings = {name: row[name] for name in _SETTINGS if row.get(name) is not None}
+    rule = trial.executions[-1].learning_rate_scaling
+    settings |= {} if rule is None else {"learning_rate_scaling": rule}
+    for name, value in trial.hyperparameters.items():
+        if name not in OWN_COLUMNS:
+            settings[f"hp/{name}" if name in row else name] = value
+    metrics = {
+        name: float(value)
+        for name, value in row.items()
+        if name not in (*_SETTINGS, "execution")
+        and isinstance(value, (int, float))
+        and math.isfinite(value)
+    }
+    metrics |= {f"best_epoch/{name}": value for name, value in trial.metrics.items()}
+    key, name, epochs = trial.trial_id, f"batch {trial.batch_size}, trial {trial.trial_id}", ()
+    if number is not None:
+        key, name = f"{key}/{number}", f"{name}, execution {number}"
+        epochs = tuple(_epochs(trial.executions[0], metrics))
+    status, text = trial.status, trial.failure
+    return TrackedRun(key, name, settings, metrics, status, text, begun_s, ended_s, epochs)
+
+
+def _epochs(
+    execution: ExecutionRecord, metrics: Mapping[str, float]
+) -> Iterator[tuple[float, dict[str, float]]]:
+    noise, spent_s = dict(execution.noise_scale_curve), 0.0
+    for epoch in execution.epochs:
+        spent_s += epoch.train_s
+        known = {name: epoch.finite(name) for name in epoch.metrics if name not in metrics}
+        known["epoch/noise_scale"] = noise.get(epoch.epoch)
+        if epoch.train_s:
+            known["epoch/samples_per_second"] = epoch.examples / epoch.train_s
+        yield spent_s, {name: float(value) for name, value in known.items() if value is not None}
+
+
+def sync(
+    study: Study,
+    tracker: str,
+    source: Path,
+    *,
+    files: Sequence[Path] = (),
+    ended: bool = True,
+    written: dict[str, TrackedRun] | None = None,
+) -> str:
+    """Write what a tracker does not have of a study yet, and return where it is shown.
+
+    A run is found again by the identity of the study and its key, so what is there is not written
+    twice. `source` is what the study was loaded from; `files` go to its artifacts too; what
+    `written` holds is not compared with the tracker again.
+    """
+    runs = tracked_runs(study, source, files=files, ended=ended)
+    given = study.name, _identity(study), runs, {} if written is None else written
+    with _environment(_SHORT_TRIES):
+        return _write_to_mlflow(*given) if tracker == "mlflow" else _write_runs(tracker, *given)
+
+
+def _identity(study: Study) -> str:
+    """Return what tells a study from all others, and stays when it is continued."""
+    parts: list[object] = [study.name]
+    if study.search is not None:
+        found = study.search.environment
+        # Of searches that begin in one second on many hosts the load may differ alone.
+        parts += [found.created_at, found.command, found.platform, found.load_average]
+    return _digest(parts)
+
+
+def _digest(value: object) -> str:
+    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
+
+
+# A server that is down is tried again after the next execution: minutes of tries would delay it.
+_SHORT_TRIES = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
+@contextlib.contextmanager
+def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
+    """Set variables of the environment for a while, except those that the user has set."""
+    missing = {name: value for name, value in defaults.items() if name not in os.environ}
+    os.environ.update(missing)
+    try:
+        yield
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
+
+
+_STUDY_TAG, _RUN_TAG = "kbatch.study", "kbatch.run"
+
+
+def _write_to_mlflow(
+    name: str, identity: str, runs: Sequence[TrackedRun], written: dict[str, TrackedRun]
+) -> str:
+    """Write nested runs by MLflow's client, which leaves its active run and experiment alone."""
+    mlflow = importlib.import_module("mlflow")
+    client, shown = mlflow.MlflowClient(), mlflow.get_tracking_uri()
+    experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
+    if not experiment:
+        name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
+        found = client.get_experiment_by_name(name)
+        experiment = client.create_experiment(name) if found is None else found.experiment_id
+    there, token = {}, ""
+    while token is not None:
+        its = f"tags.`{_STUDY_TAG}` = '{identity}'"
+        page = client.search_runs([experiment], its, page_token=token or None)
+        there |= {run.data.tags[_RUN_TAG]: run for run in page}
+        token = page.token or None
+    for run in runs:
+        found = there.get(run.key)
+        if found is not None and run.is_execution and found.info.status == "RUNNING":
+            client.delete_run(found.info.run_id)  # Writing it was cut off.
+            found = None
+        elif found is not None and (run.is_execution or written.get(run.key) == run):
+            continue
+        if found is None:
+            tags = {_STUDY_TAG: identity, _RUN_TAG: run.key}
+            if run.key:
+                parent = there[run.key.rpartition("/")[0]]
+                tags["mlflow.parentRunId"] = parent.info.run_id
+            found = client.create_run(experiment, _ms(run.begun_s), tags, run_name=run.name)
+            there[run.key] = found
+        _update_mlflow_run(mlflow.entities, client, found, run)
+        written[run.key] = run
+    return f"{shown}, experiment {name}"
+
+
+def _update_mlflow_run(entities: Any, client: Any, found: Any, run: TrackedRun) -> None:
+    """Log what a run of MLflow lacks; the end comes last, so that it shows that all is there."""
+    run_id, known = found.info.run_id, found.data
+    points = [
+        (name, value, _ms(run.begun_s + spent_s), step)
+        for step, (spent_s, values) in enumerate(run.epochs)
+        for name, value in values.items()
+    ]
+    points += [(name, value, _ms(run.ended_s), run.step) for name, value in run.metrics.items()]
+    metrics = [entities.Metric(_allowed(name), *point) for name, *point in points]
+    metrics = [one for one in metrics if known.metrics.get(one.key) != one.value]
+    params = {_allowed(name): str(value) for name, value in run.settings.items()}
+    new = [entities.Param(name, text) for name, text in params.items() if name not in known.params]
+    tags = {"kbatch.status": run.status, "mlflow.note.content": run.text or ""}
+    changed = [entities.RunTag(n, text) for n, text in tags.items() if known.tags.get(n) != text]
+    client.log_batch(run_id, metrics, new, changed)
+    listed = client.list_artifacts(run_id) if run.files else ()
+    sizes = {file.path: file.file_size for file in listed}
+    for file in run.files:
+        if sizes.get(file.name) != file.stat().st_size:
+            client.log_artifact(run_id, str(file))
+    status = {"completed": "FINISHED", "running": "RUNNING"}.get(run.status, "FAILED")
+    if status == "RUNNING":
+        client.update_run(run_id, status=status)
+    else:
+        client.set_terminated(run_id, status, _ms(run.ended_s))
+
+
+def _ms(seconds: float) -> int:
+    return round(1000 * seconds)
+
+
+def _allowed(name: str) -> str:
+    """Replace what MLflow does not allow in the name of a parameter or metric."""
+    parts = re.sub(r"[^\w\-. /]", "_", name).split("/")
+    return "/".join(part for part in parts if part.strip(". "))[:250] or "_"
+
+
+def _write_runs(
+    tracker: str,
+    name: str,
+    identity: str,
+    runs: Sequence[TrackedRun],
+    written: dict[str, TrackedRun],
+) -> str:
+    """Write each execution as a run of a group, and so the study when it has ended."""
+    module = importlib.import_module(tracker)
+    begin = _begin_wandb if tracker == "wandb" else _begin_trackio
+    project = os.environ.get("WANDB_PROJECT") if tracker == "wandb" else None
+    project = project or re.sub(r"[^\w\-.]", "-", name)[:100]
+    group = f"{name} ({identity[:6]})"
+    for run in runs:
+        ended = not run.key and run.status == "completed"
+        known = written.get(run.key)
+        done = known is not None if run.is_execution else known == run
+        if done or not (run.is_execution or ended):
+            continue
+        files = {
+            f"trial_{one.key}/{file.name}" if one.key else file.name: file
+            for one in (runs if ended else ())
+            for file in one.files
+        }
+        # A study that was continued is another run: W&B changes none.
+        version = _digest((run.metrics, run.text, sorted(files))) if ended else identity
+        given = {
+            "project": project,
+            "group": group,
+            "name": f"{run.name} ({version[:6]})",
+            "id": f"{identity}-{run.key.replace('/', '-') or version}",
+            "config": {**run.settings, "status": run.status, "text": run.text},
+        }
+        # In a context of its own: trackio ends the run that it finds in the present one.
+        begun = functools.partial(begin, module, **given)
+        contextvars.Context().run(_write_run, module, run, begun, files)
+        written[run.key] = run
+    return f"project {project}, group {group}"
+
+
+def _write_run(
+    module: Any, run: TrackedRun, begin: Callable[[], Any], files: Mapping[str, Path]
+) -> None:
+    # Some lines about each run would break the display of a search.
+    with contextlib.redirect_stdout(io.StringIO()):
+        live = begin()
+        if live is None:
+            return
+        try:
+            steps = [values for _, values in run.epochs] or [{}]
+            steps[-1] = steps[-1] | run.metrics
+            for step, values in enumerate(steps):
+                live.log(values, step=step)
+            if files:
+                artifact = module.Artifact(f"{live.id}-files", type="study")
+                for name, file in files.items():
+                    artifact.add_file(str(file), name=name)
+                live.log_artifact(artifact)
+        finally:
+            live.finish()
+
+
+def _begin_wandb(wandb: Any, **given: Any) -> Any:
+    """Begin a run of W&B beside any of the user's own; None where it is there already."""
+    # Without a server nothing but its folder shows that a run was written.
+    if any(Path(os.environ.get("WANDB_DIR", "."), "wandb").glob(f"offline-run-*-{given['id']}")):
+        return None
+    short = {"init_timeout": 20, "finish_timeout": 30}
+    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, **short)
+    live = wandb.init(**given, resume="allow", reinit="create_new", settings=settings)
+    if not live.resumed:
+        return live
+    live.finish()
+    return None
+
+
+def _begin_trackio(trackio: Any, *, id: str, **given: Any) -> Any:
+    """Begin a run of trackio, which is known by its name; None where it is there already."""
+    config = trackio.config
+    given |= {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+    try:
+        trackio.init(**given, resume="must").finish()
+        return None
+    except ValueError:  # It is not there.
+        return trackio.init(**given)
+    finally:
+        trackio.config = config
+
+
+class TrackerLog:
+    """Keeps trackers up to date with a search: what fails is warned of once and tried again."""
+
+    def __init__(self, trackers: Any):
+        names = check_trackers(trackers)
+        self._written: dict[str, dict[str, TrackedRun]] = {name: {} for name in names}
+        self._warned: set[str] = set()
+
+    def update(self, project: Path, *, ended: bool = False) -> None:
+        """Write what the records in a project directory have, and each tracker has not."""
+        if not self._written:
+            return
+        try:
+            study = load_study(project)
+        except FileNotFoundError:
+            return
+        # Until an execution has completed, an executor may replace what the search is known by.
+        completed = any(e.status == "completed" for t in study.trials for e in t.executions)
+        if not (completed or ended):
+            return
+        for tracker, written in self._written.items():
+            try:
+                sync(study, tracker, project, ended=ended, written=written)
+            except Exception as error:  # Whatever a tracker raises: a search goes on without it.
+                if tracker in self._warned:
+                    continue
+                self._warned.add(tracker)
+                warnings.warn(
+                    f"The tracker {tracker!r} could not be written, and is tried again after the "
+                    "next execution. If the search ends before it can be, run "
+                    f"`kbatch export {project} --to {tracker}`. "
+                    f"Received: {type(error).__name__}: {error}",
+                    stacklevel=2,
+                )
