@@ -13,6 +13,7 @@ from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.report import max_batch_section
 from kbatch.recommendation.record import Recommendation
 from kbatch.recommendation.report import recommendation_section
+from kbatch.report.what_if import WhatIf, what_if
 from kbatch.study.report import study_section
 from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
@@ -34,6 +35,7 @@ class ReportContent(NamedTuple):
     title: str
     sections: tuple[Section, ...]  # One a record.
     environment: tuple[Fact, ...]  # Machine and software that all records share.
+    what_ifs: tuple[WhatIf | None, ...] = ()  # One a record, for pages that a reader can move.
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
@@ -56,7 +58,7 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
     title = f"{sections[0].name}: which batch size?"
     if len(sections) > 1:
         title = f"Which batch size? {pluralize(len(sections), 'answer')}"
-    return ReportContent(title, own, shared)
+    return ReportContent(title, own, shared, tuple(map(what_if, study_or_profiles)))
 
 
 def section_of(record: Reported) -> Section:

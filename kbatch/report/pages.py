@@ -14,6 +14,7 @@ from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
 from kbatch.report.content import ReportContent, Reported, report_content, section_of
+from kbatch.report.what_if import what_if
 from kbatch.study.study import Study
 
 # On a telephone this width keeps the texts of a figure as large as those of a small print.
@@ -175,12 +176,13 @@ _MOST_ROWS = 40
 def notebook_html(record: Any) -> str | None:
     """Write a record as a piece of HTML for the output of a cell.
 
-    It has no style sheet and no script, which notebooks take away, and no colours, so that it
-    suits light and dark pages.
+    It has no style sheet, which notebooks take away, and no colours, so that it suits light and
+    dark pages. Where its script is taken away as well, a table stands in the place of the slider.
     """
     try:
         section = section_of(record)
     except ValueError as error:
         # An object that is looked at must not raise: what is missing is said in its place.
         return Markup("<p>{}</p>").format(prose(str(error))) if isinstance(record, Study) else None
-    return templates().get_template("notebook.html").render(section=section, most=_MOST_ROWS)
+    template = templates().get_template("notebook.html")
+    return template.render(section=section, possible=what_if(record), most=_MOST_ROWS)
