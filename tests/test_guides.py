@@ -4,15 +4,23 @@ import ast
 import inspect
 import re
 
+import keras
 import pytest
 from code_blocks import ROOT, blocks, kbatch_commands, run_python
+from shared_worker import shared_worker
 
 import kbatch
 from kbatch.cli.main import command_parser
 
 DOCS = ROOT / "docs"
-PAGES = [ROOT / "README.md", DOCS / "index.md", *sorted(DOCS.glob("*/*.md"))]
+PAGES = [ROOT / "README.md", DOCS / "index.md", DOCS / "gallery.md", *sorted(DOCS.glob("*/*.md"))]
 GUIDES = sorted((DOCS / "guides").glob("*.md"))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_process():
+    with shared_worker():
+        yield
 
 
 def name(path):
@@ -61,26 +69,54 @@ def test_the_commands_are_seen():
 
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
-    """The folder in which the quickstart ran, and its names."""
+    """The folder in which the quickstart ran, its names, and the blocks that ran."""
     folder = tmp_path_factory.mktemp("guides")
-    names = {}
+    names, ran = {}, set()
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
-        run_python(DOCS / "index.md", names)
-    return folder, names
+        run_python(DOCS / "index.md", names, ran=ran)
+    return folder, names, ran
 
 
 @pytest.mark.slow
 def test_the_quickstart_writes_a_report(quickstart):
-    folder, _ = quickstart
+    folder, *_ = quickstart
     assert (folder / "report.html").stat().st_size > 10_000
-    assert len(kbatch.load_study(folder / "results" / "digits").trials) == 5
+    assert len(kbatch.load_study(folder / "results" / "digits").trials) == 2
 
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:There are non-GPU devices")
 @pytest.mark.parametrize("guide", GUIDES, ids=name)
 def test_a_guide_runs(guide, quickstart, monkeypatch):
-    folder, names = quickstart
+    folder, names, ran = quickstart
     monkeypatch.chdir(folder)
-    run_python(guide, dict(names))
+    run_python(guide, dict(names), ran=ran)
+
+
+def build():
+    """The reader's own model."""
+    model = keras.Sequential(
+        [
+            keras.layers.Input((64,)),
+            keras.layers.Dense(32, activation="relu"),
+            keras.layers.Dense(10, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.slow
+def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
+    from sklearn.datasets import load_digits
+
+    monkeypatch.chdir(tmp_path)
+    digits = load_digits()
+    names = {"x": digits.data / 16, "y": digits.target, "build": build}
+    run_python(ROOT / "README.md", names)
+    assert names["study"].best_trial().metrics["val_accuracy"] > 0.7
+    assert (tmp_path / "trials.png").stat().st_size > 10_000
+    assert names["found"].max_batch_size == 1797
+    assert (tmp_path / "throughput.png").stat().st_size > 10_000
+    assert (tmp_path / "report.html").stat().st_size > 10_000
