@@ -24,17 +24,19 @@ demo: .venv/demo.stamp
 docs/images/trials.png: .venv/demo.stamp
 	$(BIN)/kbatch demo && cp kbatch-demo/trials.png $@
 
-# The pictures of the guides, from the studies in docs/data; docs/figures.py says how to make
-# those again.
+# The pictures of the guides and of the gallery, from the records in docs/data; the two scripts say
+# how to make those again.
 figures: .venv/demo.stamp
 	$(BIN)/python docs/figures.py
+	$(BIN)/python docs/gallery.py
 
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one
 # that ends first takes over half of what the other has left.
 test: .venv/test.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not engine"
 
-test-slow: .venv/test.stamp
+# With the trackers themselves, which take more than a minute to install.
+test-slow: .venv/trackers.stamp
 	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not engine"
 
 # Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
