@@ -118,10 +118,9 @@ class _ProcessGroup:
         self.wait()
 
     def wait(self) -> int:
-        """Wait for the end of the process and of its group, and close the pipes."""
+        """Wait for the end of the process and of its group."""
+        # The pipes stay: another thread may read them until it sees the end.
         self._waiting.join()
-        self.requests.close()
-        self.answers.close()
         return self._process.wait()
 
 
