@@ -1,20 +1,20 @@
 """How good is the recommended batch size, when it and the others are trained?
 
 python benchmarks/recommend_against_training.py FOLDER [--tasks a,b] [--seeds 0,1,2,3,4]
-    [--budget 60] [--minutes 1000] [--repeats 3]
+    [--budget 60] [--minutes 1000] [--repeats 5]
 
 Six tasks, two each with Adam, AdamW and SGD, one of them a text model (a seventh by --tasks). For
-each seed a recommendation is made. Then every size is trained by `fit`, `--repeats` times with
-other seeds in turns, with the learning rate and the other settings that follow the size, to the
-lowest target of the recommendations, until it took 1.5 times as long as the best so far (3 times
-where it was named). One that did not come there is not repeated unless it was named. Each row is
-kept in FOLDER: the same command goes on where it was, nothing is begun after --minutes, and the
-table is of all there are. All rows of a task share these runs: a size takes its updates to a row's
-target, the median over the repeats, times the seconds of an update, which is the median over whole
-epochs, their start and end included and looks at the loss left out. As in a recommendation, a run
-has reached a loss at the first look that is no higher, about thirty looks after its start. One run
-alone would make the best of eight sizes look better than it is. Six tasks and two seeds take about
-25 minutes on two quiet cores: 12 calls of 45 s, and 15 minutes to train the sizes.
+each seed a recommendation is made. Then an update of every size is timed, in turns, over whole
+epochs with their start and end, and every size is trained by `fit`, `--repeats` times with other
+seeds, with the learning rate and the other settings that follow the size, to the lowest target of
+the recommendations, until it took 2.5 times as long as the best so far (4 times where it was
+named). One that did not come there is not repeated unless it was named. Each row is kept in FOLDER:
+the same command goes on where it was, nothing is begun after --minutes, and the table is of all
+there are. All rows of a task share these runs: a size takes its updates to a row's target, the
+median over the repeats, times the median seconds of an update. A run has reached a loss where the
+mean over the looks in the last tenth of its updates is no higher: held-out losses of large learning
+rates go up and down by a third, and the lowest of many looks would be luck. Six tasks and five
+seeds take about 45 minutes on two quiet cores: 30 calls of 50 s, and 20 minutes for the sizes.
 
 Printed: the time of the recommended size over the best one's (median and worst, each with its 95 %
 interval by the bootstrap over tasks and seeds), on how many tasks no size was named, the call's
@@ -26,7 +26,7 @@ import json
 import math
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -42,7 +42,8 @@ from kbatch.training.learning_rate import scaled_model
 
 layers, optimizers = keras.layers, keras.optimizers
 HELD_OUT = 256
-_MOST_S, _LOST, _NAMED_LOST = 20.0, 1.5, 3.0
+_MOST_S, _LOST, _NAMED_LOST = 20.0, 2.5, 4.0
+_ROUNDS = 5
 
 
 def columns(optimizer):
@@ -115,55 +116,39 @@ TASKS = {
 }
 
 
-class Epochs(keras.callbacks.Callback):
-    """Counts seconds and updates, and ends at a held-out loss or after some seconds."""
+class Losses(keras.callbacks.Callback):
+    """Looks at a held-out loss, and ends where it is at a target or after a number of updates."""
 
-    def __init__(self, x: Any, y: Any, target: float, most_s: float, looks: int):
+    def __init__(self, x: Any, y: Any, target: float, most_updates: float, stride: int):
         super().__init__()
         self.held = x, y
         self.target = target
-        self.most_s = most_s
-        self.looks = looks
-        self.steps_s: list[float] = []
-        self.epochs_s: list[float] = []  # Of an update, by the whole epoch.
-        self._begun = 0
-        self.losses: list[tuple[int, float]] = []
-        self.reached = False
-        self._before_s = 0.0
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None):
-        self._begun = len(self.steps_s)
-        self._before_s = time.perf_counter()
+        self.most_updates = most_updates
+        self.stride = stride
+        self.updates = 0
+        self.looks: list[tuple[int, float]] = []
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        now_s = time.perf_counter()
-        self.steps_s.append(now_s - self._before_s)
-        if len(self.steps_s) % self.looks == 0:
+        self.updates += 1
+        if self.updates % self.stride == 0:
             model: Any = self.model
             outputs = model.predict_on_batch(self.held[0])
             picked = outputs[np.arange(len(outputs)), self.held[1]]
             loss = float(-np.log(np.maximum(picked, 1e-7)).mean())
-            self.losses.append((len(self.steps_s), loss))
-            self.reached = loss <= self.target
-            model.stop_training = self.reached or self.seconds > self.most_s or loss != loss
-        self._before_s = time.perf_counter()
+            self.looks.append((self.updates, loss))
+            reached = recent_mean(self.looks) <= self.target
+            model.stop_training = reached or self.updates > self.most_updates or loss != loss
 
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        steps_s = self.steps_s[self._begun :]
-        if self._begun and not self.model.stop_training:  # The first one builds a graph.
-            end_s = time.perf_counter() - self._before_s
-            self.epochs_s.append((sum(steps_s) + end_s) / len(steps_s))
 
-    @property
-    def update_s(self) -> float:
-        """Seconds of an update: the median over whole epochs, or the mean within the first one."""
-        later = self.steps_s[1:] or self.steps_s
-        return statistics.median(self.epochs_s) if self.epochs_s else sum(later) / len(later)
+def recent_mean(looks: list[tuple[int, float]]) -> float:
+    """Return the mean of the looks in the last tenth of the updates."""
+    return statistics.mean(loss for updates, loss in looks if updates >= 0.9 * looks[-1][0])
 
-    @property
-    def seconds(self) -> float:
-        """Seconds of all updates; of the first one alone, which builds a graph, not known."""
-        return self.update_s * len(self.steps_s) if len(self.steps_s) > 1 else 0.0
+
+def updates_to(target: float, looks: list[tuple[int, float]]) -> float:
+    """Count the updates to a loss, infinite where a run did not come there."""
+    ends = (k for k in range(1, len(looks) + 1) if recent_mean(looks[:k]) <= target)
+    return next((looks[k - 1][0] for k in ends), math.inf)
 
 
 def split(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
@@ -201,14 +186,28 @@ def recommended(task: Task, seed: int, budget_s: float, file: Path) -> dict:
     }
 
 
-def train(task: Task, size: int, seed: int, answers: list[dict], most_s: float) -> dict:
-    """Train a size until the held-out loss is at the lowest target, or for the seconds given."""
+def time_updates(task: Task, sizes: Sequence[int]) -> dict[str, float]:
+    """Time an update of each size: the median over whole epochs, the sizes in turns."""
+    x, y, _, _ = split(*task.data(), 0)
+    models: dict[int, Any] = {size: task.build() for size in sizes}
+    found: dict[int, list[float]] = {size: [] for size in sizes}
+    for turn in range(_ROUNDS + 1):
+        for size, model in models.items():
+            began_s = time.perf_counter()
+            model.fit(x, y, batch_size=size, verbose=0)
+            if turn:  # The first one builds the graphs.
+                found[size].append((time.perf_counter() - began_s) / math.ceil(len(x) / size))
+    return {str(size): statistics.median(times) for size, times in found.items()}
+
+
+def train(task: Task, size: int, seed: int, answers: list[dict], most_updates: float) -> dict:
+    """Train a size until the held-out loss is at the lowest target, or for so many updates."""
     x, y, held_x, held_y = split(*task.data(), 0)
     keras.utils.set_random_seed(seed + 1000)
-    model = task.build()
-    looks = max(1, round(min(answer["stretch"] for answer in answers) * 32 / size))
+    stride = max(1, round(min(answer["stretch"] for answer in answers) * 32 / size))
     target = min(answer["target"] for answer in answers)
-    epochs = Epochs(held_x, held_y, target, most_s, looks)
+    losses = Losses(held_x, held_y, target, most_updates, stride)
+    model: Any = task.build()
     with scaled_model(
         model,
         batch_size=size,
@@ -216,15 +215,8 @@ def train(task: Task, size: int, seed: int, answers: list[dict], most_s: float) 
         rule=answers[0]["rule"],
         follow_batch_size=FOLLOWERS,
     ):
-        trained: Any = model
-        trained.fit(x, y, batch_size=size, epochs=10_000, callbacks=[epochs], verbose=0)
-    return {
-        "reached": epochs.reached,
-        "updates": len(epochs.steps_s),
-        "update_s": epochs.update_s,
-        "target": target,
-        "losses": epochs.losses,
-    }
+        model.fit(x, y, batch_size=size, epochs=10_000, callbacks=[losses], verbose=0)
+    return {"updates": losses.updates, "target": target, "losses": losses.looks}
 
 
 def main() -> None:
@@ -234,7 +226,7 @@ def main() -> None:
     parser.add_argument("--seeds", default="0,1,2,3,4")
     parser.add_argument("--budget", type=float, default=60.0)
     parser.add_argument("--minutes", type=float, default=1000.0)
-    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--repeats", type=int, default=5)
     options = parser.parse_args()
     options.folder.mkdir(parents=True, exist_ok=True)
     end_s = time.perf_counter() + 60 * options.minutes
@@ -262,30 +254,36 @@ def train_all(task: Task, row: dict, seed: int, end_s: float) -> Iterator[int]:
         return
     named = {answer["batch_size"] for answer in answers}
     target = min(answer["target"] for answer in answers)
-    # The named sizes first: the others end at some times the seconds of the best so far.
     sizes = kbatch.powers_of_two(8, min(2048, len(task.data()[0]) - HELD_OUT))
+    if "update_s" not in row:
+        row["update_s"] = time_updates(task, sizes)
+    # The named sizes first: the others end at some times the seconds of the best so far.
     for size in sorted(sizes, key=lambda other: (other not in named, -other)):
         runs = row["runs"].setdefault(str(size), {})
-        far = size not in named and runs and not any(run["reached"] for run in runs.values())
+        reached = [updates_to(target, run["losses"]) < math.inf for run in runs.values()]
+        far = size not in named and runs and not any(reached)
         done = str(seed) in runs and runs[str(seed)]["target"] <= target
         if done or far or time.perf_counter() > end_s:
             continue
-        known = [r[str(seed)] for r in row["runs"].values() if str(seed) in r]
-        least = min((r["updates"] * r["update_s"] for r in known if r["reached"]), default=_MOST_S)
-        most_s = min(_MOST_S, (_NAMED_LOST if size in named else _LOST) * least)
-        runs[str(seed)] = train(task, size, seed, answers, most_s)
+        least_s = min(
+            (
+                updates_to(target, other[str(seed)]["losses"]) * row["update_s"][key]
+                for key, other in row["runs"].items()
+                if str(seed) in other
+            ),
+            default=math.inf,
+        )
+        most_s = min(_MOST_S, (_NAMED_LOST if size in named else _LOST) * least_s)
+        most_updates = most_s / row["update_s"][str(size)]
+        runs[str(seed)] = train(task, size, seed, answers, most_updates)
         yield size
 
 
-def seconds_to(target: float, runs: dict) -> tuple[float, bool] | None:
+def seconds_to(target: float, runs: dict, update_s: float) -> tuple[float, bool] | None:
     """Return the seconds of a size to a loss, and whether it came there."""
     if not runs:
         return None
-    update_s = statistics.median(run["update_s"] for run in runs.values())
-    needed = statistics.median(
-        next((updates for updates, loss in run["losses"] if loss <= target), math.inf)
-        for run in runs.values()
-    )
+    needed = statistics.median(updates_to(target, run["losses"]) for run in runs.values())
     if needed < math.inf:
         return update_s * needed, True
     return update_s * max(run["updates"] for run in runs.values()), False
@@ -306,7 +304,10 @@ def tell(rows: dict, budget_s: float) -> None:
                 continue
             if size != answer["table_best"] or f" batch size {size:,}," not in answer["headline"]:
                 wrong.append(key)
-            times = {int(b): seconds_to(answer["target"], runs) for b, runs in row["runs"].items()}
+            times = {
+                int(b): seconds_to(answer["target"], runs, row["update_s"][b])
+                for b, runs in row["runs"].items()
+            }
             known = {b: time for b, time in times.items() if time is not None}
             reached = {b: seconds for b, (seconds, came) in known.items() if came}
             if len(known) < 8 or not reached:
