@@ -289,13 +289,17 @@ def _assemble(
     most = (_BEYOND if any(one.extrapolates for one in evidence) else 1) * tried[-1]
     powers = [1 << k for k in range(most.bit_length()) if tried[0] <= 1 << k]
     known = {p for p in powers if any(_read(one, p).value is not None for one in evidence)}
-    sizes = sorted(known.union(tried) if len(tried) <= _MOST_SIZES else known)
+    sizes = sorted(known.union(tried[:: math.ceil(len(tried) / _MOST_SIZES)]))
     if len(sizes) < 2:
         return None
     start = min(range(len(sizes)), key=lambda i: abs(math.log(sizes[i] / answer)))
     quantities = [
         Quantity(one.name, one.write, tuple(_read(one, size) for size in sizes)) for one in evidence
     ]
+    # It may be known at sizes alone that are left out.
+    quantities = [one for one in quantities if any(r.value is not None for r in one.readings)]
+    if not quantities:
+        return None
     written = filter(None, (f"Ranges are {ranges}.", *notes))
     return WhatIf(axis, tuple(sizes), start, tuple(quantities), tuple(written))
 
@@ -318,6 +322,10 @@ def _read_fit(known: _Evidence, size: int) -> Reading:
     inside = bool(measured) and measured[0] <= size <= measured[-1]
     if known.fit is None or not measured or not (inside or known.extrapolates):
         return Reading(None, None, "not measured")
+    failed = [b for b, reading in known.tried.items() if reading.basis == OUT_OF_MEMORY]
+    # Memory itself is worth knowing beyond them.
+    if failed and size > min(failed) and not inside and known.write is not memory_text:
+        return Reading(None, None, f"not measured: {min(failed):,} {OUT_OF_MEMORY}")
     value, interval = known.fit(size)
     if not value > 0 or (interval is not None and not interval.low > 0):
         return Reading(None, None, "not measured, and the fit does not tell")

@@ -470,6 +470,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
             objective=None if files is None else files.objective,
+            objective_parts=() if files is None else files.objective_parts,
             notes=notes,
         )
 

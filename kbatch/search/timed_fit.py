@@ -47,6 +47,7 @@ class ExecutionPlan(NamedTuple):
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
     objective: Objective | None  # What the search optimises; None where nothing is recorded.
+    objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
 
 
@@ -77,7 +78,9 @@ class TimedFit:
         self._open = contextlib.ExitStack()
         self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
-        self.best_epoch = None if plan.objective is None else BestEpoch(plan.objective)
+        self.best_epoch = (
+            None if plan.objective is None else BestEpoch(plan.objective, plan.objective_parts)
+        )
         # What training takes, the search for a micro-batch size left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0

@@ -52,7 +52,10 @@ class TrialFiles:
         self._file = self.folder / RECORD_NAME
         given = tuner.oracle.objective
         self.objective = Objective(given.name, given.direction)
-        names = [part.name for part in getattr(given, "objectives", [given])]
+        several = getattr(given, "objectives", ())
+        # Those whose sum keras-tuner minimises.
+        self.objective_parts = tuple(Objective(part.name, part.direction) for part in several)
+        names = [part.name for part in several or [given]]
         if given.name == "default_objective":
             names = []  # The user's own `fit` returns the value itself.
         # Metrics of a model that the search optimises, and what of it kbatch measures.

@@ -2,7 +2,7 @@
 
 import hashlib
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,16 +27,17 @@ _CLOSE, _CLOSE_ROUNDED = 1e-4, 2e-3
 class BestEpoch(keras.callbacks.Callback):
     """Keeps the weights of the best epoch in memory, once, and what it was validated on.
 
-    It stands after all callbacks that change the logs. The metric is the objective, or where that
-    is no metric of an epoch, such as a throughput, an accuracy or the loss of validation.
+    It stands after all callbacks that change the logs. The metric is the objective, also the sum of
+    several, its `parts`, or where that is no metric of an epoch, such as a throughput, an accuracy
+    or the loss of validation.
     `validation` is set before each `fit`: the data, in batches or as arrays, the size of a batch,
     and how many are taken, None for all. `copy_s` adds up the seconds that copying weights takes.
     """
 
-    def __init__(self, objective: Objective):
+    def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
         super().__init__()
         self.validation: tuple[Any, int, int | None] = (None, 1, None)
-        self._objective = objective
+        self._objective, self._parts = objective, parts
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
         self._batches = 0
@@ -49,9 +50,16 @@ class BestEpoch(keras.callbacks.Callback):
     def on_epoch_end(self, epoch: int, logs: Any = None):
         """Take the weights of an epoch better than all before."""
         model: Any = self.model
-        # It is chosen at the first epoch that was validated.
-        names = [n for n in logs or () if n.startswith("val_") or n == self._objective.name]
-        self._metric = self._metric or self._objective.or_quality(names)
+        logs = dict(logs or {})
+        if self._parts and all(part.name in logs for part in self._parts):
+            signs = [-1 if part.direction == "max" else 1 for part in self._parts]
+            values = [float(logs[part.name]) for part in self._parts]
+            logs[self._objective.name] = np.dot(signs, values)
+        # It is chosen at the first epoch that was validated, unless the objective comes later.
+        names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
+        found = self._objective.or_quality(names)
+        if self._metric is None or (self._metric != found == self._objective):
+            self._metric, self._best = found, {}
         if self._metric is None:
             return
         value = float(logs.get(self._metric.name, np.nan))
@@ -82,6 +90,8 @@ class BestEpoch(keras.callbacks.Callback):
 
     def _unmeasured(self, model: Any) -> str | None:
         """Say why there are no values by example to measure, None where there are."""
+        if self._parts and self._metric == self._objective:
+            return "several objectives are no single metric"
         if self._metric is not None and not self._metric.name.startswith("val_"):
             return f"{self._metric.name} is a metric of training, not of validation"
         return "the model was trained on several devices" if replica_count(model) > 1 else None

@@ -60,7 +60,7 @@ class TrackedRun(NamedTuple):
 
     @property
     def is_execution(self) -> bool:
-        """Whether it never changes once it is written."""
+        """Whether it changes no more, unless it failed and trains again."""
         return "/" in self.key
 
     @property
@@ -241,7 +241,9 @@ def _write_to_mlflow(
     mlflow = importlib.import_module("mlflow")
     client, shown = mlflow.MlflowClient(), mlflow.get_tracking_uri()
     experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
-    if not experiment:
+    if experiment:
+        name = client.get_experiment(experiment).name
+    else:
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
         found = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if found is None else found.experiment_id
@@ -253,10 +255,13 @@ def _write_to_mlflow(
         token = page.token or None
     for run in runs:
         found = there.get(run.key)
-        if found is not None and run.is_execution and found.info.status == "RUNNING":
-            client.delete_run(found.info.run_id)  # Writing it was cut off.
+        if found is not None and run.is_execution:
+            whole = found.info.status != "RUNNING"  # Else writing it was cut off.
+            if whole and found.data.tags.get("kbatch.status") == run.status:
+                continue
+            client.delete_run(found.info.run_id)
             found = None
-        elif found is not None and (run.is_execution or written.get(run.key) == run):
+        elif found is not None and written.get(run.key) == run:
             continue
         if found is None:
             tags = {_STUDY_TAG: identity, _RUN_TAG: run.key}
@@ -284,6 +289,10 @@ def _update_mlflow_run(entities: Any, client: Any, found: Any, run: TrackedRun) 
     params = {_allowed(name): str(value) for name, value in run.settings.items()}
     new = [entities.Param(name, text) for name, text in params.items() if name not in known.params]
     tags = {"kbatch.status": run.status, "mlflow.note.content": run.text or ""}
+    # A parameter cannot change, as the sizes of a search that is continued do.
+    tags |= {
+        f"kbatch.now.{n}": text for n, text in params.items() if known.params.get(n, text) != text
+    }
     changed = [entities.RunTag(n, text) for n, text in tags.items() if known.tags.get(n) != text]
     client.log_batch(run_id, metrics, new, changed)
     listed = client.list_artifacts(run_id) if run.files else ()
@@ -305,7 +314,9 @@ def _ms(seconds: float) -> int:
 def _allowed(name: str) -> str:
     """Replace what MLflow does not allow in the name of a parameter or metric."""
     parts = re.sub(r"[^\w\-. /]", "_", name).split("/")
-    return "/".join(part for part in parts if part.strip(". "))[:250] or "_"
+    found = "/".join(part for part in parts if part.strip(". "))
+    # Names that differ stay different.
+    return found if found == name and len(name) <= 250 else f"{found[:240]}_{_digest(name)[:6]}"
 
 
 def _write_runs(
@@ -324,7 +335,9 @@ def _write_runs(
     for run in runs:
         ended = not run.key and run.status == "completed"
         known = written.get(run.key)
-        done = known is not None if run.is_execution else known == run
+        done = (
+            known is not None and known.status == run.status if run.is_execution else known == run
+        )
         if done or not (run.is_execution or ended):
             continue
         files = {
@@ -332,13 +345,15 @@ def _write_runs(
             for one in (runs if ended else ())
             for file in one.files
         }
-        # A study that was continued is another run: W&B changes none.
+        # A study that was continued is another run, as is an execution that failed and trained
+        # again: W&B changes none.
         version = _digest((run.metrics, run.text, sorted(files))) if ended else identity
+        failed = "" if run.status == "completed" else f"-{run.status}"
         given = {
             "project": project,
             "group": group,
-            "name": f"{run.name} ({version[:6]})",
-            "id": f"{identity}-{run.key.replace('/', '-') or version}",
+            "name": f"{run.name}{failed.replace('-', ', ')} ({version[:6]})",
+            "id": f"{identity}-{run.key.replace('/', '-') or version}{failed}",
             "config": {**run.settings, "status": run.status, "text": run.text},
         }
         # In a context of its own: trackio ends the run that it finds in the present one.

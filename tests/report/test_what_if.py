@@ -68,7 +68,7 @@ def test_a_training_profile_has_its_measured_and_its_fitted_values():
             assert reading.interval == timed[size].samples_per_second_interval
             assert steps[size].interval == timed[size].step_time_interval_s
             assert (reading.basis, reading.extrapolated) == ("measured", False)
-        elif size != 1024:
+        elif size < 1024:
             assert reading.value == pytest.approx(size / profile.step_time.step_time_s(size))
             span = line.interval_at(size)
             ends = (size / span.high, size / span.low)
@@ -82,9 +82,14 @@ def test_a_training_profile_has_its_measured_and_its_fitted_values():
 
 
 def test_beyond_what_was_measured_it_says_extrapolated():
-    rates = readings(training_profile(), "Throughput")
-    beyond = [size for size, reading in rates.items() if reading.extrapolated]
-    assert beyond == [512, 2048, 4096]
+    rates, memory = (readings(training_profile(), of) for of in ("Throughput", "Peak memory"))
+    beyond = [
+        [size for size, reading in found.items() if reading.extrapolated]
+        for found in (rates, memory)
+    ]
+    # No size above one that ran out of memory has a speed.
+    assert beyond == [[512], [512, 2048, 4096]]
+    assert rates[2048][:3] == (None, None, "not measured: 1,024 ran out of memory")
     assert rates[512].basis == "extrapolated beyond the measured sizes, 1 to 256"
     assert rates[128].basis == "from the fit, between measured sizes"
     assert rates[1024][:3] == (None, None, "ran out of memory")
@@ -198,6 +203,17 @@ def test_a_study_has_its_goodput_and_its_cost_to_the_target():
         assert updates[size].interval == info.fit.line.interval_at(1 / size)
 
 
+def test_of_many_sizes_some_are_shown():
+    """None of them is a power of two, so the fit alone has values there."""
+    study = target_study(1, sizes=tuple(range(20, 920, 20)), missed=())
+    found = what_if(study)
+    assert len(found.sizes) < 45
+    for quantity in found.quantities:
+        measured = [one for one in quantity.readings if one.basis == "measured"]
+        assert len(measured) > 20
+    assert "what-if" in page_of(study)
+
+
 @pytest.mark.parametrize(
     "record",
     [
@@ -300,5 +316,5 @@ def test_a_wide_range_is_logarithmic_and_a_narrow_one_starts_at_zero():
     found = what_if(training_profile())
     rates, steps, _ = found.charts
     marks = {size: mark.y for size, mark in zip(found.sizes, steps.marks, strict=True)}
-    assert marks[256] > marks[512] > marks[4096]
-    assert (rates.span, steps.span) == ("0 to 9,920 samples/s", "2.10 to 413 ms")
+    assert marks[64] > marks[256] > marks[512]
+    assert (rates.span, steps.span) == ("0 to 9,600 samples/s", "0 to 53.4 ms")

@@ -62,6 +62,7 @@ def plan(batch_size=32, **changed):
         "metrics": (),
         "to_target": False,
         "objective": None,
+        "objective_parts": (),
         "notes": (),
     }
     return ExecutionPlan(batch_size=batch_size, **(plain | changed))

@@ -349,18 +349,41 @@ def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
 )
 def test_a_checkpoint_is_the_best_epoch_of_all_executions(tmp_path, metric, before, kept):
     """Or the last epoch where the objective is known only after training."""
-    model, best = models.mlp(), BestEpoch(Objective(metric, "max"))
+    epochs = [{"val_accuracy": value} for value in (0.3, 0.5, 0.4, float("nan"))]
+    assert checkpoint_of(BestEpoch(Objective(metric, "max")), epochs, tmp_path, before) == kept
+
+
+@pytest.mark.parametrize(("before", "kept"), [(None, 2.0), (-1.1, 2.0), (-1.3, None)])
+def test_a_checkpoint_of_several_objectives_is_the_epoch_of_the_least_sum(tmp_path, before, kept):
+    parts = (Objective("val_accuracy", "max"), Objective("val_loss", "min"))
+    best = BestEpoch(Objective("multi_objective", "min"), parts)
+    # The best accuracy, the best loss, the least sum (-1.2), and the last epoch.
+    values = [(0.9, 0.5), (0.2, -0.6), (0.8, -0.4), (0.5, -0.5)]
+    epochs = [{"val_accuracy": accuracy, "val_loss": loss} for accuracy, loss in values]
+    assert checkpoint_of(best, epochs, tmp_path, before) == kept
+
+
+def test_an_objective_that_comes_after_the_first_epoch_decides_the_checkpoint(tmp_path):
+    epochs = [{"val_loss": 0.1}, {"val_loss": 0.2, "f1": 0.7}, {"val_loss": 0.3, "f1": 0.6}]
+    assert checkpoint_of(BestEpoch(Objective("f1", "max")), epochs, tmp_path, None) == 1.0
+
+
+def checkpoint_of(best, epochs, folder, before):
+    """The epoch whose weights are written, None where none are."""
+    model = models.mlp()
     best.set_model(model)
-    for epoch, value in enumerate((0.3, 0.5, 0.4, float("nan"))):
+    for epoch, logs in enumerate(epochs):
         for variable in model.trainable_variables:
             variable.assign(keras.ops.full(variable.shape, float(epoch)))
-        best.on_epoch_end(epoch, {"val_accuracy": value})
-    best.write_weights(model, tmp_path, before)
-    assert all(np.all(w == 3.0) for w in model.get_weights())
-    assert (tmp_path / CHECKPOINT_NAME).exists() == (kept is not None)
-    if kept is not None:
-        model.load_weights(tmp_path / CHECKPOINT_NAME)
-        assert all(np.all(w == kept) for w in model.get_weights())
+        best.on_epoch_end(epoch, logs)
+    best.write_weights(model, folder, before)
+    last = float(len(epochs) - 1)
+    assert all(np.all(w == last) for w in model.get_weights())
+    if not (folder / CHECKPOINT_NAME).exists():
+        return None
+    model.load_weights(folder / CHECKPOINT_NAME)
+    (kept,) = {float(value) for w in model.get_weights() for value in w.ravel()}
+    return kept
 
 
 def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):

@@ -20,7 +20,7 @@ from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import EpochRecord
 from kbatch.study.loading import load_study
 from kbatch.study.study import trial_row
-from kbatch.study.trackers import check_trackers, sync, tracked_runs
+from kbatch.study.trackers import _allowed, check_trackers, sync, tracked_runs
 
 OLD = Path(__file__).parents[1] / "records" / "stored" / "version-0.1.0"
 
@@ -159,6 +159,29 @@ def test_writing_twice_adds_nothing_and_a_new_execution_adds_itself(project, tra
     # The study was continued, so its numbers are others.
     assert len(added) == 2
     assert added[1].startswith("batch 128, trial 0128, execution 0 (")
+
+
+def test_an_execution_that_failed_and_trained_again_is_another_run(project, trackio):
+    write_project(project, make_trial(128, status="failed", failure="other rows"))
+    written = {}
+    sync(load_study(project), "trackio", project, ended=False, written=written)
+    write_project(project, make_trial(128))
+    for _ in range(2):
+        sync(load_study(project), "trackio", project, ended=False, written=written)
+    statuses = [
+        run.given["config"]["status"]
+        for run in trackio.runs.values()
+        if run.given["name"].startswith("batch 128")
+    ]
+    assert statuses == ["failed", "completed"]
+
+
+def test_names_that_mlflow_does_not_allow_stay_different():
+    names = ["lr", "a:b", "a_b", "x" * 300, "x" * 300 + "y", "best_epoch/val_accuracy"]
+    allowed = [_allowed(name) for name in names]
+    assert (allowed[0], allowed[2], allowed[5]) == (names[0], names[2], names[5])
+    assert len(set(allowed)) == len(names)
+    assert max(map(len, allowed)) <= 250
 
 
 def test_an_execution_is_logged_by_epoch_with_what_holds_for_the_whole_in_the_last(

@@ -102,6 +102,14 @@ def test_of_unbatched_rows_the_longest_is_used_and_said():
     assert "longest of the first 3" in rows.note
 
 
+def test_examples_of_a_python_function_are_no_batches_though_their_rank_is_unknown():
+    targets = tf.data.Dataset.range(6).map(lambda k: tf.py_function(float, [k], tf.float32))
+    found = sample_of(FitData(tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X), targets)))
+    assert found.batches is None
+    x, y = batch(found.examples, 4)
+    assert (x.shape, y.shape, found.examples.examples) == ((4, 8), (4,), 6)
+
+
 def test_one_example_gets_a_batch_axis():
     rows = example_rows((np.zeros((7, 8), "float32"), 2))
     assert [part.shape for part in batch(rows, 4)] == [(4, 7, 8), (4,)]

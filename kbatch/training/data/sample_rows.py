@@ -133,6 +133,8 @@ def _first_elements(dataset: tf.data.Dataset) -> SampleElements:
     batches, examples = _Reading(None), _Reading(None)
     for element in dataset.take(_ELEMENTS_LOOKED_AT):
         arrays = each_part(np.asarray, element)
+        # The rank of what `tf.py_function` returns is known only now.
+        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
         examples = examples.with_element(_with_axis(arrays))
         if may_be_batches:
             batches = batches.with_element(arrays)
