@@ -188,7 +188,7 @@ class PairModel(NamedTuple):
         q = np.repeat(steeper.ravel(), len(_SIGNALS) * len(_NOISES))
         noise = np.tile(_NOISES, len(smooth))
 
-        # The last row of a Cholesky factor is the last row of the matrix over the factor before.
+        # With the values as a last row, one factorisation also solves `lower @ off = values`.
         last, places = len(at), np.arange(len(at))
         observed = np.zeros((len(noise), last + 1, last + 1))
         observed[:, :last, :last] = np.repeat(smooth[:, at][:, :, at], len(_NOISES), axis=0)

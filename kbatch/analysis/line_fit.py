@@ -119,7 +119,7 @@ class Line:
         )
 
     def _interval(self, value: float, variance: float) -> Interval:
-        # A variance of 0 may come out of the product below it by rounding.
+        # By rounding, a variance of 0 may come out slightly negative.
         half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(max(0.0, variance))
         return Interval(value - half_width, value + half_width)
 

@@ -97,10 +97,10 @@ def add_export(commands: Any) -> None:
     export.add_argument("study", type=Path, metavar="DIR", help=study)
     add_output(export, "table to write, .csv or .json (kbatch-trials.csv)")
     tracker = (
-        "write to mlflow, wandb or trackio what is not there yet, the table only with -o; the "
+        "write to a tracker what is not there yet, the table only with -o; the "
         "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
     )
-    export.add_argument("--to", metavar="TRACKER", help=tracker)
+    export.add_argument("--to", choices=("mlflow", "wandb", "trackio"), help=tracker)
     export.set_defaults(run=_export)
 
 
@@ -142,8 +142,8 @@ def _write_to_tracker(study: "Study", tracker: str, source: Path) -> None:
             print(f"{tracker}: {sync(study, tracker, source, files=report)}")
         except Exception as error:  # Whatever the tracker raises.
             raise OSError(
-                f"{tracker} could not be written: run the same command again when it can be, which "
-                f"adds what is missing. Received: {type(error).__name__}: {error}"
+                f"{tracker} could not be written: run the same command again once it can be "
+                f"reached, which adds what is missing. Received: {type(error).__name__}: {error}"
             ) from error
 
 

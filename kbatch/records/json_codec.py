@@ -182,7 +182,7 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
 
 
 def _number_decoder(kind: typing.Any, unknown: object = ...) -> Callable[[typing.Any], typing.Any]:
-    """Read the most frequent values by far, a million in a study; those that are `unknown` stay."""
+    """Return a decoder of numbers, of which a study has a million; `unknown` passes unchanged."""
 
     def decode_number(value: typing.Any) -> typing.Any:
         usual = type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER

@@ -1,9 +1,8 @@
 """What another batch size would do: the quantities of a record at every size.
 
-At a size that was measured a quantity has the measured value. Between measured sizes it has the
-value of the record's own fit, and beyond them as well where the measurements show that the fit
-holds: such a value is marked as extrapolated. A record without a fit has nothing to look up beside
-its table.
+A measured size has its measured value. Other sizes have the value of the record's own fit:
+between the measured sizes, and beyond them only where the measurements show that the fit holds.
+Values beyond are marked as extrapolated. A record without a fit has no slider, only its table.
 """
 
 import contextlib
@@ -28,12 +27,12 @@ from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
 
 MEASURED, OUT_OF_MEMORY = "measured", "ran out of memory"
-# A fit that holds is followed to so many times the largest size.
+# A fit that holds is extrapolated up to this many times the largest size.
 _BEYOND = 4
-# Nobody moves through more sizes than these: of more only the powers of two are shown.
+# Nobody moves through more sizes than these: of more, every second or third one is left out.
 _MOST_SIZES = 40
 WIDTH, HEIGHT, _MARGIN = 240, 72, 5
-# From here on a chart is logarithmic; below it starts at 0.
+# Values that span more than this factor get a logarithmic axis; the others start at 0.
 _WIDE = 30
 
 
@@ -328,7 +327,7 @@ def _read_fit(known: _Evidence, size: int) -> Reading:
         return Reading(None, None, f"not measured: {min(failed):,} {OUT_OF_MEMORY}")
     value, interval = known.fit(size)
     if not value > 0 or (interval is not None and not interval.low > 0):
-        return Reading(None, None, "not measured, and the fit does not tell")
+        return Reading(None, None, "not measured; the fit is not certain enough here")
     basis = "from the fit, between measured sizes" if inside else _beyond("measured", measured)
     return Reading(value, interval, basis, not inside)
 
@@ -339,7 +338,7 @@ def _times(
     line: Line | None,
     failed: Iterable[int],
 ) -> list[_Evidence]:
-    """Return throughput and time, by the line where nothing speaks against it."""
+    """Return throughput and time, with the line as their fit unless the data depart from it."""
 
     def as_rate(
         examples: int, time_s: float, span: Interval | None

@@ -77,10 +77,10 @@ def sweep_throughput(
                 first = [_setting(size, given or size) for size in sizes]
             timed = _timed(model, source, sizes, first, most=most, whole_only=whole_only)
         except (ValueError, TypeError, *REFUSALS) as error:
-            told = refusal_text(error, model=lambda: model, source=source)
-            if told is None:
+            text = refusal_text(error, model=lambda: model, source=source)
+            if text is None:
                 raise
-            raise InputError(told) from error
+            raise InputError(text) from error
     times_s = {size: statistics.median(point.step_times_s) for size, point in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing and len(timed) < 2:

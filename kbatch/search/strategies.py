@@ -139,7 +139,7 @@ class RaceStrategy(Strategy):
         running = {in_grid(space, values) for values in state.pending}
         for values in grid(space):
             key = in_grid(space, values)
-            # One whose record cannot be read is not run for ever. All wait for one that runs.
+            # A trial with an unreadable record is not repeated for ever. If one runs, all wait.
             if key in racing or key in running or not (key in trials or key in known):
                 executions = len(racing[key].executions) if key in racing else 0
                 counts[key] = executions, known.get(key, values)
@@ -389,7 +389,7 @@ def _check_comparable(objective: Any, callbacks: Any) -> None:
     if single and (target if name in COST_NAMES else metric):
         return
     raise ValueError(
-        '`strategy="goodput"` compares batch sizes by what they need for the same: search for '
+        '`strategy="goodput"` compares what batch sizes need for an equal result: search for '
         '`keras_tuner.Objective("seconds_to_target", "min")` with `callbacks='
         "[kbatch.StopAtTarget(monitor, value)]`, or for a metric with `callbacks="
         f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "

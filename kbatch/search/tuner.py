@@ -112,10 +112,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             processes that divide its cores. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for its number of workers.
-        trackers: Experiment trackers that show the search while it runs, out of `"mlflow"`,
-            `"wandb"` and `"trackio"`; each is set up as for other training, such as by
-            `MLFLOW_TRACKING_URI`. This process writes what the records have after each execution.
-            A tracker that fails is warned of, and tried again after the next one.
+        trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
+            `"wandb"` and `"trackio"`, each set up as for other training, such as by
+            `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each
+            execution. Where a tracker fails, it warns once and tries again after the next one.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
             `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
             each that it may still name keeps them too. 0 for none at all.
@@ -295,10 +295,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             ) from None
 
     def get_best_hyperparameters(self, num_trials: int = 1) -> list[Any]:
-        """Return the hyperparameters of trials that completed, the one to take first.
+        """Return the hyperparameters of completed trials, the ones to use first.
 
-        It is that of `Study.decide`, also while executions of it are missing; the others follow by
-        their mean objective.
+        The first trial is the one that `Study.decide` names, even if it lacks executions. The
+        others follow by their mean objective.
+
+        Args:
+            num_trials: How many to return; fewer if fewer trials completed.
 
         Raises:
             RuntimeError: If no trial completed, with the causes.

@@ -23,8 +23,15 @@ if TYPE_CHECKING:
 
 
 # Columns that are means over the executions of a trial.
-_TIMES = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
-_TIMES = (*_TIMES, "examples_seen", "updates")
+_TIMES = (
+    "window_samples_per_second",
+    "first_step_s",
+    "data_wait_share",
+    "train_s",
+    "total_s",
+    "examples_seen",
+    "updates",
+)
 _JOULES = ("joules_to_target", "joules_per_sample")
 _USAGE = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
 

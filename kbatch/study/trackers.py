@@ -198,11 +198,11 @@ def sync(
 
 
 def _identity(study: Study) -> str:
-    """Return what tells a study from all others, and stays when it is continued."""
+    """Return an id that no other study has, and that stays when the study is continued."""
     parts: list[object] = [study.name]
     if study.search is not None:
         found = study.search.environment
-        # Of searches that begin in one second on many hosts the load may differ alone.
+        # Searches that begin in one second on many hosts may differ in their load alone.
         parts += [found.created_at, found.command, found.platform, found.load_average]
     return _digest(parts)
 
@@ -440,8 +440,8 @@ class TrackerLog:
                     continue
                 self._warned.add(tracker)
                 warnings.warn(
-                    f"The tracker {tracker!r} could not be written, and is tried again after the "
-                    "next execution. If the search ends before it can be, run "
+                    f"The tracker {tracker!r} could not be written. kbatch tries again after the "
+                    "next execution. If the search ends before that succeeds, run "
                     f"`kbatch export {project} --to {tracker}`. "
                     f"Received: {type(error).__name__}: {error}",
                     stacklevel=2,
