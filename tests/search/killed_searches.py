@@ -1,4 +1,4 @@
-"""Kills searches: `python killed_searches.py DIRECTORY KILLS SEED`.
+"""Kills searches: `python killed_searches.py DIRECTORY KILLS SEED grid|race`.
 
 It starts TensorFlow once and forks a real process a search, which SIGKILL ends at a random moment,
 or at a random one of its own file operations; then another one goes on in the same directory, until
@@ -11,8 +11,12 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import keras
 import keras_tuner
 import small_models as models
 import tensorflow as tf
@@ -20,19 +24,62 @@ import tensorflow as tf
 import kbatch
 from kbatch.search.tuner import BatchSizeTuner
 
-BATCH_SIZES = (8, 32)
-EXECUTIONS = 2
+
+def learner():
+    """A classifier that learns something in 24 updates, and in 2 nothing."""
+    return models.stock(optimizer=keras.optimizers.SGD(0.1))
+
+
+def learnable(count, *, seed=0):
+    """Rows whose class is the largest of their first three features."""
+    x, _ = models.rows(count, seed=seed)
+    return x, x[:, :3].argmax(1)
+
+
+class Case(NamedTuple):
+    """What is searched, and how."""
+
+    build: Callable[[], keras.Model]
+    batch_sizes: tuple[int, ...]
+    hypermodel: dict[str, object]
+    tuner: dict[str, object]
+    rows: Callable[..., tuple]
+    validation_rows: int
+    operations: int  # A quarter of the file operations of the whole search.
+
+
+CASES = {
+    "grid": Case(
+        models.mlp,
+        (8, 32),
+        {"micro_batch_size": 8, "learning_rate_scaling": "sqrt"},
+        {"executions_per_trial": 2},
+        models.rows,
+        40,
+        25,
+    ),
+    # One size leaves at the first look, the others go on to the last execution that is allowed.
+    "race": Case(
+        learner,
+        (4, 5, 94),
+        {"micro_batch_size": None},
+        {"strategy": "race", "max_executions": 11},
+        learnable,
+        100,
+        130,
+    ),
+}
 
 
 class Logged(keras_tuner.HyperModel):
     """Appends a line to a file whenever an execution begins."""
 
-    def __init__(self, log):
+    def __init__(self, build_model, log):
         super().__init__()
-        self.log = log
+        self.build_model, self.log = build_model, log
 
     def build(self, hp):
-        return models.mlp()
+        return self.build_model()
 
     def fit(self, hp, model, *args, **kwargs):
         with open(self.log, "a") as lines:
@@ -40,27 +87,22 @@ class Logged(keras_tuner.HyperModel):
         return model.fit(*args, **kwargs)
 
 
-def search(directory, log):
+def search(case, directory, log):
     hypermodel = kbatch.BatchSizeHyperModel(
-        Logged(log),
-        BATCH_SIZES,
-        micro_batch_size=8,
-        learning_rate_scaling="sqrt",
+        Logged(case.build, log),
+        case.batch_sizes,
         dtype_policy="float32",
         seed=0,
+        **case.hypermodel,
     )
     tuner = BatchSizeTuner(
-        hypermodel,
-        "val_accuracy",
-        executions_per_trial=EXECUTIONS,
-        directory=directory,
-        project_name="search",
+        hypermodel, "val_accuracy", directory=directory, project_name="search", **case.tuner
     )
-    validation = models.rows(40, seed=1)
-    tuner.search(*models.rows(94), validation_data=validation, epochs=2, verbose=0)
+    validation = case.rows(case.validation_rows, seed=1)
+    tuner.search(*case.rows(94), validation_data=validation, epochs=2, verbose=0)
 
 
-def fork(directory, log, *, operations=None):
+def fork(case, directory, log, *, operations=None):
     """Starts a search in a process of its own, which ends itself before a file operation."""
     pid = os.fork()
     if pid:
@@ -68,7 +110,7 @@ def fork(directory, log, *, operations=None):
     if operations is not None:
         _die_at(operations, str(directory))
     try:
-        search(directory, log)
+        search(case, directory, log)
         os._exit(0)
     except BaseException as error:
         print(repr(error), file=sys.stderr, flush=True)
@@ -91,33 +133,35 @@ def _die_at(operations, directory):
 
 def begun(log):
     """Counts the executions that began, by batch size."""
-    lines = log.read_text().splitlines() if log.exists() else []
-    return {size: lines.count(str(size)) for size in BATCH_SIZES}
+    return Counter(log.read_text().split() if log.exists() else [])
 
 
 def finished(directory):
     """Counts the executions on disk that completed, by batch size."""
-    counts = dict.fromkeys(BATCH_SIZES, 0)
+    counts = Counter()
     for file in (directory / "search").glob("trial_*/kbatch.json"):
         for execution in json.loads(file.read_text())["record"]["executions"]:
-            counts[execution["batch_size"]] += execution["status"] == "completed"
+            counts[str(execution["batch_size"])] += execution["status"] == "completed"
     return counts
 
 
-def until_it_ends(directory, rng, duration_s):
-    """Runs a search that is killed until it ends; gives the kills and what ran though finished."""
+def until_it_ends(case, directory, rng, *, duration_s, wanted):
+    """Runs a search that is killed until it ends; gives the kills and what ran though finished.
+
+    `wanted` are the executions of each size that it is to end with.
+    """
     log, kills, repeated = directory / "log", [], []
     while True:
         before, kept = begun(log), finished(directory)
         if rng.random() < 0.5:
-            pid = fork(directory, log, operations=rng.randint(1, 25))
+            pid = fork(case, directory, log, operations=rng.randint(1, case.operations))
         else:
-            pid = fork(directory, log)
+            pid = fork(case, directory, log)
             time.sleep(rng.uniform(0, duration_s / 2))
             os.kill(pid, signal.SIGKILL)
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for size, count in begun(log).items():
-            if count - before[size] > EXECUTIONS - kept[size]:
+            if count - before[size] > wanted[size] - kept[size]:
                 repeated.append(size)
         if status == -signal.SIGKILL:
             kills.append(sum(finished(directory).values()))
@@ -125,23 +169,24 @@ def until_it_ends(directory, rng, duration_s):
             return kills, repeated, status
 
 
-def main(directory, kills, seed):
+def main(directory, kills, seed, case):
     # Each search traces its steps again, which takes longer than they do.
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
     rng = random.Random(seed)
-    (directory / "undisturbed").mkdir()
+    undisturbed = directory / "undisturbed"
+    undisturbed.mkdir()
     started_s = time.monotonic()
-    pid = fork(directory / "undisturbed", directory / "undisturbed" / "log")
+    pid = fork(case, undisturbed, undisturbed / "log")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    duration_s = time.monotonic() - started_s
+    known = {"duration_s": time.monotonic() - started_s, "wanted": finished(undisturbed)}
     searches = []
     while sum(len(found["kills"]) for found in searches) < kills:
         folder = directory / f"killed-{len(searches)}"
         folder.mkdir()
-        found = until_it_ends(folder, rng, duration_s)
+        found = until_it_ends(case, folder, rng, **known)
         searches.append(dict(zip(("kills", "repeated", "status"), found, strict=True)))
     print(json.dumps(searches))
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), CASES[sys.argv[4]])

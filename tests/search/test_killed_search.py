@@ -18,10 +18,11 @@ KEPT += ["loss", "val_accuracy", "val_loss", "examples_seen"]
 
 
 @pytest.mark.slow
-def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(tmp_path):
+@pytest.mark.parametrize(("case", "kills"), [("grid", 8), ("race", 4)])
+def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, tmp_path):
     paths = [str(ROOT), str(ROOT / "tests"), str(SCRIPT.parent)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), "8", "1"],
+        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), "1", case],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -29,16 +30,39 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(tmp_path):
     )
     assert done.returncode == 0, done.stderr
     searches = json.loads(done.stdout.splitlines()[-1])
-    assert sum(len(search["kills"]) for search in searches) >= 8
+    assert sum(len(search["kills"]) for search in searches) >= kills
     assert [search["status"] for search in searches] == [0] * len(searches), done.stderr
     assert [search["repeated"] for search in searches] == [[]] * len(searches)
     undisturbed = kbatch.load_study(tmp_path / "undisturbed" / "search")
+    if case == "race":
+        decision = undisturbed.decide()
+        assert (decision.tied, decision.worse, decision.executions) == ((4, 5), (94,), 4)
     for number in range(len(searches)):
         study = kbatch.load_study(tmp_path / f"killed-{number}" / "search")
         assert study.problems == ()
         assert study.to_dataframe()[KEPT].equals(undisturbed.to_dataframe()[KEPT])
         assert study.best_trial().batch_size == undisturbed.best_trial().batch_size
+        assert _decided(study) == _decided(undisturbed)
+        assert _ran(study) == _ran(undisturbed)
         assert _told(tmp_path / f"killed-{number}") == _told(tmp_path / "undisturbed")
+
+
+def _decided(study):
+    """What a study decides. No size is certified, so none is named for its speed."""
+    found = study.decide()
+    assert not found.certified
+    return found.batch_size, found.tied, found.worse, found.executions, found.gaps
+
+
+def _ran(study):
+    """What each execution of each trial gave, its throughput aside."""
+    return {
+        trial.trial_id: [
+            (run.seed, run.status, run.updates, {**run.reported, "samples_per_second": None})
+            for run in trial.executions
+        ]
+        for trial in study.trials
+    }
 
 
 def _told(directory):
