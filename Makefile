@@ -2,19 +2,19 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-engines test-gpu models-table keras-tests notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-engines test-trackers test-versions test-gpu models-table keras-tests notebooks docs lint format types clean
 
 help:
-	@echo "make demo | test | test-slow | test-engines | test-gpu | models-table | keras-tests"
-	@echo "     notebooks | docs | lint | format | types | clean"
+	@echo "make demo | test | test-slow | test-engines | test-trackers | test-versions"
+	@echo "     test-gpu | models-table | keras-tests | notebooks | docs | lint | format | types | clean"
 
-# One stamp an extra: a second run finds it and starts at once.
-.venv/%.stamp: setup.cfg pyproject.toml
-	@test -x $(BIN)/python || $(PYTHON) -m venv .venv || \
-	  { echo "Python's venv module is missing: on Debian, apt-get install python3-venv" >&2; rm -rf .venv; exit 1; }
-	@$(BIN)/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
-	  { echo "kbatch needs Python >= 3.11: run make PYTHON=/path/to/python3.11" >&2; rm -rf .venv; exit 1; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[$*]'
+# ENVIRONMENT/EXTRA.stamp, one stamp an extra: a second run finds it and starts at once.
+%.stamp: setup.cfg pyproject.toml
+	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D) || \
+	  { echo "Python's venv module is missing: on Debian, apt-get install python3-venv" >&2; rm -rf $(@D); exit 1; }
+	@$(@D)/bin/python -c 'import sys; sys.exit(sys.version_info < (3, 11))' || \
+	  { echo "kbatch needs Python >= 3.11: run make PYTHON=/path/to/python3.11" >&2; rm -rf $(@D); exit 1; }
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[$(*F)]'
 	@touch $@
 
 demo: .venv/demo.stamp
@@ -33,15 +33,27 @@ figures: .venv/demo.stamp
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one
 # that ends first takes over half of what the other has left.
 test: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not engine"
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not engine and not tracker"
 
-# With the trackers themselves, which take more than a minute to install.
-test-slow: .venv/trackers.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not engine"
+test-slow: .venv/test.stamp
+	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not engine and not tracker"
 
 # Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
 test-engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engine tests/engines
+
+# MLflow, Weights & Biases and Trackio, which want other versions of what the rest uses.
+test-trackers: .venv-trackers/trackers.stamp
+	.venv-trackers/bin/python -m pytest -m tracker tests/study
+
+# The oldest versions that setup.cfg allows: training in parts, a search, the quickstart, the demo.
+.venv-oldest/test.stamp: tests/oldest.txt
+.venv-oldest/test.stamp: CONSTRAINTS = --constraint tests/oldest.txt
+test-versions: .venv-oldest/test.stamp
+	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal tests/test_library_internals.py \
+	  tests/training/test_accumulated_*.py tests/search/test_search.py \
+	  tests/test_guides.py::test_the_python_of_the_readme_runs
+	.venv-oldest/bin/kbatch demo --quick
 
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
@@ -75,4 +87,4 @@ types: .venv/dev.stamp
 	$(BIN)/pyright
 
 clean:
-	rm -rf .venv build dist *.egg-info kbatch-demo
+	rm -rf .venv .venv-* build dist *.egg-info kbatch-demo

@@ -1,27 +1,58 @@
-"""`pip install .` into an empty environment gives a demo that works."""
+"""The wheel holds the package alone; in an empty environment it runs the quickstart and a demo."""
 
+import os
 import subprocess
 import sys
-from pathlib import Path
+import zipfile
 
 import pytest
+from code_blocks import ROOT, blocks, brief
 
-ROOT = Path(__file__).parents[1]
+# What the quickstart takes from its reader.
+READER = """\
+import keras
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+x, y = digits.data / 16, digits.target
+
+
+def build():
+    outputs = keras.layers.Dense(10, activation="softmax", dtype="float32")
+    model = keras.Sequential([keras.layers.Input((64,)), outputs])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+"""
 
 
 def run(*words, cwd):
-    done = subprocess.run(words, cwd=cwd, capture_output=True, text=True, timeout=1800)
+    own = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(words, cwd=cwd, env=own, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
 
 @pytest.mark.slow
-def test_a_clean_clone_installs_and_runs_the_demo(tmp_path):
+def test_the_wheel_of_a_clean_clone_installs_and_runs(tmp_path):
     run("git", "clone", "--quiet", str(ROOT), "clone", cwd=tmp_path)
+    pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(sys.executable, *pip, "wheel", "--no-deps", "-w", "dist", "./clone", cwd=tmp_path)
+    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    assert files == set(run("git", "ls-files", "kbatch", cwd=tmp_path / "clone").split())
+
     run(sys.executable, "-m", "venv", "environment", cwd=tmp_path)
-    binaries = tmp_path / "environment" / "bin"
-    install = ("install", "--quiet", "--no-compile")  # The demo imports a part of what it installs.
-    run(str(binaries / "python"), "-m", "pip", *install, "./clone[demo]", cwd=tmp_path)
-    printed = run(str(binaries / "kbatch"), "demo", "--quick", "--batch-sizes", "64", cwd=tmp_path)
+    python = str(tmp_path / "environment" / "bin" / "python")
+    # The code that runs imports a part of what is installed.
+    run(python, *pip, "install", "--no-compile", f"{wheel}[demo]", cwd=tmp_path)
+    quickstart = READER + brief(blocks(ROOT / "README.md", "python")[0])
+    (tmp_path / "quickstart.py").write_text(quickstart)
+    printed = run(python, "quickstart.py", cwd=tmp_path)
+    assert printed.splitlines()[-1].startswith(("16 ", "32 "))
+    assert (tmp_path / "report.html").stat().st_size > 10_000
+    command = (str(tmp_path / "environment" / "bin" / "kbatch"), "demo", "--quick")
+    printed = run(*command, "--batch-sizes", "64", cwd=tmp_path)
     assert "kbatch-demo/report.html" in printed
     assert (tmp_path / "kbatch-demo" / "report.html").stat().st_size > 10_000

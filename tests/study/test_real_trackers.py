@@ -13,7 +13,7 @@ from kbatch.cli import main as cli
 from kbatch.study.loading import load_study
 from kbatch.study.trackers import sync
 
-pytestmark = pytest.mark.slow
+pytestmark = pytest.mark.tracker
 
 
 @pytest.fixture
