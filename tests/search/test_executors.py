@@ -112,6 +112,22 @@ def test_the_executions_of_a_round_of_a_race_run_beside_each_other(tmp_path, tur
     assert len(set(executor.ran)) == len(executor.ran)
 
 
+def with_rate(hp):
+    model = models.stock()
+    model.optimizer.learning_rate = hp.Choice("rate", [0.001, 0.01])
+    return model
+
+
+def test_a_race_trains_each_combination_with_other_hyperparameters_three_times(tmp_path):
+    hypermodel = searches.stock(with_rate, (16, 32))
+    arguments = {"strategy": "race", "tolerance": 0.9, "max_executions": 12}
+    search(tmp_path, StubExecutor(), hypermodel=hypermodel, **arguments)
+    trials = kbatch.load_study(tmp_path / "search").trials
+    assert [len(trial.executions) for trial in trials] == [3] * 4
+    rates = [(t.batch_size, t.hyperparameters["rate"]) for t in trials]
+    assert sorted(rates) == [(16, 0.001), (16, 0.01), (32, 0.001), (32, 0.01)]
+
+
 def test_pairs_of_a_joint_search_run_beside_each_other(tmp_path):
     hypermodel = searches.stock(batch_sizes=SIZES, learning_rate_scaling="joint")
     executor = StubExecutor(accuracy=lambda size, number: size / 100 + number / 1000)

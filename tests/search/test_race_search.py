@@ -177,20 +177,6 @@ def test_a_generator_to_validate_on_is_refused_before_anything_trains(tmp_path):
     assert len(list(batches)) == 9
 
 
-def with_rate(hp):
-    model = models.stock()
-    model.optimizer.learning_rate = hp.Choice("rate", [0.001, 0.01])
-    return model
-
-
-def test_beside_other_hyperparameters_each_combination_trains_three_times(tmp_path):
-    tuner = race(tmp_path, searches.stock(with_rate, (16, 32)), max_executions=12)
-    study = kbatch.load_study(tuner)
-    assert [len(trial.executions) for trial in study.trials] == [3] * 4
-    rates = [(t.batch_size, t.hyperparameters["rate"]) for t in study.trials]
-    assert sorted(rates) == [(16, 0.001), (16, 0.01), (32, 0.001), (32, 0.01)]
-
-
 @pytest.mark.parametrize(
     ("changed", "message"),
     [
