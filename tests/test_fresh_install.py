@@ -19,7 +19,8 @@ x, y = digits.data / 16, digits.target
 
 def build():
     outputs = keras.layers.Dense(10, activation="softmax", dtype="float32")
-    model = keras.Sequential([keras.layers.Input((64,)), outputs])
+    hidden = keras.layers.Dense(32, activation="relu")
+    model = keras.Sequential([keras.layers.Input((64,)), hidden, outputs])
     model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
