@@ -1,14 +1,16 @@
 """Which batch size do other tools name, how soon, and how good is that size?
 
 python benchmarks/peers.py --environments DIR [--peers kbatch keras-tuner ...] [--seeds 2]
-    [--tasks fixed linear] [--epochs 6] [--store FILE]    ten minutes on two quiet cores, once
-    the environments are there; those take another ten and 12 GB, most of it for PyTorch
+    [--tasks fixed linear] [--epochs 6] [--store FILE]
+    half an hour on two cores that other work shared, and eight minutes before it in which the
+    environments are installed: 14 GB, most of it PyTorch with its GPU libraries
 
 Each peer runs in a virtual environment of its own in DIR, made when it is missing. The task: the
 MLP and the 5,000 MNIST images of `decision_tables.py`, six batch sizes, SGD with momentum. `fixed`
 trains every size at the rate of 32, which is what a tool does that is told nothing about rates;
 `linear` scales the rate with the size, a line in the `fit` that keras-tuner and Optuna let a user
-write. The others have no place for that line and are asked about `fixed` alone.
+write. The others have no place for that line and are asked about `fixed` alone. AutoKeras names no
+size, it halves one that does not fit: its row is a wider net under a limit on TensorFlow's memory.
 
 A search has as many trainings as there are sizes, and is repeated with other seeds. `kbatch race`
 may take four times as many, and is searched once.
@@ -312,7 +314,9 @@ def environment(peer: str, folder: Path) -> tuple[Path, dict]:
         venv.create(place, with_pip=True, clear=True)
         words = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *PEERS[peer]]
         installed = subprocess.run(words, capture_output=True, text=True, check=False)
-        error = installed.stderr.strip().splitlines()[-1:] if installed.returncode else []
+        lines = installed.stderr.strip().splitlines() or ["no words"]
+        errors = [line for line in lines if line.startswith("ERROR")] or lines
+        error = errors[-1:] if installed.returncode else []
         seconds = time.perf_counter() - started_s
         done.write_text(json.dumps({"error": error, "seconds": seconds}))
     return python, json.loads(done.read_text())
@@ -361,14 +365,16 @@ def truth_of(task: str, sizes, options, store: Store, data: str) -> dict[int, li
         for size in (sizes if seed % 2 == 0 else sizes[::-1])
     ]
     missing = [key for key in keys if store.get(key) is None]
-    if missing:
-        runs = [(key["size"], 500 + key["seed"]) for key in missing]
+    at_once = 5 * len(sizes)  # One start of TensorFlow for so many, and what an interruption loses.
+    for start in range(0, len(missing), at_once):
+        part = missing[start : start + at_once]
+        runs = [(key["size"], 500 + key["seed"]) for key in part]
         asked = {"peer": "truth", "task": task, "epochs": options.epochs, "runs": runs}
         asked |= {"sizes": list(sizes), "data": data}
         found = inside(Path(sys.executable), asked)
         if isinstance(found, dict):
             raise SystemExit(f"The truth could not be measured. Received: {found['failed']}")
-        for key, row in zip(missing, found, strict=True):
+        for key, row in zip(part, found, strict=True):
             store.add(key | row)
     rows: dict[int, list[dict]] = {size: [] for size in sizes}
     for key in sorted(keys, key=lambda key: key["seed"]):
@@ -408,9 +414,13 @@ def silent(peer: str, rows: list[dict], tied: list[int], sizes: list[int]) -> st
         words.append(f"{' and '.join(map(str, untried))} of {len(sizes)} sizes never tried")
     if peer == "batch-susceptibility":
         words.append(f"{rows[0]['short']} of {len(sizes)} sizes ran out of data before 50 steps")
-        words.append("the ends of the list cannot be named")
+        losses = rows[0]["losses"]
+        lowest = min(losses, key=losses.__getitem__)
+        words.append(
+            f"names where its loss changes fastest, never the ends; it is lowest at {lowest}"
+        )
     if not peer.startswith("kbatch") and len(tied) > 1:
-        words.append(f"silent about ties ({', '.join(map(str, tied))} tie)")
+        words.append(f"ties ({', '.join(map(str, tied))} tie)")
     return "; ".join(words) or "-"
 
 
@@ -428,7 +438,7 @@ def print_tables(found: dict, truths: dict, options) -> None:
             mean = f"{statistics.fmean(values):.4f} ± {error:.4f}"
             print(f"| {size} | {mean} | {seconds:.1f} | {mark} |")
         print(f"\n### {task}: the tools\n")
-        print("| tool | runs | s | named | test accuracy, train s | says | silent about |")
+        print("| tool | runs | s | named | test accuracy, train s | says | leaves out |")
         print("|---|---|---|---|---|---|---|")
         for peer in options.peers:
             rows = found.get((task, peer), [])
@@ -462,7 +472,7 @@ def main() -> None:
     parser.add_argument("--tasks", nargs="+", default=["fixed", "linear"])
     parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
     parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--truth-seeds", type=int, default=5)
+    parser.add_argument("--truth-seeds", type=int, default=15)
     parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--store", type=Path, default=Path("peers.jsonl"))
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
