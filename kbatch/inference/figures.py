@@ -337,6 +337,8 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
         # Less than a byte an example is rounding, not growth.
         if fit is not None and fit.bytes_per_example >= 1:
             largest = int(max(0.0, fit.largest_within(most_bytes)))
+            # What was seen counts more than the line.
+            largest = min([largest, *(size - 1 for size in known if known[size] > most_bytes)])
         failed = tuple(m.batch_size for m in records if m.outcome == "out_of_memory")
         guarded = tuple(m.batch_size for m in records if m.guarded)
         series.append(MemorySeries(policy, known, failed, guarded, fit, largest or None))
@@ -379,7 +381,7 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
             notes.append(f"{one.label}: batches up to {size:,} are expected to stay below 80 %")
     if (limit_bytes := profile.memory_limit_bytes) is not None:
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}")
-        guard_bytes, words = _GUARD_SHARE * limit_bytes, "80 %: nothing above is run"
+        guard_bytes, words = _GUARD_SHARE * limit_bytes, "80 %: nothing expected above is run"
         draw.limit(panel, guard_bytes, words, color=MUTED, below=True)
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))

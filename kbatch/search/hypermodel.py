@@ -34,12 +34,13 @@ from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_active_policy,
     check_dtype_policies,
+    check_own_dtypes,
     dtype_policy_scope,
     loss_scaled,
 )
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
 from kbatch.training.model import check_model
-from kbatch.training.state import check_seed, seeded
+from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 
@@ -282,6 +283,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if files is not None and loss_scaled(model) and self.fallback.may_begin(project):
                 fresh = FreshCallbacks()
 
+            # Layers that their first batch builds draw their weights here, and not in `build`.
+            @seeded(seed_of(self._seed(hp), 1))
             def train() -> Any:
                 used: Any = model
                 if attempts and fresh is not None:
@@ -490,6 +493,7 @@ def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
     try:
         with dtype_policy_scope(policy), seeded(seed):
             model = inner.build(hp)
+        check_own_dtypes(model, policy)
     except PolicyUnsupported as error:
         model = _built(inner, hp, "float32", seed)
         model.dtype_refusal = str(error)

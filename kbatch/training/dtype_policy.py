@@ -69,10 +69,25 @@ def _refusal(error: Exception, policy: str) -> str | None:
     )
 
 
+def check_own_dtypes(model: Any, policy: str) -> None:
+    """Check that not every layer leaves the policy of its model by a dtype of its own.
+
+    Raises:
+        PolicyUnsupported: If nothing of the model would compute under the policy.
+    """
+    given = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
+    if given and _policies_used(model) == {"float32"}:
+        raise PolicyUnsupported('every layer with weights has `dtype="float32"` of its own')
+
+
+def _policies_used(model: keras.Model) -> set[str]:
+    layers = [layer for layer in layers_of(model, include_self=False) if layer.weights]
+    return {layer.dtype_policy.name for layer in layers}
+
+
 def check_active_policy(model: keras.Model, policy: str) -> None:
     """Check that a built model really runs under a policy."""
-    layers = [layer for layer in layers_of(model, include_self=False) if layer.weights]
-    used = {layer.dtype_policy.name for layer in layers}
+    used = _policies_used(model)
     active = model.dtype_policy.name
     if used and policy not in used:
         active = ", ".join(sorted(used))

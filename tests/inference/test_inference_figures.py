@@ -190,6 +190,14 @@ def test_memory_has_the_limit_and_the_size_that_is_expected_to_reach_it():
         kbatch.plot_inference_memory(make_profile(memory=()))
 
 
+def test_no_size_is_expected_to_fit_that_took_more():
+    memory = [make_memory(size) for size in (1, 2, 4, 8, 16, 32, 64)]
+    more = [make_memory(112, fixed=2**24 + 2**23), make_memory(128)]
+    (series,) = memory_series(make_profile(memory=(*memory, *more)))
+    assert series.fit.largest_within(0.8 * 2**26) > 112
+    assert series.largest_expected == 111
+
+
 def test_memory_of_a_limit_that_does_not_bind_has_no_size():
     flat = tuple(make_memory(size, fixed=2**24 + size // 1000, each=0) for size in (1, 1000, 4000))
     assert memory_series(make_profile(memory=flat))[0].largest_expected is None

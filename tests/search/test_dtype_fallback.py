@@ -153,6 +153,16 @@ def test_the_whole_search_goes_on_in_float32(tmp_path, build, kind):
     assert study.search.fallback == note
 
 
+def whole():
+    return compiled(keras.Sequential([layers.Input((8,)), layers.Dense(3, dtype="float32")]))
+
+
+def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
+    with pytest.warns(UserWarning, match="Trained in float32.*every layer with weights has"):
+        study = kbatch.load_study(search(tmp_path, whole))
+    assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
+
+
 def test_a_search_that_goes_on_stays_in_float32(tmp_path, recwarn):
     search(tmp_path, late, sizes=(8,))
     recwarn.clear()

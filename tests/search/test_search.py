@@ -497,6 +497,31 @@ def test_what_a_hypermodel_declares_is_declared(tmp_path):
     assert set(study.to_dataframe().units) == {4, 8}
 
 
+class BuiltLate(keras.layers.Layer):
+    """Makes a layer, whose weights are drawn at random, when it sees its first batch."""
+
+    def build(self, shape):
+        self.inner = keras.layers.Dense(8)
+        self.inner.build(shape)
+
+    def call(self, x):
+        return self.inner(x)
+
+
+def test_a_seed_decides_the_weights_of_layers_built_by_their_first_batch(tmp_path):
+    def build():
+        model = keras.Sequential([BuiltLate(), keras.layers.Dense(3, activation="softmax")])
+        model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    found = [
+        searches.quick(tmp_path / name, searches.stock(build, (16,)), objective="loss")
+        for name in "ab"
+    ]
+    one, other = (kbatch.load_study(tuner).trials[0].metrics["loss"] for tuner in found)
+    assert one == other
+
+
 def test_layers_built_by_their_first_batch_are_built_under_the_policy(tmp_path):
     policies = []
 
