@@ -306,7 +306,7 @@ def _reason(found: Decision) -> str:
         if not found.unpaired and (outcomes := found.trial.executions[0].outcomes) is not None:
             on = f"On the {outcomes.examples:,} validation examples"
             sentences += [
-                f"{on}, {tied} are not told apart."
+                f"{on}, {tied} are not told apart within {within} ({sure})."
                 if tied
                 else f"{on}, every other size is worse by more than {within} ({sure})."
             ]
