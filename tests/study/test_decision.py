@@ -77,7 +77,9 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
     assert (found.tied, found.worse, found.certain) == ((32, 64), (), False)
     assert found.gaps[64].low < 1 / 500 < found.gaps[64].high
     assert "what another seed would change is not known" in found.reason
-    assert "On the 500 validation examples, 32 and 64 are not told apart within 0.01 (" in found.reason
+    assert (
+        "On the 500 validation examples, 32 and 64 are not told apart within 0.01 (" in found.reason
+    )
     assert answer(make_study(slow, fast)).headline == (
         "Batch size 32 had the best validation accuracy, 0.9400, but is not told apart from 64."
     )
