@@ -147,8 +147,14 @@ def recent_mean(looks: list[tuple[int, float]]) -> float:
 
 def updates_to(target: float, looks: list[tuple[int, float]]) -> float:
     """Count the updates to a loss, infinite where a run did not come there."""
-    ends = (k for k in range(1, len(looks) + 1) if recent_mean(looks[:k]) <= target)
-    return next((looks[k - 1][0] for k in ends), math.inf)
+    total, start = 0.0, 0
+    for k, (updates, loss) in enumerate(looks):
+        total += loss
+        while looks[start][0] < 0.9 * updates:
+            total, start = total - looks[start][1], start + 1
+        if total / (k + 1 - start) <= target:
+            return updates
+    return math.inf
 
 
 def split(x: np.ndarray, y: np.ndarray, seed: int) -> Any:
