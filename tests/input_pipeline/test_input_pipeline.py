@@ -235,7 +235,8 @@ def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
     dataset = chunked(60, 0.3, 0.002, sleep=clock.sleep)
     found = profile(slow_model(0.004, clock.sleep), dataset, budget_s=4.0, remedies=False)
     assert not found.is_even
-    assert found.ratio.value > 1.3
+    # Within a chunk it would be 0.5; how many pauses a round meets is up to the reading thread.
+    assert found.ratio.value > 1.0
     assert found.verdict == "input-bound"
     assert found.wait_share > 0.2
     assert found.crossing is None

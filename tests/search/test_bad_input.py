@@ -245,14 +245,3 @@ def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
     (trial,) = kbatch.load_study(tuner).trials
     assert trial.status == "failed"
     assert "too few steps to measure samples/s" in trial.failure
-
-
-def test_a_model_without_a_layer_under_the_policy_is_refused(tmp_path):
-    def build():
-        layers = [keras.layers.Input((8,)), keras.layers.Dense(3, dtype="float32")]
-        model = keras.Sequential(layers)
-        model.compile("sgd", "mse")
-        return model
-
-    with pytest.raises(ValueError, match="policy of the model='float32'"):
-        searches.tuner(tmp_path, searches.hypermodel(build))
