@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 from records_factory import make_execution, make_search, make_study, make_trial
 
+from kbatch.analysis.race import race_looks
 from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import Budget, Target
 from kbatch.study.answer import answer
+from kbatch.study.decision import count_race_looks
 from kbatch.study.figures.trials import named_label, plot_trials, trials_info
 from kbatch.study.report import study_section
 from kbatch.study.table import trial_table
@@ -247,6 +249,25 @@ def test_a_size_that_failed_in_a_race_is_out():
     trials = many(16, 2000), many(32, 2005)
     study = make_study(*trials, failed, search=make_search(strategy="race"))
     assert study.decide().tied == (16, 32)
+
+
+def test_the_looks_of_a_race_widen_its_intervals():
+    trials = many(16, 2000), many(32, 2200)
+    grid, raced = make_study(*trials), make_study(*trials, search=make_search(strategy="race"))
+    widths = [found.decide().gaps[32].high - found.decide().gaps[32].low for found in (grid, raced)]
+    assert widths[1] > 1.1 * widths[0]
+
+
+def test_executions_of_other_settings_leave_a_race_fewer_looks():
+    trials = [many(16, 2000), many(32, 2005)]
+    other = many(64, 9000, hyperparameters={"units": 8})
+    assert count_race_looks(trials, 20) == len(race_looks(2, 20))
+    assert count_race_looks([*trials, other], 20) == len(race_looks(2, 20 - 6))
+
+
+def test_where_one_size_is_better_than_all_none_is_tied():
+    found = make_study(many(16, 100), many(32, 9000)).decide()
+    assert (found.batch_size, found.tied, found.worse) == (16, (), (32,))
 
 
 def test_a_loss_is_compared_by_its_share_and_downwards():
