@@ -126,10 +126,8 @@ def view_page(projects: Sequence[Path], version: str) -> str:
     """Render the page of searches as they are now."""
     studies = [_study_or_none(project) for project in projects]
     if len({project.name for project in projects}) < len(projects):
-        studies = [
-            study and dataclasses.replace(study, name=str(project))
-            for project, study in zip(projects, studies, strict=True)
-        ]
+        pairs = zip(projects, studies, strict=True)
+        studies = [study and dataclasses.replace(study, name=str(at)) for at, study in pairs]
     ended = [ended_part(study) for study in studies if study is not None]
     content = ReportContent("No trial has ended yet", (), ())
     if any(study.trials for study in ended):
