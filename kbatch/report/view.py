@@ -164,7 +164,7 @@ def progress_of(project: Path, study: Study | None) -> SearchStatus:
     asked = study.search.settings.get("batch_sizes") if study and study.search else None
     if isinstance(asked, list):
         sizes = {trial.batch_size for trial in trials if trial.trial_id in ended}
-        text += f" ({len(sizes.intersection(asked))} of {len(asked)} batch sizes)"
+        text += f" ({sum(size in asked for size in sizes)} of {len(asked)} batch sizes)"
     if failed:
         text += f", {len(failed)} without a result"
     if stopped:
