@@ -4,7 +4,6 @@ from collections.abc import Iterable, Iterator
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
 from kbatch.document.section import Note, clocks_text, one_line
-from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.answer import size_decision_text
 from kbatch.study.conditions import budget_text, end_text
@@ -363,11 +362,14 @@ def _noise(study: Study) -> Iterator[Note]:
 
 def _of_trials(study: Study) -> Iterator[Note]:
     """Repeat the notes of the trials, each once."""
-    noted: dict[RunNote, list[TrialRecord]] = {}
+    noted: dict[tuple[str, str, str], list[TrialRecord]] = {}
     for trial in study.trials:
         for note in trial.notes:
-            noted.setdefault(note, []).append(trial)
-    for note, found in noted.items():
-        everywhere = len(found) == len(study.trials)
-        text = note if everywhere else f"At {_sizes(found)}: {note}"
-        yield _note(note.label, one_line(text), (note.column,), found)
+            text, values = str(note), note.values or {}
+            # Of sizes that go through whole it is one note, not one a size.
+            if note.code == "parts_not_timed" and values.get("size") == trial.batch_size:
+                text = f"Batches go through the device whole: {values['reason']}."
+            noted.setdefault((text, note.label, note.column), []).append(trial)
+    for (text, label, column), found in noted.items():
+        where = "" if len(found) == len(study.trials) else f"At {_sizes(found)}: "
+        yield _note(label, one_line(f"{where}{text}"), (column,), found)
