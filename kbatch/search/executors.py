@@ -4,19 +4,25 @@ Nothing here starts TensorFlow: an engine imports this module in its worker, and
 a process of its own that ends with it.
 """
 
+import contextlib
 import importlib
 import os
 import queue
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
+
+if sys.platform != "win32":
+    import fcntl
 
 # Signals by which an engine ends a job: preemption, time limit, shutdown.
 _ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
@@ -31,6 +37,7 @@ class Task(NamedTuple):
     trials_left: float = 1  # That the search may still run, this one included.
     time_cap_s: float | None = None  # Seconds of training after which the trial has lost.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
+    result_file: str = ""  # Where it leaves its result too, if a worker can reach that folder.
 
 
 class TaskResult(NamedTuple):
@@ -49,8 +56,18 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     """Run a task in a process of its own, in a temporary folder; an engine calls it.
 
     `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
-    None for one in the environment of this process.
+    None for one in the environment of this process. Where another job has completed the task, or
+    does so now, as one whose driver was killed may, its result is returned.
     """
+    with _result_file(task.result_file, wait=True) as file:
+        left = file and _read_result(file)
+        result = left or _run_task(search, task, worker)
+        if file is not None and left is None and result.status == "completed":
+            _write_result(result, file)
+        return result
+
+
+def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
     own = worker or Worker()
     try:
         project = own.folder / "project"
@@ -80,6 +97,88 @@ def _train(project: str, search: bytes, task: Task) -> tuple[str, str]:
     from kbatch.search.trial_process import execute
 
     return execute(Path(project), search, task)
+
+
+class LeftResult:
+    """A future of an execution that a job of an earlier driver has completed, or still runs."""
+
+    def __init__(self, path: Path):
+        self._path = path
+
+    @property
+    def exists(self) -> bool:
+        """Whether there is such a job or its result."""
+        return self._path.exists() and (not self.done() or self._read() is not None)
+
+    def done(self) -> bool:
+        """Return whether no job runs it now."""
+        try:
+            with _result_file(str(self._path)):
+                return True
+        except BlockingIOError:
+            return False
+
+    def result(self) -> TaskResult:
+        """Return the result that the job has left."""
+        left = self._read()
+        if left is None:
+            raise InterruptedError("The job that ran it ended without a result.")
+        return left
+
+    def cancel(self) -> None:
+        """Leave the job alone: only its engine could end it."""
+
+    def _read(self) -> TaskResult | None:
+        with _result_file(str(self._path)) as file:
+            return file and _read_result(file)
+
+
+@contextlib.contextmanager
+def _result_file(path: str, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
+    """Open the file of a result for one process alone, None where its folder cannot be reached.
+
+    It raises BlockingIOError where another process has it open, unless it waits. Where the file
+    system has no locks, several may have it.
+    """
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+    except OSError:
+        yield None
+        return
+    with file:
+        try:
+            if sys.platform != "win32":
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise
+        except OSError:  # A file system without locks.
+            pass
+        try:
+            yield file
+        finally:
+            if sys.platform != "win32":  # A process that was forked would hold it.
+                with contextlib.suppress(OSError):
+                    fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _read_result(file: IO[bytes]) -> TaskResult | None:
+    """Read the result of a task; None where there is none, or a part of one."""
+    try:
+        with zipfile.ZipFile(file) as archive:
+            files = {name: archive.read(name) for name in archive.namelist()}
+            return TaskResult(files, host=archive.comment.decode())
+    except zipfile.BadZipFile:
+        return None
+
+
+def _write_result(result: TaskResult, file: IO[bytes]) -> None:
+    with contextlib.suppress(OSError):  # The engine has the result too.
+        file.seek(0)
+        file.truncate()
+        with zipfile.ZipFile(file, "w") as archive:
+            archive.comment = result.host.encode()
+            for name, content in result.files.items():
+                archive.writestr(name, content)
 
 
 class LocalExecutor:

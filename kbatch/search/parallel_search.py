@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
+import hashlib
 import json
 import shutil
 import socket
 import sys
 import time
+import uuid
 from asyncio import CancelledError
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -20,7 +23,7 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.device.worker import MappedPickles, WorkerDied
 from kbatch.errors import InputError
 from kbatch.records.json_codec import write_whole_file
-from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
+from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
 from kbatch.search.trial_process import check_no_dataset
@@ -31,9 +34,15 @@ from kbatch.training.dtype_policy import PolicyUnsupported
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
+# Results that workers left there, in a folder of the search, until they are written.
+_RESULTS_FOLDER = ".kbatch-results"
 _CHECK_S = 0.05
 # Records of other trials that an execution is compared with.
 _COMPARED = 3
+
+
+class EngineError(RuntimeError):
+    """The engine behind an executor is gone, or refuses everything."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -47,6 +56,7 @@ class _OpenTrial:
     begun_s: float
     future: Any = None  # Of the present execution.
     lost: int = 0  # How often that was.
+    result_file: Path | None = None  # Where a worker leaves its result.
 
 
 class ParallelTrials:
@@ -79,6 +89,7 @@ class ParallelTrials:
         # A trial with an execution that completed: it has found what decides for the others.
         self._first_completed: str | None = None
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
+        self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
     def __enter__(self) -> "ParallelTrials":
         return self
@@ -96,10 +107,15 @@ class ParallelTrials:
         self._search = self._pickle_search()
         try:
             result = self._sweep_result(attempt=0)
+        except EngineError:
+            raise
         except (Exception, CancelledError) as error:  # Whatever the engine raises: tried once more.
             said = f"The executor lost the throughput sweep, which is submitted again: {error}"
             self._tuner._progress.say(said)
-            result = self._sweep_result(attempt=1)
+            try:
+                result = self._sweep_result(attempt=1)
+            except (Exception, CancelledError) as again:
+                raise self._engine_error("lost the throughput sweep twice", again) from again
         if result.status == "unsupported":
             raise PolicyUnsupported(result.text)
         if result.status == "died":
@@ -139,16 +155,19 @@ class ParallelTrials:
                     break
                 self._submit_next(one)
             if not self._open:
+                shutil.rmtree(self._project / _RESULTS_FOLDER, ignore_errors=True)
                 return
             self._show_counts()
-            ended = [one for one in self._open if one.future.done()]
-            if not ended:
+            ended = [one for one in self._open if self._is_done(one)]
+            if not ended and self._gone is None:
                 time.sleep(_CHECK_S)
             # All that has completed is written before more is asked of an executor that may fail.
             self._open = [one for one in self._open if one not in ended]
             again = [one for one in ended if self._record_result(one)]
             if self._mistake is not None:
                 raise keras_tuner.errors.FatalValueError(self._mistake)
+            if self._gone is not None:
+                raise self._engine_error("does not answer", self._gone) from self._gone
             for one in again:
                 self._submit_next(one)
 
@@ -178,9 +197,33 @@ class ParallelTrials:
         sent = self._files_for(self._trials_to_send(one.trial))
         if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
             sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
-        task = Task(sent, one.trial.trial_id, number, left, one.time_cap_s, attempt=one.lost)
-        one.future = self._submit(task)
+        values = json.dumps(one.trial.hyperparameters.values, sort_keys=True, default=str)
+        digest = hashlib.sha256(values.encode()).hexdigest()[:16]
+        one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
+        found = LeftResult(one.result_file)
+        if one.lost or not found.exists:
+            file = str(one.result_file)
+            known = one.trial.trial_id, number, left, one.time_cap_s, one.lost, file
+            one.future = self._submit(Task(sent, *known))
+        else:
+            one.future = found
         self._open.append(one)
+
+    @functools.cached_property
+    def _results(self) -> Path:
+        """The folder of this search for results, which no other search takes for its own."""
+        folder = self._project.resolve() / _RESULTS_FOLDER
+        folder.mkdir(mode=0o700, exist_ok=True)
+        found = next(iter(sorted(folder.iterdir())), folder / uuid.uuid4().hex)
+        found.mkdir(mode=0o700, exist_ok=True)
+        return found
+
+    def _is_done(self, one: _OpenTrial) -> bool:
+        try:
+            return one.future.done()
+        except (Exception, CancelledError) as error:  # Whatever the engine raises.
+            self._gone = error
+            return False
 
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
@@ -197,12 +240,17 @@ class ParallelTrials:
                 said = f"The executor lost an execution of {size}, which is submitted again: {what}"
                 self._tuner._progress.say(said)
                 return True
+            if isinstance(error, ConnectionError):
+                self._gone = error
+                return False
             gone = RuntimeError(f"The executor lost this execution twice, last by {what}")
             files.record_failure(hypermodel, trial.hyperparameters, gone)
             self._end_trial(one)
             return False
         one.lost = 0
         self._write(result)
+        if one.result_file is not None:
+            one.result_file.unlink(missing_ok=True)
         state = result.files.get(f"{files.folder.name}/{STATE_NAME}")
         if state is not None:
             config = json.loads(state)["hyperparameters"]
@@ -303,11 +351,15 @@ class ParallelTrials:
         try:
             return self._executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
-            raise RuntimeError(
-                "The executor accepts no more tasks: restart it and run the same script again; "
-                f"the search in {self._project} continues from what has completed. Received: "
-                f"{type(error).__name__}: {error}"
-            ) from error
+            raise self._engine_error("accepts no more tasks", error) from error
+
+    def _engine_error(self, what: str, error: BaseException) -> EngineError:
+        kind = type(self._executor)
+        return EngineError(
+            f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
+            f"same script again. Nothing that completed is lost: the search in {self._project} "
+            f"goes on from there. Received: {type(error).__name__}: {error}"
+        )
 
     def _pickle_search(self) -> Any:
         """Pickle the tuner, without its trials, and the data: once for all tasks."""
@@ -319,7 +371,7 @@ class ParallelTrials:
         trials, tuner.oracle.trials = tuner.oracle.trials, {}
         whole = tuner, arguments, keywords
         try:
-            return put(cloudpickle.dumps(whole)) if put else MappedPickles(folder).dumps(whole)
+            pickled = cloudpickle.dumps(whole) if put else MappedPickles(folder).dumps(whole)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
@@ -333,6 +385,10 @@ class ParallelTrials:
             ) from error
         finally:
             tuner.oracle.trials = trials
+        try:
+            return put(pickled) if put else pickled
+        except Exception as error:  # Whatever the engine raises.
+            raise self._engine_error("takes no data", error) from error
 
 
 def _completed(trial: Any) -> bool:

@@ -70,4 +70,5 @@ def test_a_killed_driver_is_started_again(engine, tmp_path):
     assert second.returncode == 0, second.stderr
     study = kbatch.load_study(tmp_path / "search")
     assert statuses(study) == ALL_COMPLETED
-    assert faulty_search.begun(tmp_path) == {8: 1, 16: 2, 32: 1}
+    # A job of SLURM goes on without its driver; Ray and Dask end what nobody waits for.
+    assert faulty_search.begun(tmp_path) == {8: 1, 16: 1 if engine == "slurm" else 2, 32: 1}
