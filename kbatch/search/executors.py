@@ -29,14 +29,15 @@ _ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Task(NamedTuple):
-    """One execution of a trial, or the throughput sweep of a search, in plain types."""
+    """An execution of a trial, or what is measured before them, in plain types."""
 
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
-    trial_id: str | None = None  # None for the sweep.
+    trial_id: str | None = None  # None for the sweep, and where memory is measured.
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     trials_left: float = 1  # That the search may still run, this one included.
     time_cap_s: float | None = None  # Seconds of training after which the trial has lost.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
+    measures: bool = False  # The memory of train steps.
     result_file: str = ""  # Where it leaves its result too, if a worker can reach that folder.
 
 
@@ -63,7 +64,12 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
         left = file and _read_result(file)
         result = left or _run_task(search, task, worker)
         if file is not None and left is None and result.status == "completed":
-            _write_result(result, file)
+            file.seek(0)
+            file.truncate()
+            # Where it cannot be written, the engine alone has it.
+            with contextlib.suppress(OSError), zipfile.ZipFile(file, "w") as archive:
+                for name, content in result.files.items():
+                    archive.writestr(name, content)
         return result
 
 
@@ -104,41 +110,30 @@ class LeftResult:
 
     def __init__(self, path: Path):
         self._path = path
-
-    @property
-    def exists(self) -> bool:
-        """Whether there is such a job or its result."""
-        return self._path.exists() and (not self.done() or self._read() is not None)
+        self._result: TaskResult | None = None
+        self.exists = path.exists() and (not self.done() or self._result is not None)
 
     def done(self) -> bool:
         """Return whether no job runs it now."""
         try:
-            with _result_file(str(self._path)):
-                return True
+            with _result_file(str(self._path)) as file:
+                self._result = file and _read_result(file)
         except BlockingIOError:
             return False
+        return True
 
     def result(self) -> TaskResult:
         """Return the result that the job has left."""
-        left = self._read()
-        if left is None:
+        if self._result is None:
             raise InterruptedError("The job that ran it ended without a result.")
-        return left
-
-    def cancel(self) -> None:
-        """Leave the job alone: only its engine could end it."""
-
-    def _read(self) -> TaskResult | None:
-        with _result_file(str(self._path)) as file:
-            return file and _read_result(file)
+        return self._result
 
 
 @contextlib.contextmanager
 def _result_file(path: str, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
-    """Open the file of a result for one process alone, None where its folder cannot be reached.
+    """Open and lock the file of a result, None where its folder cannot be reached.
 
-    It raises BlockingIOError where another process has it open, unless it waits. Where the file
-    system has no locks, several may have it.
+    It raises BlockingIOError where another process has it, unless it waits.
     """
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
@@ -146,39 +141,22 @@ def _result_file(path: str, *, wait: bool = False) -> Iterator[IO[bytes] | None]
         yield None
         return
     with file:
-        try:
-            if sys.platform != "win32":
+        if sys.platform != "win32":
+            try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise
-        except OSError:  # A file system without locks.
-            pass
-        try:
-            yield file
-        finally:
-            if sys.platform != "win32":  # A process that was forked would hold it.
-                with contextlib.suppress(OSError):
-                    fcntl.flock(file, fcntl.LOCK_UN)
+            except OSError as error:  # Most others are of a file system without locks.
+                if isinstance(error, BlockingIOError):
+                    raise
+        yield file
 
 
 def _read_result(file: IO[bytes]) -> TaskResult | None:
     """Read the result of a task; None where there is none, or a part of one."""
     try:
         with zipfile.ZipFile(file) as archive:
-            files = {name: archive.read(name) for name in archive.namelist()}
-            return TaskResult(files, host=archive.comment.decode())
+            return TaskResult({name: archive.read(name) for name in archive.namelist()})
     except zipfile.BadZipFile:
         return None
-
-
-def _write_result(result: TaskResult, file: IO[bytes]) -> None:
-    with contextlib.suppress(OSError):  # The engine has the result too.
-        file.seek(0)
-        file.truncate()
-        with zipfile.ZipFile(file, "w") as archive:
-            archive.comment = result.host.encode()
-            for name, content in result.files.items():
-                archive.writestr(name, content)
 
 
 class LocalExecutor:
@@ -259,6 +237,15 @@ class _RayExecutor:
     def put(self, value: Any) -> Any:
         """Hold a value once for all tasks, which get it in place of the reference."""
         return self._ray.put(value)
+
+    def with_resources(self, needed: Any) -> "_RayExecutor":
+        """Ask for so much; a MemoryError says that no node has it."""
+        asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        most = max((node.get("memory", 0) for node in nodes), default=0)
+        if most < needed.host_memory_bytes:
+            raise MemoryError(f"The largest node of Ray has {most:,.0f} bytes.")
+        return _RayExecutor(self._ray, {**asked, **self._options})
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
         task = self._ray.remote(**self._options)(function)

@@ -3,11 +3,11 @@
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import json
 import shutil
 import socket
 import sys
+import tempfile
 import time
 import uuid
 from asyncio import CancelledError
@@ -21,10 +21,12 @@ import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.worker import MappedPickles, WorkerDied
+from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.records.json_codec import write_whole_file
+from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
+from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_submitit
 from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
 from kbatch.search.trial_process import check_no_dataset
 from kbatch.search.trial_states import CHECKPOINT_NAME, STATE_NAME
@@ -34,15 +36,11 @@ from kbatch.training.dtype_policy import PolicyUnsupported
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
-# Results that workers left there, in a folder of the search, until they are written.
-_RESULTS_FOLDER = ".kbatch-results"
+# Where workers leave results until they are written: a folder with a name of its own.
+_RESULTS = ".kbatch-results-"
 _CHECK_S = 0.05
 # Records of other trials that an execution is compared with.
 _COMPARED = 3
-
-
-class EngineError(RuntimeError):
-    """The engine behind an executor is gone, or refuses everything."""
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,7 +53,7 @@ class _OpenTrial:
     time_cap_s: float | None
     begun_s: float
     future: Any = None  # Of the present execution.
-    lost: int = 0  # How often that was.
+    lost: int = 0  # How often that was, or ran out of memory, after which it asks for more.
     result_file: Path | None = None  # Where a worker leaves its result.
 
 
@@ -74,6 +72,7 @@ class ParallelTrials:
         *,
         executor: Any,
         max_parallel: int | None,
+        resources: Any,
     ):
         check_no_dataset(arguments, keywords, given="executor=...")
         given = keras.tree.flatten(keywords.get("callbacks") or [])
@@ -84,6 +83,11 @@ class ParallelTrials:
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
+        known = getattr(executor, "with_resources", functools.partial(ask_submitit, executor))
+        # Makes the executor for what an execution needs, None where nothing is asked for.
+        self._ask: Any = known if resources == "auto" else resources
+        self._memory: MeasuredMemory | None = None
+        self._longest_s: float | None = None  # Of the executions that completed here.
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
         # A trial with an execution that completed: it has found what decides for the others.
@@ -96,7 +100,8 @@ class ParallelTrials:
 
     def __exit__(self, *error: object) -> None:
         for one in self._open:
-            with contextlib.suppress(Exception):  # Of an engine that is gone.
+            # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
+            with contextlib.suppress(Exception):
                 one.future.cancel()
         if self._own is not None:
             self._own.close()
@@ -105,17 +110,7 @@ class ParallelTrials:
     def sweep(self, tuner: Any) -> GoodputRecord:
         """Time an update of each batch size, in a task of its own."""
         self._search = self._pickle_search()
-        try:
-            result = self._sweep_result(attempt=0)
-        except EngineError:
-            raise
-        except (Exception, CancelledError) as error:  # Whatever the engine raises: tried once more.
-            said = f"The executor lost the throughput sweep, which is submitted again: {error}"
-            self._tuner._progress.say(said)
-            try:
-                result = self._sweep_result(attempt=1)
-            except (Exception, CancelledError) as again:
-                raise self._engine_error("lost the throughput sweep twice", again) from again
+        result = self._result_of("the throughput sweep")
         if result.status == "unsupported":
             raise PolicyUnsupported(result.text)
         if result.status == "died":
@@ -126,20 +121,45 @@ class ParallelTrials:
             raise InputError(result.text)
         return found
 
-    def _sweep_result(self, attempt: int) -> TaskResult:
-        future = self._submit(Task(self._files_for(()), attempt=attempt))
+    def _result_of(self, what: str, attempt: int = 0, **task: Any) -> TaskResult:
+        """Run a task that no trial waits for, once more where the engine loses it."""
+        future = self._submit(Task(self._files_for(()), attempt=attempt, **task))
         try:
             while not future.done():
                 time.sleep(_CHECK_S)
             return future.result()
+        except (Exception, CancelledError) as error:  # Whatever the engine raises.
+            if attempt:
+                raise self._engine_error(f"lost {what} twice", error) from error
+            said = f"The executor lost {what}, which is submitted again: {error}"
+            self._tuner._progress.say(said)
         except BaseException:
             with contextlib.suppress(Exception):
                 future.cancel()
             raise
+        return self._result_of(what, attempt=1, **task)
+
+    def _measure(self) -> None:
+        """Measure the memory of train steps on the engine, unless a search here has done so."""
+        file = self._project / MEMORY_NAME
+        if not file.exists():
+            result = self._result_of("the measurement of memory", measures=True)
+            self._write(result)
+            if result.status != "completed":
+                said = "No resources are asked for, since memory could not be measured: "
+                self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
+        self._memory = load_if_readable(MeasuredMemory, file)
 
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
         self._search = self._pickle_search()
+        if self._ask is not None:
+            self._measure()
+        # No other search takes what it finds there for its own, whatever a worker sees at the path.
+        found = next(self._project.resolve().glob(f"{_RESULTS}*"), None)
+        self._results = found or Path(
+            tempfile.mkdtemp(prefix=_RESULTS, dir=self._project.resolve())
+        )
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         trials = readable_trials(self._project)
         completed = (trial.trial_id for trial in trials if _completed(trial))
@@ -155,7 +175,7 @@ class ParallelTrials:
                     break
                 self._submit_next(one)
             if not self._open:
-                shutil.rmtree(self._project / _RESULTS_FOLDER, ignore_errors=True)
+                shutil.rmtree(self._results, ignore_errors=True)
                 return
             self._show_counts()
             ended = [one for one in self._open if self._is_done(one)]
@@ -198,25 +218,23 @@ class ParallelTrials:
         if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
             sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
         values = json.dumps(one.trial.hyperparameters.values, sort_keys=True, default=str)
-        digest = hashlib.sha256(values.encode()).hexdigest()[:16]
+        digest = uuid.uuid5(uuid.NAMESPACE_OID, values).hex
         one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
-        found = LeftResult(one.result_file)
-        if one.lost or not found.exists:
-            file = str(one.result_file)
-            known = one.trial.trial_id, number, left, one.time_cap_s, one.lost, file
-            one.future = self._submit(Task(sent, *known))
-        else:
-            one.future = found
+        one.future = LeftResult(one.result_file)
+        if one.lost or not one.future.exists:
+            known = one.trial.trial_id, number, left, one.time_cap_s, one.lost
+            task = Task(sent, *known, result_file=str(one.result_file))
+            hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
+            asked = {"longest_s": self._longest_s, "times": 2**one.lost}
+            size, given = hp.get("batch_size"), hypermodel.micro_batch_size
+            try:
+                needed = self._memory and self._memory.needed(size, given, **asked)
+                one.future = self._submit(task, needed)
+            except MemoryError as error:
+                one.files.record_failure(hypermodel, hp, error)
+                self._end_trial(one)
+                return
         self._open.append(one)
-
-    @functools.cached_property
-    def _results(self) -> Path:
-        """The folder of this search for results, which no other search takes for its own."""
-        folder = self._project.resolve() / _RESULTS_FOLDER
-        folder.mkdir(mode=0o700, exist_ok=True)
-        found = next(iter(sorted(folder.iterdir())), folder / uuid.uuid4().hex)
-        found.mkdir(mode=0o700, exist_ok=True)
-        return found
 
     def _is_done(self, one: _OpenTrial) -> bool:
         try:
@@ -247,7 +265,6 @@ class ParallelTrials:
             files.record_failure(hypermodel, trial.hyperparameters, gone)
             self._end_trial(one)
             return False
-        one.lost = 0
         self._write(result)
         if one.result_file is not None:
             one.result_file.unlink(missing_ok=True)
@@ -264,6 +281,15 @@ class ParallelTrials:
         record = files.record()
         if record is not None and _completed(record):
             self._first_completed = self._first_completed or trial.trial_id
+        if record is not None and self._memory is not None:
+            self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
+            if record.status == "out_of_memory" and not one.lost:
+                one.lost = 1
+                files.begin_attempt()
+                said = f"Batch size {record.batch_size} ran out of memory and asks for twice it."
+                self._tuner._progress.say(said)
+                return True
+        one.lost = 0
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
             self._tuner._trackers.update(self._project)
@@ -347,15 +373,24 @@ class ParallelTrials:
             if path.name != STATE_NAME and not earlier:
                 write_whole_file(self._project / path, content)
 
-    def _submit(self, task: Task) -> Any:
+    def _submit(self, task: Task, needed: Any = None) -> Any:
         try:
-            return self._executor.submit(run_task, self._search, task)
+            executor = self._executor if needed is None else self._ask(needed)
+            return executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
-            raise self._engine_error("accepts no more tasks", error) from error
+            refused = isinstance(error, MemoryError) or TOO_LARGE.search(str(error))
+            if needed is None or not refused:
+                raise self._engine_error("accepts no more tasks", error) from error
+            gpu = f" and {memory_text(needed.gpu_memory_bytes)} of a GPU" if needed.gpus else ""
+            raise MemoryError(
+                f"No node has what this execution needs, {memory_text(needed.host_memory_bytes)} "
+                f"of host memory{gpu}: leave out this batch size, or give a smaller "
+                f"`micro_batch_size`. Received: {error}"
+            ) from error
 
-    def _engine_error(self, what: str, error: BaseException) -> EngineError:
+    def _engine_error(self, what: str, error: BaseException) -> RuntimeError:
         kind = type(self._executor)
-        return EngineError(
+        return RuntimeError(
             f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
             f"same script again. Nothing that completed is lost: the search in {self._project} "
             f"goes on from there. Received: {type(error).__name__}: {error}"
