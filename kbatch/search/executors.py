@@ -60,8 +60,7 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     None for one in the environment of this process. Where another job has completed the task, or
     does so now, as one whose driver was killed may, its result is returned.
     """
-    with _result_file(task.result_file, wait=True) as file:
-        left = file and _read_result(file)
+    with _result_file(task.result_file, wait=True) as (file, left):
         result = left or _run_task(search, task, worker)
         if file is not None and left is None and result.status == "completed":
             file.seek(0)
@@ -116,11 +115,10 @@ class LeftResult:
     def done(self) -> bool:
         """Return whether no job runs it now."""
         try:
-            with _result_file(str(self._path)) as file:
-                self._result = file and _read_result(file)
+            with _result_file(str(self._path)) as (_, self._result):
+                return True
         except BlockingIOError:
             return False
-        return True
 
     def result(self) -> TaskResult:
         """Return the result that the job has left."""
@@ -130,15 +128,14 @@ class LeftResult:
 
 
 @contextlib.contextmanager
-def _result_file(path: str, *, wait: bool = False) -> Iterator[IO[bytes] | None]:
-    """Open and lock the file of a result, None where its folder cannot be reached.
-
-    It raises BlockingIOError where another process has it, unless it waits.
-    """
+def _result_file(
+    path: str, *, wait: bool = False
+) -> Iterator[tuple[IO[bytes] | None, TaskResult | None]]:
+    """Open, lock and read the file of a result; BlockingIOError where another process has it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     except OSError:
-        yield None
+        yield None, None
         return
     with file:
         if sys.platform != "win32":
@@ -147,16 +144,10 @@ def _result_file(path: str, *, wait: bool = False) -> Iterator[IO[bytes] | None]
             except OSError as error:  # Most others are of a file system without locks.
                 if isinstance(error, BlockingIOError):
                     raise
-        yield file
-
-
-def _read_result(file: IO[bytes]) -> TaskResult | None:
-    """Read the result of a task; None where there is none, or a part of one."""
-    try:
-        with zipfile.ZipFile(file) as archive:
-            return TaskResult({name: archive.read(name) for name in archive.namelist()})
-    except zipfile.BadZipFile:
-        return None
+        result = None
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+            result = TaskResult({name: archive.read(name) for name in archive.namelist()})
+        yield file, result
 
 
 class LocalExecutor:
@@ -241,8 +232,8 @@ class _RayExecutor:
     def with_resources(self, needed: Any) -> "_RayExecutor":
         """Ask for so much; a MemoryError says that no node has it."""
         asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus}
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        most = max((node.get("memory", 0) for node in nodes), default=0)
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        most = max(node["Resources"].get("memory", 0) for node in nodes)
         if most < needed.host_memory_bytes:
             raise MemoryError(f"The largest node of Ray has {most:,.0f} bytes.")
         return _RayExecutor(self._ray, {**asked, **self._options})

@@ -54,7 +54,7 @@ class _OpenTrial:
     begun_s: float
     future: Any = None  # Of the present execution.
     lost: int = 0  # How often that was, or ran out of memory, after which it asks for more.
-    result_file: Path | None = None  # Where a worker leaves its result.
+    result_file: Path = Path()  # Where a worker leaves its result.
 
 
 class ParallelTrials:
@@ -64,28 +64,20 @@ class ParallelTrials:
     project directory: what has completed there never runs again.
     """
 
-    def __init__(
-        self,
-        tuner: Any,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-        *,
-        executor: Any,
-        max_parallel: int | None,
-        resources: Any,
-    ):
+    def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         check_no_dataset(arguments, keywords, given="executor=...")
         given = keras.tree.flatten(keywords.get("callbacks") or [])
         # The figure of a search is drawn where all trials are.
         travelling = [one for one in given if not isinstance(one, LivePlot)]
         self._given = tuple(arguments), {**keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
+        executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
         known = getattr(executor, "with_resources", functools.partial(ask_submitit, executor))
         # Makes the executor for what an execution needs, None where nothing is asked for.
-        self._ask: Any = known if resources == "auto" else resources
+        self._ask: Any = known if tuner._resources == "auto" else tuner._resources
         self._memory: MeasuredMemory | None = None
         self._longest_s: float | None = None  # Of the executions that completed here.
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
@@ -156,10 +148,9 @@ class ParallelTrials:
         if self._ask is not None:
             self._measure()
         # No other search takes what it finds there for its own, whatever a worker sees at the path.
-        found = next(self._project.resolve().glob(f"{_RESULTS}*"), None)
-        self._results = found or Path(
-            tempfile.mkdtemp(prefix=_RESULTS, dir=self._project.resolve())
-        )
+        project = self._project.resolve()
+        found = next(project.glob(f"{_RESULTS}*"), None)
+        self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         trials = readable_trials(self._project)
         completed = (trial.trial_id for trial in trials if _completed(trial))
@@ -266,8 +257,7 @@ class ParallelTrials:
             self._end_trial(one)
             return False
         self._write(result)
-        if one.result_file is not None:
-            one.result_file.unlink(missing_ok=True)
+        one.result_file.unlink(missing_ok=True)
         state = result.files.get(f"{files.folder.name}/{STATE_NAME}")
         if state is not None:
             config = json.loads(state)["hyperparameters"]

@@ -14,7 +14,6 @@ import keras
 from kbatch.memory.find import find_max_batch_size
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.records.json_codec import write_record
-from kbatch.training.model import uninstall_step
 
 MEMORY_NAME = "kbatch-memory.json"
 # Peaks of one size differ by as much between processes.
@@ -47,15 +46,14 @@ class MeasuredMemory:
         """Return what an execution needs, `given` the micro-batch size of its hypermodel."""
         # Under "auto" all of a batch where that fits.
         at_once = min(batch_size, given) if isinstance(given, int) else batch_size
-        steps = self.steps
-        line = steps.predict if steps.fit else lambda _: steps.peak_memory_bytes
+        line = self.steps.predict if self.steps.fit else lambda _: self.steps.peak_memory_bytes
         peak, largest = (
-            steps.memory_bytes.get(size) or max(line(size), steps.weights_bytes)
-            for size in (at_once, steps.max_batch_size)
+            self.steps.memory_bytes.get(size) or max(line(size), self.steps.weights_bytes)
+            for size in (at_once, self.steps.max_batch_size)
         )
         if at_once < batch_size:  # The sum of the gradients.
-            peak += steps.weights_bytes
-        on_gpu = steps.device.startswith("GPU")
+            peak += self.steps.weights_bytes
+        on_gpu = self.steps.device.startswith("GPU")
         host = self.host_bytes if on_gpu else max(peak, self.host_bytes + peak - largest)
         return Resources(
             gpus=int(on_gpu),
@@ -73,14 +71,9 @@ def measure_memory(
     call = inspect.signature(keras.Model.fit).bind(None, *arguments, **keywords).arguments
     hypermodel, hp = tuner.hypermodel, tuner.oracle.get_space().copy()
     largest = hp.values["batch_size"] = hypermodel.batch_sizes[-1]
-
-    def build() -> keras.Model:
-        model = hypermodel.build(hp)
-        uninstall_step(model)  # That of a trial measures its moments too.
-        return model
-
     most = min(largest, given) if isinstance(given := hypermodel.micro_batch_size, int) else largest
-    found = find_max_batch_size(build, call["x"], call.get("y"), max_batch_size=most)
+    data = call["x"], call.get("y")
+    found = find_max_batch_size(lambda: hypermodel.build(hp), *data, max_batch_size=most)
     resource = importlib.import_module("resource")  # Not on Windows.
     host_bytes = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
     write_record(MeasuredMemory(found, host_bytes), project / MEMORY_NAME)

@@ -112,11 +112,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             processes that divide its cores. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for its number of workers.
-        resources: What to ask the engine for, by the memory of train steps that a first task
-            measures there: `"auto"` with submitit and `kbatch.ray_executor()`, or a function from
-            what an execution needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes` and
-            `time_limit_s`, which may be None) to the executor for it; it raises MemoryError where
-            no node has so much. None to ask for nothing.
+        resources: What to ask the engine for, by the memory that a first task measures there:
+            `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
+            needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
+            executor for it, which raises MemoryError where no node has so much. None for nothing.
         trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
             `"wandb"` and `"trackio"`, each set up as for other training, such as by
             `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each
@@ -499,10 +498,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with contextlib.ExitStack() as stack:
                 if self._executor is not None:
-                    given = {"executor": self._executor, "max_parallel": self._max_parallel}
-                    given["resources"] = self._resources
-                    parallel = ParallelTrials(self, args, kwargs, **given)
-                    self._parallel = stack.enter_context(parallel)
+                    self._parallel = stack.enter_context(ParallelTrials(self, args, kwargs))
                 elif self.isolate:
                     isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
                     self._isolated = stack.enter_context(isolated)

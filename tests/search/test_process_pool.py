@@ -2,6 +2,7 @@
 
 import concurrent.futures
 import multiprocessing
+import os
 
 import numpy as np
 import searches
@@ -35,6 +36,8 @@ def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
         assert one.status == "completed", one.failure
         assert one.metrics == other.metrics
         assert one.notes == other.notes
+        assert one.executions[0].device == other.executions[0].device
+        assert one.executions[0].device.endswith(f", {len(os.sched_getaffinity(0))} cores")
     # The one that a study decides on may be another: of sizes that tie, the faster one.
     best = [t.oracle.get_best_trials(1)[0] for t in (there, here)]
     assert best[0].score == best[1].score
