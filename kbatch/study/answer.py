@@ -27,7 +27,7 @@ from kbatch.study.names import (
     trial_names,
 )
 from kbatch.study.study import SizeDecision, Study, as_compared
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 
 class Answer(NamedTuple):
@@ -162,6 +162,7 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
     if own is None or rate is None:
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
+    completed = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
     among = [trial for trial in completed if trial.batch_size in found.tied] or completed
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate

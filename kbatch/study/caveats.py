@@ -10,7 +10,7 @@ from kbatch.study.conditions import budget_text, end_text
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 _SPEED = ("samples_per_second",)
 _LEARNT = ("quality", "updates")
@@ -180,6 +180,17 @@ def _speed(study: Study) -> Iterator[Note]:
             "Repeat with one worker a device to compare them.",
             _SPEED,
             found,
+        )
+    if len(kinds := device_kinds(trials)) > 1:
+        on = (
+            f"{_sizes([t for t in trials if kind in device_kinds([t])])} on {kind}"
+            for kind in kinds
+        )
+        yield _note(
+            "devices differ",
+            f"Trials ran on different devices: {'; '.join(on)}. Compare samples/s and seconds "
+            "within one device only.",
+            _SPEED,
         )
     environment = study.search.environment if study.search else None
     if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:

@@ -8,7 +8,7 @@ from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import format_number, percent
 from kbatch.study.names import metric_words, noise_scale_text, trial_names
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
@@ -40,7 +40,9 @@ def binding_limits(study: Study) -> tuple[BindingLimit, ...]:
     larger = [
         trial
         for trial in study.trials
-        if trial.batch_size > best.batch_size and names.settings(trial) == names.settings(best)
+        if trial.batch_size > best.batch_size
+        and names.settings(trial) == names.settings(best)
+        and len(device_kinds([trial, best])) < 2
     ]
     # Where the device gains nothing, no gain is given up for the number of updates.
     device = _saturation(best, larger) or _updates(study, best, larger)
