@@ -26,8 +26,7 @@ from kbatch.library_internals import (
     trained_by,
 )
 from kbatch.training.accumulation import output_losses
-from kbatch.training.accumulation.exact import ExactUpdate
-from kbatch.training.accumulation.gradient_sum import cut
+from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.model import user_step
@@ -178,12 +177,12 @@ class Passes:
         return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
 
     def _exact_pass(self, leaves: list[Any]) -> Any:
-        batch = cut(self._nested(leaves), max(1, self._rows // 3))
-        update = _StillExactUpdate(self._model, batch, batch_norm_once=False, measured=False)
-        sums = update.accumulate()
-        scale = self._model.optimizer.scale_loss(tf.ones([]))
-        gradients = [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
-        return tf.stack([tf.cast(sums.loss, tf.float32)]), gradients
+        x, y, sample_weight = self._nested(leaves)
+        with _still_draws(), tf.GradientTape() as tape:
+            with _cut_calls(self._rows):
+                y_pred = forward(self._model, x, training=True)
+            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+        return tf.stack([tf.cast(loss, tf.float32)]), self._gradients(tape, loss)
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
@@ -265,14 +264,21 @@ class OwnPasses:
                 if gradient is not None:
                     one.assign_sub(rate * tf.convert_to_tensor(gradient))
 
-        def moving(data: Any, *, in_parts: bool) -> None:
-            with replaced_applies(move):
-                accumulate_step(model, step, data, size) if in_parts else step(data)
+        def pass_by(run: Callable[[Any], Any]) -> Callable[[Any], Pass]:
+            def moving(data: Any) -> None:
+                with replaced_applies(move):
+                    run(data)
 
-        whole = _traced(model, lambda data: moving(data, in_parts=False), spec)
-        parts = _traced(model, lambda data: moving(data, in_parts=True), spec)
-        self.whole = functools.partial(self._moves, whole)
-        self.parts = functools.partial(self._moves, parts)
+            return functools.partial(self._moves, _traced(model, moving, spec))
+
+        def in_cut_calls(data: Any) -> None:
+            with _cut_calls(len(parts_of(batch)[0])):
+                step(data)
+
+        self.whole = pass_by(step)
+        self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
+        # Traced where it is called for: what it raises is no matter of the others.
+        self.exact = lambda batch: pass_by(in_cut_calls)(batch)
 
     def move(self, found: Pass) -> None:
         """Start from where a step on the whole batch went."""
@@ -309,7 +315,7 @@ def wide(value: Any) -> np.ndarray:
 def _still_draws() -> contextlib.AbstractContextManager[None]:
     """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
     # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
-    seeds = itertools.count(1)
+    # Nor is there an order of draws: the exact mode computes a call several times.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
@@ -320,7 +326,8 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
             call = signature.bind(*args, **kwargs)
             shape = call.arguments["shape"]
             sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
+            seed = 31 * len(name) + len(sizes)
+            call.arguments |= {"seed": seed, "shape": [1, *sizes[1:]] if sizes else []}
             return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
 
         return drawn
@@ -328,9 +335,5 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
-class _StillExactUpdate(ExactUpdate):
-    """The exact mode, each of whose passes has the draws of the whole batch."""
-
-    def _outputs(self, x: Any) -> list[tf.Tensor]:
-        with _still_draws():
-            return super()._outputs(x)
+def _cut_calls(rows: int) -> contextlib.AbstractContextManager[None]:
+    return CutCalls(max(1, rows // 3), fixed=False, batch_norm_once=False).installed()
