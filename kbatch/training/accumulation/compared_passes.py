@@ -25,7 +25,7 @@ from kbatch.library_internals import (
     replaced_draws,
     trained_by,
 )
-from kbatch.training.accumulation import output_losses
+from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.data.forms import each_part, parts_of
@@ -178,11 +178,12 @@ class Passes:
 
     def _exact_pass(self, leaves: list[Any]) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        with _still_draws(), tf.GradientTape() as tape:
-            with _cut_calls(self._rows):
-                y_pred = forward(self._model, x, training=True)
-            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
-        return tf.stack([tf.cast(loss, tf.float32)]), self._gradients(tape, loss)
+        with _still_draws():
+            with tf.GradientTape() as tape:
+                with _cut_calls(self._rows):
+                    y_pred = forward(self._model, x, training=True)
+                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+            return tf.stack([tf.cast(loss, tf.float32)]), self._gradients(tape, loss)
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
@@ -213,9 +214,7 @@ class Passes:
 
     def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         variables = self._model.trainable_weights
-        # Outside of the replicas a variable of a strategy is read from its first device.
-        copies_of = self._model.distribute_strategy.experimental_local_results
-        found = tape.gradient(loss, [copies_of(variable.value)[0] for variable in variables])
+        found = tape.gradient(loss, gradient_sum.sources(variables))
         return [
             tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
             for variable, one in zip(variables, found, strict=True)

@@ -237,7 +237,7 @@ class _CutCall:
         """Return the outputs as tensors whose gradient is that of the second passes."""
         floats = [i for i, one in enumerate(outputs) if one.dtype.is_floating]
         weights = self._layer.trainable_weights
-        at_first = [tf.convert_to_tensor(one.value) for one in weights]
+        at_first = [tf.convert_to_tensor(one) for one in gradient_sum.sources(weights)]
         inputs = self._batch.leaves
         watched = [i for i, one in enumerate(inputs) if _is_float(one) and is_recorded([one])]
         sources = [*at_first, *(inputs[i] for i in watched)]
@@ -301,7 +301,7 @@ class _CutCall:
             given |= dict(zip(of_rows, slices, strict=True))
             gradients: Any = tape.gradient(
                 [found[i] for i in given],
-                [*weights, *(parts[i] for i in watched)],
+                [*gradient_sum.sources(weights), *(parts[i] for i in watched)],
                 output_gradients=list(given.values()),
             )
             connected[:] = [
@@ -451,7 +451,8 @@ def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
 
         return [tf.identity(one) for one in tensors[: len(known)]], gradient
 
-    found = iter(last(*known, *sources) if known else [])
+    kept: Any = last(*known, *sources) if known else []
+    found = iter(kept)
     return [None if one is None else next(found) for one in gradients]
 
 
