@@ -61,7 +61,6 @@ class Passes:
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
         self._rows = len(parts_of(batch)[0])
-        self._exact: Callable[..., Any] | None = None
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
         shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
         self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
@@ -117,8 +116,6 @@ class Passes:
 
     def exact(self, batch: Any) -> Pass:
         """Send a batch through in three parts, by the loss of the whole."""
-        if self._exact is None:
-            self._exact = _traced(self._model, self._exact_pass, self._specs)
         with self._kept_statistics():
             return self._pass(*self._exact(parts_of(batch)))
 
@@ -134,8 +131,7 @@ class Passes:
     def _pass(self, terms: Any, gradients: Sequence[Any]) -> Pass:
         names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
         return Pass(
-            # The exact mode has no terms but the loss.
-            dict(zip(self.sources, map(float, wide(terms)), strict=False)),
+            dict(zip(self.sources, map(float, wide(terms)), strict=True)),
             dict(zip(names, map(wide, gradients), strict=True)),
         )
 
@@ -146,13 +142,19 @@ class Passes:
         for variable, value in zip(self._state, kept, strict=True):
             variable.assign(value)
 
-    def _whole_pass(self, leaves: list[Any]) -> Any:
+    @functools.cached_property
+    def _exact(self) -> Callable[..., Any]:
+        return _traced(self._model, functools.partial(self._whole_pass, cut=True), self._specs)
+
+    def _whole_pass(self, leaves: list[Any], *, cut: bool = False) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        with _still_draws(), tf.GradientTape() as tape:
-            y_pred = forward(self._model, x, training=True)
-            added = list(self._model.losses)
-            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
-        gradients = self._gradients(tape, loss)
+        with _still_draws():
+            with tf.GradientTape() as tape:
+                with _cut_calls(self._rows) if cut else contextlib.nullcontext():
+                    y_pred = forward(self._model, x, training=True)
+                added = list(self._model.losses)
+                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+            gradients = self._gradients(tape, loss)
         totals: tuple[tf.Tensor, ...] = ()
         if self._counts:
             totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
@@ -175,15 +177,6 @@ class Passes:
             added = list(self._model.losses)
             loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
         return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
-
-    def _exact_pass(self, leaves: list[Any]) -> Any:
-        x, y, sample_weight = self._nested(leaves)
-        with _still_draws():
-            with tf.GradientTape() as tape:
-                with _cut_calls(self._rows):
-                    y_pred = forward(self._model, x, training=True)
-                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
-            return tf.stack([tf.cast(loss, tf.float32)]), self._gradients(tape, loss)
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
@@ -277,7 +270,8 @@ class OwnPasses:
         self.whole = pass_by(step)
         self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
         # Traced where it is called for: what it raises is no matter of the others.
-        self.exact = lambda batch: pass_by(in_cut_calls)(batch)
+        exact = functools.cache(lambda: pass_by(in_cut_calls))
+        self.exact = lambda batch: exact()(batch)
 
     def move(self, found: Pass) -> None:
         """Start from where a step on the whole batch went."""

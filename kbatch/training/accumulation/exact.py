@@ -13,7 +13,7 @@ layer adds is an output too: that of the batch is the mean over micro-batches, w
 """
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -31,6 +31,7 @@ from kbatch.library_internals import (
     losses_as_on_one_device,
     mask_of,
     overridden_losses,
+    replaced,
     replaced_layer_calls,
     set_added,
     set_mask,
@@ -78,14 +79,9 @@ class CutCalls:
         """Cut the calls of all layers."""
         return replaced_layer_calls(self._call)
 
-    @contextlib.contextmanager
-    def within(self) -> Iterator[None]:
+    def within(self) -> contextlib.AbstractContextManager[None]:
         """Leave calls as they are."""
-        before, self._within = self._within, True
-        try:
-            yield
-        finally:
-            self._within = before
+        return replaced([(self, "_within", True)])
 
     def _call(self, layer: Any, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """Call a layer, in micro-batches if it gets more rows than one has."""
@@ -117,8 +113,9 @@ class _CutCall:
         self._masked = [i for i, mask in zip(places, masks, strict=True) if mask is not None]
         parts = [*(self._leaves[i] for i in places), *(mask for mask in masks if mask is not None)]
         self._batch: MicroBatches = cut(parts, cuts.size)
-        # What the layer returned in the latest pass, and which of its leaves are tensors or masked.
-        self._like: tuple[Any, list[int], list[int]] = (None, [], [])
+        # What the layer returned in the latest pass, which of its leaves are tensors and which
+        # have masks, and which added losses are scalars.
+        self._like: tuple[Any, list[int], list[int], list[bool]] = (None, [], [], [])
 
     def run(self) -> Any:
         """Return what the layer returns for the whole batch."""
@@ -131,13 +128,14 @@ class _CutCall:
         with stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext():
             outputs = self._first_passes(specs, before)
         outputs = self._with_gradient(outputs, before)
-        structure, tensors, masked = self._like
+        structure, tensors, masked, scalars = self._like
         leaves, rest = keras.tree.flatten(structure), iter(outputs)
         for i in tensors:
             leaves[i] = next(rest)
         for i in masked:
             set_mask(leaves[i], next(rest))
-        set_added(self._layer, list(rest))
+        added = zip(rest, scalars, strict=True)
+        set_added(self._layer, [tf.reduce_mean(one) if mean else one for one, mean in added])
         return keras.tree.pack_sequence_as(structure, leaves)
 
     def _outputs(self, parts: list[Any]) -> list[tf.Tensor]:
@@ -158,10 +156,16 @@ class _CutCall:
                 f"{self._layer.name} ({type(self._layer).__name__})."
             )
         masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
-        self._like = found, tensors, list(masks)
         added = [loss for one in layers_of(self._layer) for loss in added_by(one)]
-        given = [*(leaves[i] for i in tensors), *masks.values(), *added]
-        return [tf.convert_to_tensor(one) for one in given]
+        scalars = [loss.shape.rank == 0 for loss in added]
+        self._like = found, tensors, list(masks), scalars
+        # A scalar counts by rows: each of them has it.
+        rows = gradient_sum.row_count(parts)
+        spread = [
+            tf.fill([rows], loss) if mean else loss
+            for loss, mean in zip(added, scalars, strict=True)
+        ]
+        return [tf.convert_to_tensor(leaves[i]) for i in tensors] + [*masks.values(), *spread]
 
     def _output_specs(self) -> list[Any]:
         """Trace what the layer computes from rows, and look for draws that nothing repeats."""
@@ -190,8 +194,6 @@ class _CutCall:
             _assign(self._state, before)
 
         def nothing(one: Any) -> tf.Tensor:
-            if one.shape.rank == 0:
-                return tf.zeros([], tf.float64)
             known = one.shape[1:].is_fully_defined()
             inner = one.shape[1:] if known else tf.shape(one)[1:]
             return tf.zeros(tf.concat([[batch.rows], inner], axis=0), one.dtype)
@@ -199,23 +201,17 @@ class _CutCall:
         def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
             start, totals, statistics = sums
             rows = gradient_sum.row_count(parts)
-            share = tf.cast(rows, tf.float64) / tf.cast(batch.rows, tf.float64)
             with self._batch_norm.observed():
                 outputs = self._outputs(parts)
-            found = [
-                total + share * tf.cast(one, tf.float64)
-                if one.shape.rank == 0
-                else _placed(total, start, one)
-                for total, one in zip(totals, outputs, strict=True)
-            ]
-            statistics = self._batch_norm.add(statistics, tf.cast(share, tf.float32))
-            return start + rows, found, statistics
+            found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
+            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
+            return start + rows, found, self._batch_norm.add(statistics, share)
 
         def values(one: Any) -> Any:
             return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
 
         # Three: the outputs, their gradient, and what the loss makes of them.
-        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs if one.shape.rank)
+        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs)
         rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
         needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
         if isinstance(needed, int) and needed > limit:
@@ -229,9 +225,8 @@ class _CutCall:
             _, found, statistics = batch.fold(add, sums, fixed=self._cuts.fixed)
         self._batch_norm.finalize(statistics)
         for one, spec in zip(found, specs, strict=True):
-            if spec.shape.rank:
-                one.set_shape([batch.known_rows, *spec.shape[1:]])
-        return [tf.cast(one, spec.dtype) for one, spec in zip(found, specs, strict=True)]
+            one.set_shape([batch.known_rows, *spec.shape[1:]])
+        return found
 
     def _with_gradient(self, outputs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the outputs as tensors whose gradient is that of the second passes."""
@@ -239,28 +234,25 @@ class _CutCall:
         weights = self._layer.trainable_weights
         at_first = [tf.convert_to_tensor(one) for one in gradient_sum.sources(weights)]
         inputs = self._batch.leaves
-        watched = [i for i, one in enumerate(inputs) if _is_float(one) and is_recorded([one])]
+        dense = [i for i, one in enumerate(inputs) if isinstance(one, tf.Tensor)]
+        watched = [i for i in dense if inputs[i].dtype.is_floating and is_recorded([inputs[i]])]
         sources = [*at_first, *(inputs[i] for i in watched)]
         reached: set[int] = set()
 
-        def marked(i: int) -> tf.Tensor:
+        def marked(i: int, output: tf.Tensor) -> Any:
             """Note whether what the step takes a gradient of depends on an output."""
 
-            @tf.custom_gradient
-            def mark(one: tf.Tensor) -> Any:
-                def gradient(upstream: Any) -> Any:
-                    reached.add(i)
-                    return upstream
+            def gradient(upstream: Any) -> Any:
+                reached.add(i)
+                return upstream
 
-                return tf.identity(one), gradient
-
-            return mark(joined[i])
+            return tf.custom_gradient(lambda one: (tf.identity(one), gradient))(output)
 
         @tf.custom_gradient
         def recomputed(*tensors: tf.Tensor) -> Any:
             def gradient(*upstream: Any) -> Any:
-                given = {i: tf.convert_to_tensor(u) for i, u in zip(floats, upstream, strict=True)}
-                given = {i: one for i, one in given.items() if i in reached}
+                pairs = zip(floats, upstream, strict=True)
+                given = {i: tf.convert_to_tensor(one) for i, one in pairs if i in reached}
                 reached.clear()
                 after = _values_of(self._state)
                 _assign(self._state, before)
@@ -278,56 +270,50 @@ class _CutCall:
         if not floats or not sources:
             return outputs
         found = recomputed(*(outputs[i] for i in floats), *sources)
-        joined = dict(zip(floats, found, strict=True))
-        return [marked(i) if i in joined else one for i, one in enumerate(outputs)]
+        for i, one in zip(floats, found, strict=True):
+            outputs[i] = marked(i, one)
+        return outputs
 
     def _second_passes(
         self, outputs: list[tf.Tensor], upstream: dict[int, Any], watched: list[int]
     ) -> list[Any]:
         """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
         batch, weights = self._batch, self._layer.trainable_weights
-        of_rows = [i for i in upstream if outputs[i].shape.rank != 0]
         connected = [False] * (len(weights) + len(watched))
 
         def add(sums: Any, part: Any) -> Any:
             start, totals, of_inputs, off = sums
             parts, expected, slices = part
             rows = gradient_sum.row_count(parts)
-            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
             with tf.GradientTape() as tape:
                 tape.watch([parts[i] for i in watched])
                 found = self._outputs(parts)
-            given = {i: tf.cast(share, one.dtype) * one for i, one in upstream.items()}
-            given |= dict(zip(of_rows, slices, strict=True))
-            gradients: Any = tape.gradient(
-                [found[i] for i in given],
-                [*gradient_sum.sources(weights), *(parts[i] for i in watched)],
-                output_gradients=list(given.values()),
-            )
+            found = [found[i] for i in upstream]
+            sources = [*gradient_sum.sources(weights), *(parts[i] for i in watched)]
+            gradients: Any = tape.gradient(found, sources, output_gradients=slices)
             connected[:] = [
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
             ]
-            for i, first in zip(of_rows, expected, strict=True):
-                off = tf.maximum(off, _difference(first, found[i]))
+            for pair in zip(expected, found, strict=True):
+                off = tf.maximum(off, _difference(*pair))
             pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
             return (
                 start + rows,
                 gradient_sum.add(totals, gradients[: len(weights)]),
-                [total if one is None else _placed(total, start, one) for total, one in pulled],
+                [total if one is None else _placed(total, one, start) for total, one in pulled],
                 off,
             )
 
         zeros = [tf.zeros_like(batch.leaves[i]) for i in watched]
         sums = (tf.constant(0), gradient_sum.init(weights), zeros, tf.zeros([]))
-        leaves = (batch.leaves, [outputs[i] for i in of_rows], [upstream[i] for i in of_rows])
+        leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
         parts = batch._replace(leaves=leaves)
         _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._cuts.fixed)
         # Not the contrary: what is not finite differs from itself.
         same = tf.logical_not(off > _SAME_UP_TO)
         text = "Received: outputs of one micro-batch that differ, as a share of the largest, by"
         tf.debugging.Assert(same, [f"{_UNREPEATABLE} {text}", off])
-        finalized = gradient_sum.finalize(totals, weights, connected[: len(weights)])
-        found = [*finalized, *of_inputs]
+        found = [*gradient_sum.finalize(totals, weights, connected[: len(weights)]), *of_inputs]
         return [one if known else None for one, known in zip(found, connected, strict=True)]
 
 
@@ -335,38 +321,6 @@ class ExactTrainStep(AccumulatingTrainStep):
     """The train step behind `accumulate_gradients(..., exact=True)`."""
 
     exact = True
-
-    def __init__(
-        self,
-        model: keras.Model,
-        size: int,
-        *,
-        loss_denominator: LossDenominators,
-        moments_every: int,
-        batch_norm_once: bool,
-    ):
-        if loss_denominator is not None:
-            raise ValueError(
-                "The exact mode takes the loss of the whole batch as it is: leave out "
-                "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
-            )
-        if moments_every:
-            raise ValueError(
-                "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
-                "the whole batch does not have: leave out `moments_every` or `exact`. "
-                f"Received: exact=True, moments_every={moments_every}."
-            )
-        replicas = model.distribute_strategy.num_replicas_in_sync
-        if replicas > 1 and user_step(model) is not None:
-            raise ValueError(
-                "`exact=True` needs one device or Keras's own `train_step`, because replicas do "
-                "not exchange the outputs that yours relates: move its loss into `compute_loss`, "
-                f"train without a strategy, or leave out `exact`. Received: replicas={replicas}, "
-                f"model of class {type(model).__name__}."
-            )
-        super().__init__(
-            model, size, loss_denominator=None, moments_every=0, batch_norm_once=batch_norm_once
-        )
 
     def _update(self, data: Any) -> dict[str, Any]:
         model = self.model
@@ -395,6 +349,29 @@ class ExactTrainStep(AccumulatingTrainStep):
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
 
+def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
+    """Check that a model can be trained in the exact mode."""
+    if loss_denominator is not None:
+        raise ValueError(
+            "The exact mode takes the loss of the whole batch as it is: leave out "
+            "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
+        )
+    if moments_every:
+        raise ValueError(
+            "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
+            "the whole batch does not have: leave out `moments_every` or `exact`. "
+            f"Received: exact=True, moments_every={moments_every}."
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1 and user_step(model) is not None:
+        raise ValueError(
+            "`exact=True` needs one device or Keras's own `train_step`, because replicas do not "
+            "exchange the outputs that yours relates: move its loss into `compute_loss`, train "
+            f"without a strategy, or leave out `exact`. Received: replicas={replicas}, model of "
+            f"class {type(model).__name__}."
+        )
+
+
 def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Tensor:
     """Compute the loss of the rows of all replicas, as one of them has it: divided by all."""
     # Replicas run in turn, each to where the next one has to be heard: then it is too late to read
@@ -418,21 +395,17 @@ def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Te
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(loss) * share)
 
     losses = [added(loss) for loss in losses]
-    x, y, sample_weight, y_pred = keras.tree.map_structure(gathered, (*batch.leaves, y_pred))
+    whole: Any = keras.tree.map_structure(gathered, (*batch.leaves, y_pred))
+    x, y, sample_weight, y_pred = whole
     with overridden_losses(model, losses), losses_as_on_one_device():
-        loss = compute_loss(model, x, y, y_pred, sample_weight)
-    return loss / replicas_in_step()
+        return compute_loss(model, x, y, y_pred, sample_weight) / replicas_in_step()
 
 
 def _has_rows(one: Any) -> bool:
     return isinstance(one, np.ndarray) or (tf.is_tensor(one) and bool(one.shape.rank))
 
 
-def _is_float(one: Any) -> bool:
-    return isinstance(one, tf.Tensor) and one.dtype.is_floating
-
-
-def _placed(total: tf.Tensor, start: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+def _placed(total: tf.Tensor, rows: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     places = tf.cast(start + tf.range(tf.shape(rows)[0]), tf.int64)[:, None]
     return tf.tensor_scatter_nd_update(total, places, tf.cast(rows, total.dtype))
 
