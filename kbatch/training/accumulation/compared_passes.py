@@ -65,7 +65,7 @@ class Passes:
         shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
         self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-        self._whole = _traced(model, self._whole_pass, specs)
+        self._whole = _traced(model, lambda leaves: self._whole_pass(leaves, cut=False), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
         self._part = _traced(model, self._part_pass, specs, share, totals)
 
@@ -144,9 +144,9 @@ class Passes:
 
     @functools.cached_property
     def _exact(self) -> Callable[..., Any]:
-        return _traced(self._model, functools.partial(self._whole_pass, cut=True), self._specs)
+        return _traced(self._model, lambda rows: self._whole_pass(rows, cut=True), self._specs)
 
-    def _whole_pass(self, leaves: list[Any], *, cut: bool = False) -> Any:
+    def _whole_pass(self, leaves: list[Any], *, cut: bool) -> Any:
         x, y, sample_weight = self._nested(leaves)
         with _still_draws():
             with tf.GradientTape() as tape:
