@@ -107,8 +107,8 @@ class _CutCall:
         places: list[int],
     ):
         self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
-        self._leaves = keras.tree.flatten(arguments)
-        self._places = places
+        self._name = f"{layer.name} ({type(layer).__name__})"
+        self._leaves, self._places = keras.tree.flatten(arguments), places
         masks = [mask_of(self._leaves[i]) for i in places]
         self._masked = [i for i, mask in zip(places, masks, strict=True) if mask is not None]
         parts = [*(self._leaves[i] for i in places), *(mask for mask in masks if mask is not None)]
@@ -152,8 +152,7 @@ class _CutCall:
         if any(leaves[i].shape.rank == 0 for i in tensors):
             raise ValueError(
                 "`exact=True` needs outputs with an axis of rows: let the layer return one value a "
-                "row, and reduce it in the loss. Received: a scalar from "
-                f"{self._layer.name} ({type(self._layer).__name__})."
+                f"row, and reduce it in the loss. Received: a scalar from {self._name}."
             )
         masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
         added = [loss for one in layers_of(self._layer) for loss in added_by(one)]
@@ -219,9 +218,8 @@ class _CutCall:
         received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
         fits = tf.debugging.Assert(needed <= limit, received)
         with tf.control_dependencies([] if fits is None else [fits]):
-            zeros = [nothing(one) for one in specs]
             statistics = self._batch_norm.init(self._outputs, batch.leaves)
-            sums = (tf.constant(0), zeros, statistics)
+            sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
             _, found, statistics = batch.fold(add, sums, fixed=self._cuts.fixed)
         self._batch_norm.finalize(statistics)
         for one, spec in zip(found, specs, strict=True):
@@ -257,8 +255,7 @@ class _CutCall:
                 after = _values_of(self._state)
                 _assign(self._state, before)
                 same = [tf.reduce_all(a == b.value) for a, b in zip(at_first, weights, strict=True)]
-                name = f"{self._layer.name} ({type(self._layer).__name__})."
-                tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {name}"])
+                tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {self._name}."])
                 # Nothing else orders the two: the second may not need what the first found.
                 with self._cuts.within(), tf.control_dependencies(outputs):
                     found = self._second_passes(outputs, given, watched)
@@ -311,7 +308,7 @@ class _CutCall:
         _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._cuts.fixed)
         # Not the contrary: what is not finite differs from itself.
         same = tf.logical_not(off > _SAME_UP_TO)
-        text = "Received: outputs of one micro-batch that differ, as a share of the largest, by"
+        text = f"Received: outputs of {self._name} that differ, as a share of the largest, by"
         tf.debugging.Assert(same, [f"{_UNREPEATABLE} {text}", off])
         found = [*gradient_sum.finalize(totals, weights, connected[: len(weights)]), *of_inputs]
         return [one if known else None for one, known in zip(found, connected, strict=True)]
