@@ -78,8 +78,8 @@ class SearchMicroBatches:
     # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def is_exact(self, check: PartsCheck, _: keras.Model) -> bool:
-        """Return whether batches of a model are cut in the exact mode, by what was found of it."""
+    def is_exact(self, check: PartsCheck) -> bool:
+        """Return whether batches are cut in the exact mode, by what was found of their model."""
         return self.exact is True or (self.exact == "auto" and check.repaired)
 
 
@@ -119,7 +119,7 @@ class MicroBatchCache:
         if self.search.exact is False:
             return False
         check = self.search.checks.find(self.model, self.source, directory=self.directory)
-        return self.search.is_exact(check, self.model)
+        return self.search.is_exact(check)
 
     @property
     def _name(self) -> str:
