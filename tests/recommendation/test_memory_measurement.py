@@ -27,7 +27,7 @@ def eager():
     return models.mlp(run_eagerly=True)
 
 
-def measure(x=X, y=Y, *, build=eager, budget_s=60.0, limit=2**30):
+def measure(x=X, y=Y, *, build=eager, budget_s=6000.0, limit=2**30):
     lock = threading.Lock()
 
     def locked():
