@@ -56,14 +56,14 @@ EXPERIMENTS = {
     "inference": {"call_paths", "inputs", "measure", "sweep", "variants"},
     "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
-    "recommendation": {"measure", "pilot", "recommend"},
+    "recommendation": {"measure", "pilot"},
     "cli": {"demo"},
 }
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # Both may only fall.
-MOST_LINES = 38_017
-MOST_FILES = 177
+MOST_LINES = 37_875
+MOST_FILES = 176
 
 
 def dotted(path):

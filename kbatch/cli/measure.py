@@ -178,7 +178,7 @@ def add_max_batch(commands: Any) -> None:
 
 def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.memory.report import max_batch_lines, probe_rows
+    from kbatch.memory.report import max_batch_lines, probe_table
 
     check_model_arguments(options)
     limit_bytes = options.limit and memory_size(options.limit)
@@ -199,8 +199,8 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    titles = ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run")
-    print_table(console, titles, probe_rows(result), left=(3, 5))
+    table = probe_table(result)
+    print_table(console, table.headers, [row.texts for row in table.rows], left=(3, 5))
     for line in max_batch_lines(result):
         say(console, line)
     if options.output is not None:
@@ -239,7 +239,7 @@ def _run_recommend(options: argparse.Namespace) -> None:
         )
     console = starting_console()
     with quiet_start():
-        from kbatch.recommendation.recommend import recommend
+        from kbatch.recommendation.measure import recommend
     from kbatch.plotting.saving import save_figure
     from kbatch.recommendation.figure import plot_limits
 

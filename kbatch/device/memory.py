@@ -123,12 +123,12 @@ class DeviceMemory:
             return None
         device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
         gpu = nvml_gpu()
-        return usable_bytes(
-            device.memory_limit,
-            # Of a GPU in instances NVML gives the memory of all of them.
-            total_bytes=None if gpu is None or gpu.mig else gpu.memory_total_bytes,
-            workers=1 if set_limit_bytes() is not None else workers_on_device() or 1,
-        )
+        # Of a GPU in instances NVML gives the memory of all of them.
+        total_bytes = None if gpu is None or gpu.mig else gpu.memory_total_bytes
+        workers = 1 if set_limit_bytes() is not None else workers_on_device() or 1
+        if total_bytes is None:
+            return device.memory_limit // workers
+        return min(device.memory_limit, total_bytes // workers)
 
     def reset(self) -> None:
         """Start a new peak at what is held now."""
@@ -170,13 +170,6 @@ def _read_resident_memory() -> dict[str, int]:
             return {"current": 1024 * int(found["VmRSS"]), "peak": 1024 * int(found["VmHWM"])}
     # A host that keeps no peak.
     return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
-
-
-def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
-    """Return how much of a GPU one process may take."""
-    if total_bytes is None:
-        return limit_bytes // workers
-    return min(limit_bytes, total_bytes // workers)
 
 
 def nvml_gpu() -> NvmlGpu | None:

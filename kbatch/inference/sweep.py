@@ -169,7 +169,7 @@ class InferenceSweep:
                 self._copies_s[size] = _copy_s(self._inputs.batch(size))
             return self._prepare[setting[:2]](size)
 
-        return self.rounds.admit_prepared(setting, prepare)
+        return self.rounds.admit(setting, prepare)
 
     def each_round(
         self, *, read_clock: ReadClock = lambda: (None, None)

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Mapping
 
@@ -35,9 +34,6 @@ from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.record import SavedRecord, ShownRecord
 from kbatch.throughput.record import TimedRounds
 
-# Looked up when a recommendation is printed, so that it is read without what writes; as in
-# `shown_record`.
-_PAGE = "kbatch.recommendation.report"
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
 _NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
@@ -108,7 +104,9 @@ class Recommendation(SavedRecord, ShownRecord):
 
     def __str__(self) -> str:
         """Write the recommendation as a page: the answer, why, and how sure it is."""
-        return importlib.import_module(_PAGE).recommendation_text(self)
+        from kbatch.recommendation.report import recommendation_text  # It imports this module.
+
+        return recommendation_text(self)
 
     @property
     def batch_size(self) -> int | None:
@@ -161,7 +159,7 @@ class Recommendation(SavedRecord, ShownRecord):
     @property
     def fastest(self) -> tuple[TimedUpdate, ...]:
         """The fastest way of each batch size, ascending."""
-        return fastest_of_each(self.updates) if self.updates else ()
+        return fastest_of_each(self.updates)
 
     @functools.cached_property
     def updates(self) -> tuple[TimedUpdate, ...]:

@@ -59,8 +59,6 @@ def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]
     # After two rounds the largest size and its fastest rival go on alone, until the rival surely is
     # faster or gains less than 2 %. Whether the largest, which needs no accumulation, is beaten is
     # worth the rounds.
-    if not times_s:
-        raise ValueError("`times_s` must hold at least one size. Received: none.")
     rounds_s = {size: tuple(each.values()) for size, each in times_s.items()}
     largest = max(rounds_s)
     count = len(rounds_s[largest])

@@ -56,11 +56,8 @@ class TrainingPoint:
 
     def __post_init__(self) -> None:
         check_choice(POINT_OUTCOMES, outcome=self.outcome)
-        if not 1 <= self.micro_batch_size <= self.batch_size:
-            raise ValueError(
-                "A micro-batch has one example at least and its batch at most. Received: "
-                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
-            )
+        check_ranges(1, micro_batch_size=self.micro_batch_size)
+        check_ranges(self.micro_batch_size, batch_size=self.batch_size)
         if (self.outcome == "measured") != bool(self.step_times_s):
             raise ValueError(
                 "There are step times if, and only if, they were measured. Received: "

@@ -67,7 +67,7 @@ class TrainingSweep:
 
     def warm_up(self, config: StepConfig, *, traced: bool = False) -> WarmUp | None:
         """Run the first steps and let them take part; None where memory ran out."""
-        return self.rounds.admit_prepared(
+        return self.rounds.admit(
             config,
             lambda: self._steps.step(self._batch_of(config.batch_size), config.micro_batch_size),
             traced=traced,

@@ -128,8 +128,8 @@ def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
     [
         ({"outcome": "slow"}, "`outcome` must be one of"),
         ({"outcome": "not_run"}, "if, and only if"),
-        ({"micro_batch_size": 0}, "one example at least"),
-        ({"batch_size": 32}, "its batch at most"),
+        ({"micro_batch_size": 0}, "`micro_batch_size` must be at least 1"),
+        ({"batch_size": 32}, "`batch_size` must be at least 64"),
         ({"rounds": (0,)}, "needs its round"),
     ],
 )
