@@ -178,7 +178,7 @@ def add_max_batch(commands: Any) -> None:
 
 def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.memory.report import max_batch_lines, probe_table
+    from kbatch.memory.report import max_batch_lines, probe_rows
 
     check_model_arguments(options)
     limit_bytes = options.limit and memory_size(options.limit)
@@ -199,8 +199,8 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    table = probe_table(result)
-    print_table(console, table.headers, [row.texts for row in table.rows], left=(3, 5))
+    titles = ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run")
+    print_table(console, titles, probe_rows(result), left=(3, 5))
     for line in max_batch_lines(result):
         say(console, line)
     if options.output is not None:

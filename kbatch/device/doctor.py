@@ -16,8 +16,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.document.numbers import gibibytes, pluralize
+from kbatch.document.section import processes_text
 from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.record import check_choice
+from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlDriver, NvmlGpu
@@ -119,12 +121,10 @@ def read_package_findings() -> tuple[Finding, ...]:
         return (Finding("kbatch", "warning", text, "pip install ."), backend)
     requirements = importlib.metadata.requires("kbatch") or []
     required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
-    versions = {name: _version(name) for name in map(_name, requirements)}
-    return (
-        python_finding(platform.python_version(), required),
-        *package_findings(requirements, {n: v for n, v in versions.items() if v is not None}),
-        backend,
-    )
+    names = map(_name, requirements)
+    installed = {name: version for name in names if (version := _version(name)) is not None}
+    python = python_finding(platform.python_version(), required)
+    return (python, *package_findings(requirements, installed), backend)
 
 
 def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
@@ -178,7 +178,7 @@ class ListedGpu(NamedTuple):
 
     gpu: "NvmlGpu"
     memory_used_bytes: int | None  # None if the driver does not tell.
-    process_texts: tuple[str, ...] = ()  # What computes on it, and how much memory it holds.
+    processes: tuple[GpuProcess, ...] = ()  # What computes on it.
 
 
 class NvidiaReading(NamedTuple):
@@ -209,14 +209,23 @@ class TensorFlowBuild(NamedTuple):
 
 def read_nvidia() -> NvidiaReading:
     """Read what the driver and NVML show. Call it before TensorFlow takes the memory."""
-    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver
+    from kbatch.device.gpus import (
+        NvmlUnavailableError,
+        opened_nvml,
+        read_driver,
+        read_gpu,
+        read_processes,
+    )
 
     gpus = driver = error = None
     mismatch = False
     try:
         with opened_nvml() as found:
             driver = read_driver()
-            gpus = tuple(map(_listed, found))
+            gpus = tuple(
+                ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, read_processes(gpu))
+                for gpu in found
+            )
     except NvmlUnavailableError as reason:
         error, mismatch = str(reason), reason.mismatch
     return NvidiaReading(
@@ -228,18 +237,6 @@ def read_nvidia() -> NvidiaReading:
         nvml_error=error,
         mismatch=mismatch,
     )
-
-
-def _listed(gpu: "NvmlGpu") -> ListedGpu:
-    from kbatch.device.gpus import read_gpu, read_processes
-
-    texts = []
-    for process in read_processes(gpu):
-        name = process.name or "a process that cannot be seen here"
-        held_bytes = process.memory_bytes
-        size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
-        texts.append(f"{name} ({process.pid}{size})")
-    return ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, tuple(texts))
 
 
 def _is_nvidia_gpu(device: Path) -> bool:
@@ -412,7 +409,9 @@ def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
     warnings = []
     shared = not gpu.mig  # What lies in other instances is in nobody's way.
     if shared and total is not None and used is not None and used > _SMALL_SHARE * total:
-        whose = ", ".join(reading.process_texts) or "nvidia-smi on the host names them"
+        whose = "nvidia-smi on the host names them"
+        if reading.processes:
+            whose = processes_text(reading.processes)
         warnings.append(f"other processes hold {gibibytes(used)}: {whose}")
     if capability and capability < _TENSOR_CORES:
         warnings.append(

@@ -12,6 +12,21 @@ _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory"
 _MORE_AT_FIRST = 1.05
 
 
+def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
+    """Write each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
+    return [
+        (
+            f"{probe.batch_size:,}",
+            "" if (peak := probe.peak_memory_bytes) is None else memory_text(peak),
+            "" if peak is None else percent(peak / result.limit_bytes),
+            _OUTCOMES[probe.outcome],
+            format_number(probe.duration_s),
+            probe.purpose,
+        )
+        for probe in result.probes
+    ]
+
+
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
@@ -71,6 +86,16 @@ def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
     )
 
 
+_COLUMNS = (
+    Column("Batch size", True),
+    Column("Peak memory", True),
+    Column("Of the limit", True),
+    Column("Outcome", False),
+    Column("Seconds", True),
+    Column("Run", False),
+)
+
+
 def max_batch_section(result: MaxBatchSizeResult) -> Section:
     """Compute what a report says of a search for the largest batch that fits."""
     lines, environment = max_batch_lines(result), result.environment
@@ -85,7 +110,9 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
         figures=(
             Figure("memory", "Memory by batch size", HEIGHT_IN, lambda ax: plot_memory(result, ax)),
         ),
-        tables=(probe_table(result),),
+        tables=(
+            Table("Batch sizes that were run", _COLUMNS, _rows(result), best_means="the answer"),
+        ),
         notes=tuple(Note("", "", note) for note in result.notes),
         command=environment.command if environment else None,
         settings=(
@@ -98,20 +125,13 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
     )
 
 
-def probe_table(result: MaxBatchSizeResult) -> Table:
-    """Write a row for each probe."""
+def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
     rows = []
-    for index, probe in enumerate(result.probes):
-        peak, size = probe.peak_memory_bytes, Cell(f"{probe.batch_size:,}", probe.batch_size)
-        memory = share = Cell("n/a")  # The outcome says why.
-        if peak is not None:
-            memory = Cell(memory_text(peak), peak)
-            share = Cell(percent(peak / result.limit_bytes), peak)
-        outcome, run = Cell(_OUTCOMES[probe.outcome]), Cell(probe.purpose)
-        seconds = Cell(format_number(probe.duration_s), probe.duration_s)
-        best = probe.batch_size == result.max_batch_size and peak is not None
-        cells = (size, memory, share, outcome, seconds, run)
-        rows.append(Row(str(index), "" if peak else "out_of_memory", best, cells))
-    titles = ("Batch size", "Peak memory", "Of the limit", "Outcome", "Seconds", "Run")
-    columns = tuple(Column(title, title not in ("Outcome", "Run")) for title in titles)
-    return Table("Batch sizes that were run", columns, tuple(rows), best_means="the answer")
+    for index, (probe, texts) in enumerate(zip(result.probes, probe_rows(result), strict=True)):
+        peak, out = probe.peak_memory_bytes, probe.outcome == "out_of_memory"
+        share = None if peak is None else peak / result.limit_bytes
+        keys = (probe.batch_size, peak, share, None, probe.duration_s, None)
+        cells = [Cell(t or "n/a (out of memory)", k) for t, k in zip(texts, keys, strict=True)]
+        best = probe.batch_size == result.max_batch_size and not out
+        rows.append(Row(str(index), "out_of_memory" if out else "", best, tuple(cells)))
+    return tuple(rows)

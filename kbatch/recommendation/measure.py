@@ -460,37 +460,25 @@ class MemoryFound(NamedTuple):
 
 def measure_memory(task: Task, *, largest: int) -> MemoryFound:
     """Search for the largest batch that fits, as far as its part of the budget goes."""
-    window, notes = task.memory_window, ()
-    try:
-        with (
-            task.refusals_told(),
-            open_probes(
-                task.load, memory_limit_bytes=task.memory_limit_bytes, memory_window=window
-            ) as probes,
-        ):
-            notes = probes.facts.notes
+    window, limit_bytes = task.memory_window, task.memory_limit_bytes
+    with (
+        task.refusals_told(),
+        open_probes(task.load, memory_limit_bytes=limit_bytes, memory_window=window) as probes,
+    ):
+        notes, limited = probes.facts.notes, _TimeLimitedProbes(probes, task)
+        try:
             found = probe_max_batch(
-                _TimeLimitedProbes(probes, task),
-                memory_window=window,
-                max_batch_size=largest,
-                confirm=False,
+                limited, memory_window=window, max_batch_size=largest, confirm=False
             )
-    except _TimeSpentError as spent:
-        return MemoryFound(
-            None,
-            max(spent.fits, task.base_batch_size),  # The user trains at it.
-            f"its search did not end in its part of `budget_s`; {spent.fits:,} examples fit",
-            notes,
-        )
+        except _TimeSpentError:
+            fits = max(limited.fits, task.base_batch_size)  # The user trains at it.
+            why = f"its search did not end in its part of `budget_s`; {limited.fits:,} examples fit"
+            return MemoryFound(None, fits, why, notes)
     return MemoryFound(found, found.max_batch_size, None, notes)
 
 
 class _TimeSpentError(Exception):
     """The time for a search is spent."""
-
-    def __init__(self, fits: int):
-        super().__init__(fits)
-        self.fits = fits
 
 
 class _TimeLimitedProbes:
@@ -502,7 +490,7 @@ class _TimeLimitedProbes:
     def __init__(self, probes: Probes, task: Task):
         self.isolated = probes.isolated
         self._probes, self._task = probes, task
-        self._until_s, self._fits = 0.0, 0
+        self._until_s, self.fits = 0.0, 0
         self._example_s: float | None = None
 
     @property
@@ -514,7 +502,7 @@ class _TimeLimitedProbes:
 
     def read(self, batch_size: int) -> Reading:
         clock = self._task.clock
-        if not self._fits:
+        if not self.fits:
             reading = self._read(batch_size)
             self._until_s = clock.left_s - clock.part_s(MEMORY)
             return reading
@@ -535,12 +523,12 @@ class _TimeLimitedProbes:
 
     def _read(self, batch_size: int) -> Reading:
         if self._example_s is not None and not self._ends_in_time(batch_size):
-            raise _TimeSpentError(self._fits)
+            raise _TimeSpentError
         reading = self._probes.read(batch_size)
         limit_bytes = self.facts.limit_bytes
         needed = reading.bytes_below(limit_bytes)
         if needed is not None and needed <= self._task.memory_window[1] * limit_bytes:
-            self._fits = max(self._fits, reading.rows)
+            self.fits = max(self.fits, reading.rows)
         return reading
 
 

@@ -268,7 +268,8 @@ class _StretchWatch(keras.callbacks.Callback):
             self._first_s = self._looked_s = now_s  # What came before traced and compiled.
             self._ends_s = max(self._ends_s, now_s + self._least_s)
         # One call of the train step may make several updates, and skip some that overflowed.
-        self._made += steps_at_once(self.model)
+        model: Any = self.model
+        self._made += model.steps_per_execution
         end = "updates" if self._made >= self._most_updates else None
         end = "budget" if now_s > self._ends_s else end
         long = now_s - self._looked_s >= self._longest_s
@@ -302,11 +303,6 @@ class _StretchWatch(keras.callbacks.Callback):
 def _finite(value: Any) -> float | None:
     number = math.nan if value is None else float(np.asarray(value))
     return number if math.isfinite(number) else None
-
-
-def steps_at_once(model: Any) -> int:
-    """Return the updates that one call of a model's train function makes."""
-    return max(1, int(getattr(model, "steps_per_execution", 1)))
 
 
 _MOST_ROUNDS = 9
@@ -348,7 +344,7 @@ def time_fit(
             if most:
                 x, y = each_part(lambda leaf: leaf[: most * size], (x, y))
             arguments = {"x": x, "y": y, "batch_size": size}
-        watch = EpochWatch(longest_s, steps_at_once(model))
+        watch = EpochWatch(longest_s, model.steps_per_execution)
         with warnings.catch_warnings():
             # Of data that do not tell their length, at the end of the first epoch.
             warnings.filterwarnings("ignore", message="Your input ran out of data")
@@ -362,7 +358,7 @@ def time_fit(
             # What is cut short lacks its end, which an epoch of two batches has. Data that start
             # slowly are not started again for it.
             if not watch.whole and watch.epoch_s < _SLOW_START * longest_s:
-                ends_s[size] = epochs_of(size, 2 * steps_at_once(model), 2, math.inf).end_s
+                ends_s[size] = epochs_of(size, 2 * model.steps_per_execution, 2, math.inf).end_s
         found = interleaved(
             {str(size): lambda size=size: turn(size) for size in sizes},
             until_s=time.perf_counter() + budget_s,
