@@ -459,10 +459,9 @@ def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple
 
     memory = psutil.virtual_memory()
     group = read_control_group()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return (
         memory_finding(memory.total, memory.available, group.memory_limit_bytes),
-        cpu_finding(cpu_count, group.cpu_quota, load),
+        cpu_finding(cpu_count, group.cpu_quota, psutil.getloadavg()[0]),
         variables_finding(variables),
     )
 
@@ -478,14 +477,12 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
     return Finding("memory", "warning", f"{text}: a second process with TensorFlow needs 1 GiB")
 
 
-def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
+def cpu_finding(cpu_count: int, quota: float | None, load: float) -> Finding:
     """Judge the processors."""
     usable = cpu_count if quota is None else min(cpu_count, quota)
     text = pluralize(cpu_count, "core")
     if usable < cpu_count:
         text = f"{text}, of whose time the control group allows {usable:g}"
-    if load is None:
-        return Finding("CPU", "ok", text)
     text = f"{text}, load {load:.1f}"
     if load > _BUSY_SHARE * usable:
         return Finding("CPU", "warning", f"{text}: other work disturbs timings")

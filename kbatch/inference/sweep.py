@@ -17,7 +17,7 @@ from kbatch.device.failures import failure_text
 from kbatch.inference.call_paths import CallPath, Prepare
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
-from kbatch.memory.curve import MemoryPass
+from kbatch.memory.find import MemoryPass
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.timing.rounds import ReadClock, TimingPlan, TimingRounds, WarmUp, block_clocks

@@ -140,10 +140,7 @@ class WorkerProbes:
 
 
 class ProcessProbes:
-    """Probes in this process, with a note of why here and what that risks.
-
-    A GPU that it holds already leaves nothing to another one.
-    """
+    """Probes in this process, with a note of why here and what that risks."""
 
     isolated = False
 

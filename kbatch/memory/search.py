@@ -170,14 +170,11 @@ SURE_SHARE = 0.5
 
 
 class MemoryFit(NamedTuple):
-    """Memory M(b) = fixed + b each, fitted to measured sizes, with standard errors.
-
-    The errors are None from fewer than three sizes.
-    """
+    """Memory M(b) = fixed + b each, fitted to measured sizes."""
 
     fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
     bytes_per_example: float
-    fixed_error_bytes: float | None
+    fixed_error_bytes: float | None  # Standard errors: None from fewer than three sizes.
     bytes_per_example_error: float | None
     covariance: float = 0.0  # Of the two, in bytes squared an example.
     degrees_of_freedom: int = 0  # Sizes less two.

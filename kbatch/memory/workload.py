@@ -208,10 +208,7 @@ class Run:
 
 
 class _Steps(keras.callbacks.Callback):
-    """Times the steps after the first, which is traced, and ends the run where they are slow.
-
-    An epoch ends when the device has.
-    """
+    """Times the steps after the first, which is traced, and ends the run where they are slow."""
 
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()
@@ -234,7 +231,7 @@ class _Steps(keras.callbacks.Callback):
             model.stop_training = True
             self.stopped_after = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None):
+    def on_epoch_end(self, epoch: int, logs: Any = None):  # The device has ended too.
         if self._steps > 1:
             self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
 

@@ -364,9 +364,6 @@ class CheckPlan(NamedTuple):
 class CandidateSearch:
     """Which sizes to train to the pilot's loss, while one may be better and time is left.
 
-    >>> while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
-    ...     search.tell(run_size_check(build, data, plan=plan), left_s=clock.left_s)
-
     Of the sizes that can finish in the time left, the one with the largest expected gain is next;
     then the best ones are trained again with other seeds.
     """

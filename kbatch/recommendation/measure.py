@@ -44,7 +44,7 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
-from kbatch.training.data.sample_rows import DataEnded, SampleElements, SampleRows, Source
+from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source, rows_for
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.model import user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state
@@ -185,7 +185,7 @@ def _measured(
                 f"`strategy.scope()`. Received: a model on {replica_count(model)} replicas."
             )
         source = task.source
-        rows = source.rows(model) if isinstance(source, SampleElements) else source
+        rows = rows_for(source, model)
         examples = rows.examples if isinstance(rows, SampleRows) else None
         sizes = _sizes(asked, examples)
         if examples == 1:

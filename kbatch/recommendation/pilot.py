@@ -35,7 +35,7 @@ from kbatch.training.data.forms import (
     tensors_of,
     with_held_out,
 )
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of
+from kbatch.training.data.sample_rows import SampleRows, Source, batch_of, rows_for
 from kbatch.training.learning_rate import (
     current_learning_rate,
     scale_late_layers,
@@ -196,15 +196,8 @@ def held_out_batches(
     else:
         arrays, rows = tensors_of(FitData(*keras.utils.unpack_x_y_sample_weight(given)))
         order = np.sort(np.random.default_rng(seed).permutation(rows)[:_MOST_HELD_OUT])
-        held = (
-            keras.tree.map_structure(
-                lambda leaf, kept=order[start : start + _VALIDATION_BATCH_SIZE]: (
-                    None if leaf is None else tf.gather(leaf, kept)
-                ),
-                arrays,
-            )
-            for start in range(0, len(order), _VALIDATION_BATCH_SIZE)
-        )
+        parts = np.split(order, range(_VALIDATION_BATCH_SIZE, len(order), _VALIDATION_BATCH_SIZE))
+        held = (each_part(lambda leaf, part=part: tf.gather(leaf, part), arrays) for part in parts)
     return batches._replace(validation_data=[held_on_device(batch) for batch in held])
 
 
@@ -364,16 +357,15 @@ def time_fit(
             until_s=time.perf_counter() + budget_s,
             most_rounds=_MOST_ROUNDS,
         )
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    examples = source.examples if isinstance(source, SampleRows) else None
+    known = rows_for(source, model)
+    examples = known.examples if isinstance(known, SampleRows) else None
     times = []
     for size in sizes:
         steps_s, watches = zip(*found[str(size)], strict=True)
-        known = None if examples is None else -(-examples // size)
-        batches = max((watch.batches for watch in watches if watch.whole), default=known)
-        if batches is not None and known is not None:
-            batches = min(batches, known)
+        filled = None if examples is None else -(-examples // size)
+        batches = max((watch.batches for watch in watches if watch.whole), default=filled)
+        if batches is not None and filled is not None:
+            batches = min(batches, filled)
         between_s = tuple(watch.batch_s for watch in watches)
         epochs_s = tuple(watch.epoch_s for watch in watches)
         times.append(FitTime(size, steps_s, between_s, epochs_s, batches))

@@ -15,8 +15,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.document.numbers import format_number, memory_text
 from kbatch.errors import InputError
-from kbatch.memory.curve import MemoryPass, ascend_memory
-from kbatch.memory.find import data_source
+from kbatch.memory.find import MemoryPass, ascend_memory, data_source
 from kbatch.memory.probe import limit_below_weights, open_probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory

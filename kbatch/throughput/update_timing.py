@@ -46,15 +46,12 @@ class StepConfig(NamedTuple):
 
 
 class TrainingSweep:
-    """Train steps of a model, open for timing; `gpus` is what the rounds took of each GPU.
-
-    A batch of as many examples as asked comes from `batch_of`, on the device.
-    """
+    """Train steps of a model, open for timing; `gpus` is what the rounds took of each GPU."""
 
     def __init__(
         self,
         steps: MicroBatchSteps,
-        batch_of: Callable[[int], Any],
+        batch_of: Callable[[int], Any],  # Returns a batch of so many examples, on the device.
         timing: TimingPlan,
         *,
         seed: int = 0,

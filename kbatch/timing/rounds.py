@@ -105,17 +105,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
 
 
 class TimingRounds(Generic[Key]):
-    """Contenders that are timed in turns.
-
-    >>> rounds = TimingRounds(TimingPlan(), seed=0)
-    >>> for batch_size in (1, 2, 4):
-    ...     rounds.admit(batch_size, lambda: functools.partial(model, x[:batch_size]))
-    >>> for live in rounds.each_round():
-    ...     print(f"{len(live)} go on")
-    >>> rounds.blocks[4]
-
-    A contender that runs out of memory leaves, and the others go on.
-    """
+    """Contenders that are timed in turns; one that runs out of memory leaves, the others go on."""
 
     def __init__(
         self,
@@ -162,10 +152,7 @@ class TimingRounds(Generic[Key]):
     def admit(
         self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
     ) -> WarmUp | None:
-        """Make a contender ready, as by copying its inputs to the device, and warm it up.
-
-        Returns None where memory ran out; else it takes part.
-        """
+        """Make a contender ready, and warm it up to take part; None where memory ran out."""
         try:
             call = prepare()
             warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
