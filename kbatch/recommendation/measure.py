@@ -197,7 +197,7 @@ def _measured(
         with kept_state(model):
             sum_sparse_gradients(model)  # As the sizes are trained.
             model.make_train_function()  # All that is timed shares its graphs.
-            updates = ledger.run(
+            timings, notes = ledger.run(
                 SATURATION,
                 lambda: time_updates(
                     model,
@@ -209,7 +209,6 @@ def _measured(
                     checks=task.checks,
                 ),
             )
-            timings = updates.timings
             if timings:
                 measured = ledger.try_run(
                     INPUT, lambda: measure_input(task, model, timings=timings)
@@ -229,11 +228,12 @@ def _measured(
         memory = MemoryFound(None, None, reason)
     elif memory is None:
         memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    not_timed = None if timings else "not even the smallest batch size could be run"
     if memory.result is not None:  # What fitted for want of others may be above the limit.
         most = memory.result.max_batch_size
         timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
         checks = tuple(check for check in checks if check.micro_batch_size <= most)
-    reasons = {MEMORY: memory.reason, SATURATION: updates.reason, OTHER_SIZES: runs.ended}
+    reasons = {MEMORY: memory.reason, SATURATION: not_timed, OTHER_SIZES: runs.ended}
     return Recommendation(
         model_name=model.name,
         optimizer=type(optimizer).__name__,
@@ -250,7 +250,7 @@ def _measured(
         unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
         durations_s=ledger.durations_s,
         budget_s=clock.budget_s,
-        notes=(*memory.notes, *updates.notes, *(pilot_notes(task, model, pilot) if pilot else ())),
+        notes=(*memory.notes, *notes, *(pilot_notes(task, model, pilot) if pilot else ())),
         environment=read_environment(),
         checks=checks,
         fit_times=fit_times,

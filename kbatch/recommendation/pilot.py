@@ -5,7 +5,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -68,14 +68,9 @@ def run_pilot(
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
 
-    def keep(found: Stretch) -> str | None:
-        moments = (found.metrics.get(name) for name in MOMENT_METRICS)
-        if "loss" not in found.metrics:
-            names = sorted(found.metrics)
-            raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
-        loss = found.metrics["loss"]
-        stretches.append(PilotStretch(found.updates, loss, found.held_out_loss, *moments))
-        if loss is None:
+    def keep(found: PilotStretch) -> str | None:
+        stretches.append(found)
+        if found.loss is None:
             return "diverged"
         enough = max(_FEWEST_STRETCHES, 2 * useful_count(stretches))
         return "progress" if len(stretches) >= enough else None
@@ -133,11 +128,12 @@ def run_size_check(
     build: Callable[[], keras.Model], data: FitData, *, plan: CheckPlan
 ) -> SizeCheck:
     """Train from the start until the loss is at the target, or what the plan allows is spent."""
-    ends_s, losses = time.perf_counter() + plan.budget_s, [math.nan]
+    ends_s = time.perf_counter() + plan.budget_s
+    losses: list[float | None] = []
 
-    def end(found: Stretch) -> str | None:
-        loss = found.held_out_loss if plan.held_out else found.metrics.get("loss")
-        losses.append(math.nan if loss is None else loss)
+    def end(found: PilotStretch) -> str | None:
+        loss = found.held_out_loss if plan.held_out else found.loss
+        losses.append(loss)
         if loss is None:
             return "diverged"
         return "target" if loss <= plan.target else None
@@ -164,7 +160,7 @@ def run_size_check(
         plan.micro_batch_size,
         learning_rate,
         watch.updates,
-        losses[-1] if math.isfinite(losses[-1]) else None,
+        losses[-1],
         watch.trained_s,
         "lost" if watch.ended_by == "updates" else watch.ended_by,
         scaling,
@@ -201,14 +197,6 @@ def held_out_batches(
     return batches._replace(validation_data=[held_on_device(batch) for batch in held])
 
 
-class Stretch(NamedTuple):
-    """Some updates in a row; a metric or loss that is not finite is None."""
-
-    updates: int
-    metrics: Mapping[str, float | None]
-    held_out_loss: float | None
-
-
 class _StretchWatch(keras.callbacks.Callback):
     """Trains until time or updates are spent, or `on_stretch` says why a stretch was enough."""
 
@@ -216,7 +204,7 @@ class _StretchWatch(keras.callbacks.Callback):
 
     def __init__(
         self,
-        on_stretch: Callable[[Stretch], str | None],
+        on_stretch: Callable[[PilotStretch], str | None],
         *,
         stretch: int,  # Updates between two looks at the held-out examples.
         ends_s: float,  # By `time.perf_counter`.
@@ -237,9 +225,9 @@ class _StretchWatch(keras.callbacks.Callback):
 
     def fit(self, model: Any, batches: Batches) -> None:
         """Train."""
-        held_out: Any = batches.validation_data
-        self._held_out = held_out
+        self._held_out[:] = batches.validation_data or ()
         scale_late_layers(model, batches.dataset)
+        self._before = updates_made(model)
         model.fit(
             batches.dataset.repeat(),
             steps_per_epoch=2**31,
@@ -251,9 +239,6 @@ class _StretchWatch(keras.callbacks.Callback):
         # The first look builds a graph.
         self.built_s = self._first_s + self._looks_s[0] - self.look_s
         self.trained_s = time.perf_counter() - self._first_s
-
-    def on_train_begin(self, logs: Any = None):
-        self._before = updates_made(self.model)
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         now_s = time.perf_counter()
@@ -270,19 +255,23 @@ class _StretchWatch(keras.callbacks.Callback):
             self._look(logs or {}, end)
 
     def _look(self, logs: Mapping[str, Any], end: str | None) -> None:
-        began_s, model = time.perf_counter(), self.model
-        target: Any = model
-        target.reset_metrics()
+        if "loss" not in logs:
+            names = sorted(logs)
+            raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
+        began_s = time.perf_counter()
+        model: Any = self.model
+        model.reset_metrics()
         held_out: Mapping[str, Any] = {}
         if self._held_out:
-            target.make_test_function()
+            model.make_test_function()
         for batch in self._held_out:
             # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-            held_out = target.test_function(iter((batch,)))
-        metrics = {name: _finite(value) for name, value in logs.items()}
+            held_out = model.test_function(iter((batch,)))
+        loss, *moments = (_finite(logs.get(name)) for name in ("loss", *MOMENT_METRICS))
         made = updates_made(model) - self._before
-        found = Stretch(made - self.updates, metrics, _finite(held_out.get("loss")))
-        target.reset_metrics()
+        held_out_loss = _finite(held_out.get("loss"))
+        found = PilotStretch(made - self.updates, loss, held_out_loss, *moments)
+        model.reset_metrics()
         self.updates, self._looked_at = made, self._made
         self._looked_s = time.perf_counter()
         self._looks_s.append(self._looked_s - began_s)
@@ -290,7 +279,7 @@ class _StretchWatch(keras.callbacks.Callback):
         end = self._on_stretch(found) or end
         if end is not None:
             self.ended_by = end
-            target.stop_training = True
+            model.stop_training = True
 
 
 def _finite(value: Any) -> float | None:

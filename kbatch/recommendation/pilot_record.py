@@ -207,13 +207,11 @@ class FitTime:
     epoch_batches: int | None  #: Batches of a whole epoch; None where that is not known.
 
     def __post_init__(self):
-        if not self.step_times_s or not (
-            len(self.step_times_s) == len(self.batch_times_s) == len(self.epoch_times_s)
-        ):
+        counts = [len(t) for t in (self.step_times_s, self.batch_times_s, self.epoch_times_s)]
+        if not counts[0] or len(set(counts)) > 1:
             raise ValueError(
-                "A `FitTime` has one value a round of each kind, one at least. Received: "
-                f"{len(self.step_times_s)}, {len(self.batch_times_s)} and "
-                f"{len(self.epoch_times_s)} values."
+                "A `FitTime` has one value a round of each kind, one at least. "
+                f"Received: numbers of values={counts}."
             )
 
     @property

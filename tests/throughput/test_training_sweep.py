@@ -38,7 +38,7 @@ def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER, room_for_batch=10**
     sweep.rounds = TimingRounds(timing, seed=0, clock=lambda: steps.now_s)
     for size in SIZES:
         sweep.warm_up(StepConfig(size, size))
-    return sweep.go_on(SIZES, larger, lambda line: None)
+    return sweep.go_on(SIZES, larger)
 
 
 @pytest.mark.parametrize(
