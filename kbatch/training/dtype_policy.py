@@ -323,7 +323,8 @@ def _convolution(policy: str, width: int) -> Callable[[], object]:
         with tf.GradientTape() as tape:
             tape.watch(kernel)
             found = tf.nn.conv2d(images, kernel, 1, "SAME")
-        return tape.gradient(found, kernel).numpy()
+        gradient: Any = tape.gradient(found, kernel)
+        return gradient.numpy()
 
     return step
 
