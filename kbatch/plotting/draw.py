@@ -24,7 +24,6 @@ _LABEL_EM, _LINE_EM = 0.62, 1.25
 # Between a mark and its label; half the width of a mark.
 _GAP_PT = 5.0
 _MARK_PT = 4.0
-RING_PT = 11.0  # From the middle of a ring to its label.
 # Of more marks of a series, those that cover each other are drawn once, and their bars as one: a
 # page of thousands would be heavy and slow. Marks cover each other in a cell of this grid over
 # their range, which is about a point wide.
@@ -205,12 +204,10 @@ def text(
     )
 
 
-def panel_shares(panel: Axes, words: str) -> tuple[float, float]:
-    """Return what a bold text beside a ring takes of a panel's width and height, about."""
-    lines = words.split("\n")
-    width_pt, height_pt = 72 * figure_of(panel).get_size_inches() * panel.get_position().size
-    height = RING_PT + TEXT_PT * _LINE_EM * len(lines)
-    return TEXT_PT * _LABEL_EM * max(map(len, lines)) / width_pt, min(0.6, height / height_pt)
+def height_share(panel: Axes, words: str) -> float:
+    """Return what a bold text takes of a panel's height, about."""
+    height_pt = 72 * figure_of(panel).get_size_inches()[1] * panel.get_position().height
+    return min(0.6, TEXT_PT * _LINE_EM * (1 + words.count("\n") + 0.5) / height_pt)
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:

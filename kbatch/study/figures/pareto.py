@@ -43,9 +43,8 @@ class ParetoInfo(NamedTuple):
 
     points: tuple[ParetoPoint, ...]  # By throughput.
     series: tuple[str, ...]  # What the trials of each have in common.
-    quality: Objective | None  # None if no trial has a metric of quality.
+    quality: Objective
     bars: str
-    nothing: str
     incomplete: str
 
     @property
@@ -68,7 +67,9 @@ def pareto_info(study: Study) -> ParetoInfo:
         and (rate := throughput_estimate(trial)) is not None
         and (value := metric_estimate(trial, quality.name)) is not None
     ]
-    sign = 1 if quality is None or quality.direction == "max" else -1
+    if quality is None or not measured:
+        raise common.missing_data(study, "trials with both a throughput and a metric of quality")
+    sign = 1 if quality.direction == "max" else -1
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
     points = [
         ParetoPoint(
@@ -82,14 +83,12 @@ def pareto_info(study: Study) -> ParetoInfo:
         )
         for place, (trial, rate, value) in enumerate(measured)
     ]
-    nothing = "n/a (no trial has both a throughput and a metric of quality)"
     return ParetoInfo(
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
         bars=bars_text(study.trials, of_metric=True),
-        nothing="" if points else nothing if completed else common.none_completed(study),
-        incomplete=common.incomplete_text(study) if completed else "",
+        incomplete=common.incomplete_text(study),
     )
 
 
@@ -112,8 +111,6 @@ def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 def alt_text(info: ParetoInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    if not info.points or info.quality is None:
-        return f"An empty chart of quality against throughput. {info.nothing}."
     front = join_words(
         f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
         f"{format_number(p.quality.value, 4)}"
@@ -140,17 +137,11 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         The Axes; `get_label()` describes the figure.
 
     Raises:
-        ValueError: If the study is empty, with what to run.
+        ValueError: If there is nothing to show, with the reason.
     """
     info = pareto_info(study)
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
-    if not info.points or info.quality is None:
-        canvas.write_title(panel, study.name)
-        canvas.write_message(panel, info.nothing)
-        panel.set_xticks([])
-        common.write_conditions(panel, study, alarm=info.incomplete, below_pt=10)
-        return panel
     canvas.vertical_grid(panel)
     _throughput_axis(panel, [p.throughput.value for p in info.points])
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
