@@ -62,8 +62,8 @@ EXPERIMENTS = {
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # Both may only fall.
-MOST_LINES = 37_968
-MOST_FILES = 177
+MOST_LINES = 37_914
+MOST_FILES = 173
 
 
 def dotted(path):

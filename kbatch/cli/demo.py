@@ -13,8 +13,7 @@ import numpy as np
 
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.tuner import BatchSizeTuner
-from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.study import Study
+from kbatch.study.study import RECORD_NAME, Study, load_study
 from kbatch.training.dtype_policy import slow_float16_text
 
 PROJECT_NAME = "demo-search"

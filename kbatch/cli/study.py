@@ -106,8 +106,7 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from kbatch.records.json_codec import write_whole_file
-    from kbatch.study.loading import load_study
-    from kbatch.study.study import refuse_empty
+    from kbatch.study.study import load_study, refuse_empty
     from kbatch.study.trackers import check_trackers
 
     output = options.output or Path("kbatch-trials.csv")

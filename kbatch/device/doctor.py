@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.document.numbers import gibibytes, pluralize
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import check_choice
+from kbatch.records.record import EnvironmentRecord, check_choice
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlDriver, NvmlGpu

@@ -178,9 +178,6 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on, whose place two panels take; a new figure if None.
 
-    Returns:
-        The (upper) Axes; their label, `get_label()`, describes the figure.
-
     Raises:
         ValueError: If nothing was timed.
     """
@@ -215,9 +212,6 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     Args:
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -285,9 +279,6 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
     Args:
         profile: A profile with several call paths or policies.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If there is nothing to compare, with what to measure.
@@ -357,9 +348,6 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
         profile: A profile whose memory was measured.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If no memory was measured.
     """
@@ -411,9 +399,6 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     Args:
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If there are no single calls.
@@ -467,9 +452,6 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     Args:
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If nothing was timed on the first call path.

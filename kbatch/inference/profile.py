@@ -24,8 +24,7 @@ from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
 from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:

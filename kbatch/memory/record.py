@@ -4,8 +4,13 @@ import dataclasses
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord, check_choice, check_ranges
+from kbatch.records.record import (
+    EnvironmentRecord,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")

@@ -31,8 +31,7 @@ from kbatch.recommendation.pilot_record import (
     SizeCheck,
     fit_lines,
 )
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
 from kbatch.throughput.record import TimedRounds
 
 # Looked up when a recommendation is printed, so that it is read without what writes; as in

@@ -13,9 +13,8 @@ from kbatch.document.numbers import join_words, pluralize
 from kbatch.records.json_codec import RecordError, printable, read_json
 from kbatch.report.content import ReportContent, report_content
 from kbatch.report.pages import render_page
-from kbatch.study.loading import RECORD_NAME, load_study
 from kbatch.study.names import at_most, outcome, trial_names
-from kbatch.study.study import Study
+from kbatch.study.study import RECORD_NAME, Study, load_study
 
 HOST = "127.0.0.1"
 _FILES = ("kbatch*.json", f"trial_*/{RECORD_NAME}", "trial_*/trial.json")

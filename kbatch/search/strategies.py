@@ -40,8 +40,8 @@ from kbatch.study.decision import (
     raced_trials,
     tolerance_in_units,
 )
-from kbatch.study.learning_rates import other_hyperparameters, pair_runs
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
+from kbatch.study.table import other_hyperparameters, pair_runs
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
 

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.document.numbers import count_range, pluralize, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
-from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.trial import TrialRecord

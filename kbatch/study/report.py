@@ -20,9 +20,8 @@ from kbatch.study.figures import (
     time_to_target,
     trials,
 )
-from kbatch.study.learning_rates import learning_rate_table
 from kbatch.study.study import Study, refuse_empty
-from kbatch.study.table import lettered, marked_table, trial_table
+from kbatch.study.table import learning_rate_table, lettered, marked_table, trial_table
 
 
 def study_section(study: Study) -> Section:

@@ -4,8 +4,7 @@ import dataclasses
 
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.study.answer import answer
-from kbatch.study.limits import binding_limits
+from kbatch.study.answer import answer, binding_limits
 
 
 def repeated(size, accuracy, rate, wait_share=0.0):

@@ -10,7 +10,7 @@ from records_factory import make_execution, make_gpu, make_trial, make_usage
 from test_trackers import OLD, two_executions, write_project
 
 from kbatch.cli import main as cli
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 from kbatch.study.trackers import sync
 
 pytestmark = pytest.mark.tracker

@@ -143,9 +143,6 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
         ax: Axes to draw on; a new figure if None.
         noise_scale: B_noise in examples; if None, the one measured in the best trial that has one.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If the study is empty, or the noise scale or the throughput is not known,
             with what to do.

@@ -129,9 +129,6 @@ def plot_learning_curves(
         ax: Axes whose place the panels take; a new figure if None.
         against: What to show them against, in a single panel; if None, all three.
 
-    Returns:
-        The first Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If there is nothing to show, with the reason, or `against` is something else.
     """

@@ -133,9 +133,6 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If there is nothing to show, with the reason.
     """

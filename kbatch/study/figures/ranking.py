@@ -157,9 +157,6 @@ def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS)
         ax: Axes whose place the table and the dots take; a new figure if None.
         most: How many rows to show at most.
 
-    Returns:
-        The Axes of the dots; `get_label()` describes the figure.
-
     Raises:
         ValueError: If the study is empty, with what to run, or `most` is not positive.
     """

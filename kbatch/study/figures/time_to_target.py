@@ -203,9 +203,6 @@ def plot_time_to_target(
         ax: Axes whose place the panels take; a new figure if None.
         target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
 
-    Returns:
-        The first Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If there is no target or nothing to show, with what to do.
     """

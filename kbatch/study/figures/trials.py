@@ -193,9 +193,6 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
         study: A study, from `load_study`.
         ax: Axes to draw on, whose place several panels take; a new figure if None.
 
-    Returns:
-        The first Axes; their label, `get_label()`, describes the figure in sentences.
-
     Raises:
         ValueError: If the study is empty, with what to run.
     """
