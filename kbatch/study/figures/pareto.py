@@ -1,6 +1,5 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
-import collections
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -142,8 +141,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     canvas.vertical_grid(panel)
     _throughput_axis(panel, [p.throughput.value for p in info.points])
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
-    marks = collections.Counter((p.series, p.on_front) for p in info.points)
-    for number, on_front in sorted(marks):
+    for number, on_front in sorted({(p.series, p.on_front) for p in info.points}):
         alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
         rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
         color, marker = series_style(number)
@@ -168,8 +166,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     _label_points(panel, info, up=1 if higher else -1)
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
     legend = filled if len(info.points) > 1 else "Label: batch size."
-    once = draw.COVERED_NOTE if draw.covered(max(marks.values())) else ""
-    common.write_conditions(panel, study, f"{legend} {info.bars} {once}", alarm=info.incomplete)
+    common.write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
     return panel
 
 

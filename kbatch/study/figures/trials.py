@@ -109,10 +109,7 @@ def trials_info(study: Study) -> TrialsInfo:
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
         notes.append(f"Not told apart from the best: {sizes}.")
-    completed = [point for point in points.values() if point.status == "completed"]
-    ended = {point.trial_id for point in completed}
-    if any(draw.covered(len(ended & set(s.trial_ids))) for s in series if not s.joined):
-        notes.append(draw.COVERED_NOTE)
+    completed = [trial for trial in study.trials if trial.status == "completed"]
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
         why = "several trials have the same batch size and settings"
