@@ -6,12 +6,15 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
+
+    from kbatch.document.section import Section
+    from kbatch.document.tables import Table
 
 _UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {f"{prefix}I": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)}
@@ -191,23 +194,27 @@ def say(console: "Console", line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_table(
-    console: "Console",
-    titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Collection[int],
-    widths: Sequence[int] | None = None,
-    bold: int | None = None,
-) -> None:
-    """Print a table whose columns stand to the right but for some, and one row perhaps bold."""
-    from rich import box
-    from rich.table import Table
+def print_section(console: "Console", section: "Section") -> None:
+    """Print what a report says of a record: the answer, its tables and its notes."""
+    for line in (section.headline, *section.lead, *section.details):
+        say(console, line)
+    for table in section.tables:
+        say(console, f"\n{table.title}")
+        print_table(console, table)
+    for note in section.notes:
+        say(console, f"Note: {note.text}")
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i, title in enumerate(titles):
-        justify = "left" if i in left else "right"
-        table.add_column(title, justify=justify, width=None if widths is None else widths[i])
-    for i, row in enumerate(rows):
-        table.add_row(*row, style="bold" if i == bold else None)
-    console.print(table)
+
+def print_table(console: "Console", table: "Table", widths: Sequence[int] | None = None) -> None:
+    """Print a table, numbers to the right and the best row bold."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as Printed
+
+    printed = Printed(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, column in enumerate(table.columns):
+        width = None if widths is None else widths[i]
+        printed.add_column(column.title, justify="right" if column.numeric else "left", width=width)
+    for row in table.rows:
+        printed.add_row(*map(escape, row.texts), style="bold" if row.best else None)
+    console.print(printed)

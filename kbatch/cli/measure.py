@@ -17,7 +17,7 @@ from kbatch.cli.arguments import (
     named_build,
     named_data,
     named_x_y,
-    print_table,
+    print_section,
     say,
     starting_console,
 )
@@ -71,7 +71,7 @@ def _run_inference(options: argparse.Namespace) -> None:
     from rich.markup import escape
 
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.inference.report import inference_lines, inference_rows
+    from kbatch.inference.report import inference_section
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
     sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
@@ -102,9 +102,7 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    print_table(console, *inference_rows(profile), left=(0, 1))
-    for line in inference_lines(profile, target_ms):
-        console.print(line, highlight=False, markup=False)
+    print_section(console, inference_section(profile))
     profile.save(options.output / "profile.json")
     profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
     say(console, f"profile: {options.output / 'profile.json'}")
@@ -140,10 +138,11 @@ def _run_input(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
 
     check_model_arguments(options)
+    console = starting_console()
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
     from kbatch.input_pipeline.figure import plot_input_pipeline
-    from kbatch.input_pipeline.report import input_lines
+    from kbatch.input_pipeline.report import input_section
     from kbatch.plotting.saving import save_figure
 
     build, data = named_build(options.build, BUILD), named_data(options.data, DATA)
@@ -155,8 +154,8 @@ def _run_input(options: argparse.Namespace) -> None:
     record, figure = options.output / "input.json", options.output / "input.png"
     profile.save(record)
     save_figure(plot_input_pipeline(profile), figure)
-    print("\n".join(input_lines(profile)))
-    print(f"record: {record}\nfigure: {figure}")
+    print_section(console, input_section(profile))
+    say(console, f"record: {record}\nfigure: {figure}")
 
 
 def add_max_batch(commands: Any) -> None:
@@ -178,7 +177,7 @@ def add_max_batch(commands: Any) -> None:
 
 def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.memory.report import max_batch_lines, probe_rows
+    from kbatch.memory.report import max_batch_section
 
     check_model_arguments(options)
     limit_bytes = options.limit and memory_size(options.limit)
@@ -199,10 +198,7 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    titles = ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run")
-    print_table(console, titles, probe_rows(result), left=(3, 5))
-    for line in max_batch_lines(result):
-        say(console, line)
+    print_section(console, max_batch_section(result))
     if options.output is not None:
         result.save(options.output)
         say(console, f"result: {options.output}")

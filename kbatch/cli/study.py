@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbatch.cli.arguments import add_output, integers, print_table, say, starting_console
+from kbatch.document.tables import Cell
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -193,14 +194,10 @@ def print_trials(study: "Study", console: "Console") -> None:
     shown = varying
     while len(shown) > _FEWEST_COLUMNS and not fit(shown):
         shown = shown[:-1]
-    print_table(
-        console,
-        [titles[i] for i in shown],
-        [[row[i] for i in shown] for row in rows],
-        left=[place for place, i in enumerate(shown) if not table.columns[i].numeric],
-        widths=[widths[i] for i in shown],
-        bold=next((place for place, row in enumerate(table.rows) if row.best), None),
-    )
+    columns = tuple(table.columns[i] for i in shown)
+    cells = (tuple(Cell(row[i]) for i in shown) for row in rows)
+    kept = tuple(row._replace(cells=each) for row, each in zip(table.rows, cells, strict=True))
+    print_table(console, table._replace(columns=columns, rows=kept), [widths[i] for i in shown])
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
         say(console, f"in the report too: {', '.join(left_out)}")
     if rows and len(varying) < len(titles):

@@ -12,6 +12,7 @@ from kbatch.document.numbers import count_range, format_number, join_words, memo
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
+from kbatch.memory.record import peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
@@ -322,8 +323,8 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
     series = []
     for policy in dict.fromkeys(m.dtype_policy for m in profile.memory):
         records = [m for m in profile.memory if m.dtype_policy == policy]
-        known = {m.batch_size: m.peak_bytes for m in records if m.peak_bytes is not None}
-        fit = fit_memory({size: float(peak) for size, peak in known.items()})
+        known = peaks_under(policy, records)
+        fit = fit_memory(known)
         largest, most_bytes = 0, _GUARD_SHARE * (profile.memory_limit_bytes or 0)
         # Less than a byte an example is rounding, not growth.
         if fit is not None and fit.bytes_per_example >= 1:
