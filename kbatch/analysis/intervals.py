@@ -60,11 +60,7 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a median; None for fewer than six values.
-
-    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
-    Interval(low=1.0, high=6.0)
-    """
+    """Compute the 95 % interval of a median; None for fewer than six values."""
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
         return None

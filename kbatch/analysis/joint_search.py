@@ -76,16 +76,9 @@ def next_pair(
     most: int,
     pending: Sequence[tuple[int, float]] = (),
 ) -> NextPair:
-    """Choose the pair to run next, or describe why none is.
+    """Choose the pair to run next of `most` in all, or describe why none is.
 
-    Args:
-        batch_sizes: Batch sizes to choose from, ascending.
-        factors: Factors of the learning rate to choose from, ascending.
-        runs: All executions so far.
-        larger_is_better: Direction of the objective.
-        tolerance: Difference of the objective that does not matter, in its units.
-        most: Executions in all.
-        pending: Pairs that run, each counted as if it showed what the model expects of it.
+    Each of the `pending` pairs counts as if it showed what the model expects of it.
     """
     left = [(b, a) for b in batch_sizes for a in factors if _may_run(b, a, runs)]
     tried = [*((run.batch_size, run.factor) for run in runs), *pending]
@@ -267,10 +260,7 @@ class PairModel(NamedTuple):
         return [self.pairs[i] for i in order if not self.counts[i]]
 
     def finals(self) -> list[tuple[int, float]]:
-        """Return the best pair of each size that may be as good as the best, the best first.
-
-        There are two where two sizes were tried: one alone is compared with nothing.
-        """
+        """Return the best pair of each size that may be as good as the best, at least two."""
         tried = np.where(self.counts > 0, self.means, -np.inf)
         draws, order = self._draws(), np.argsort(-tried, kind="stable")
         found: dict[int, tuple[int, float]] = {}

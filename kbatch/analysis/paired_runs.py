@@ -242,10 +242,7 @@ def _distances(rows: np.ndarray) -> np.ndarray:
 
 
 def _example_share(candidates: Sequence[Candidate]) -> float:
-    """Return the square of what one example on which two sizes disagree adds to a difference.
-
-    It is the smallest step of the blocks' means, which is next to nothing for a loss.
-    """
+    """Return the square of what one example on which two sizes disagree adds to a difference."""
     # The last block may have fewer examples than the others.
     first = np.array([c.outcomes[0, :-1] for c in candidates if c.outcomes is not None], float)
     blocks = first.shape[1] + 1

@@ -171,13 +171,7 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer
 
 
 def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
-    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained.
-
-    On the line a size of k times another one, at 9 n_half, has 0.9 + 0.1 k times its throughput.
-
-    >>> is_saturated((64, 128), (0.010, 0.0195))
-    True
-    """
+    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained."""
     factor = batch_sizes[1] / batch_sizes[0]
     gain = factor * latencies_s[0] / latencies_s[1]
     return gain <= 0.9 + 0.1 * factor

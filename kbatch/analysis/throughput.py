@@ -61,14 +61,7 @@ def steady_windows(
 
 
 class PowerIntegral(NamedTuple):
-    """The energy between the first and the last reading of a power.
-
-    E = sum over i of (P_i + P_(i+1)) / 2 (t_(i+1) - t_i), the trapezoid rule: exact for a power
-    that is linear between its readings.
-
-    >>> PowerIntegral().add(0.0, 100.0).add(2.0, 200.0).energy_j
-    300.0
-    """
+    """The energy between the first and the last reading of a power, by the trapezoid rule."""
 
     energy_j: float = 0.0  # So far; 0 before the second reading.
     first_s: float | None = None
@@ -104,12 +97,6 @@ class ThinnedSeries:
 
     Whenever the number of pieces reaches the bound, which is even, neighbours are joined: memory
     and record stay small however long the series grows, and the mean of the whole is kept.
-
-    >>> series = ThinnedSeries(columns=1, most=2)
-    >>> for reading in (1, 2, 3, 4):
-    ...     series.add((reading,))
-    >>> series.means
-    [(1.5,), (3.5,)]
     """
 
     def __init__(self, *, columns: int, most: int = _MOST_PIECES):

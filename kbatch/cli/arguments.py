@@ -22,11 +22,7 @@ _SIZE = re.compile(r"([\d.]+)\s*([KMGT]?I?)B?")
 
 
 def memory_size(text: str) -> int:
-    """Read a size of memory.
-
-    >>> memory_size("2GiB"), memory_size("500MB")
-    (2147483648, 500000000)
-    """
+    """Read a size of memory, such as 2GiB or 500MB."""
     found = _SIZE.fullmatch(text.strip().upper())
     try:
         size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
@@ -94,20 +90,20 @@ def named(text: str, option: str) -> Any:
     return found
 
 
-def named_build(text: str, option: str) -> Any:
+def named_build(text: str) -> Any:
     """Return the model, or what builds it, that a name stands for."""
-    given = named(text, option)
+    given = named(text, BUILD)
     if callable(given) or hasattr(given, "build"):
         return given
     raise ValueError(
-        f"`{option}` must name a compiled model or a function that returns one. "
-        f"Received: {option} {text}, a {type(given).__name__}."
+        f"`{BUILD}` must name a compiled model or a function that returns one. "
+        f"Received: {BUILD} {text}, a {type(given).__name__}."
     )
 
 
-def named_data(text: str, option: str) -> Any:
+def named_data(text: str) -> Any:
     """Return the data that a name stands for; a function that wants a batch size stays one."""
-    given = named(text, option)
+    given = named(text, DATA)
     if not callable(given) or hasattr(given, "element_spec"):
         return given
     parameters = inspect.signature(given).parameters.values()
@@ -115,15 +111,15 @@ def named_data(text: str, option: str) -> Any:
     return given if required else given()
 
 
-def named_x_y(text: str, option: str) -> tuple[Any, Any]:
+def named_x_y(text: str) -> tuple[Any, Any]:
     """Return the x and y that a name stands for."""
-    data = named_data(text, option)
+    data = named_data(text)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
     if isinstance(data, (tuple, list)):
         raise ValueError(
-            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
-            f"Received: {option} {text}, which gives {len(data)} values."
+            f"`{DATA}` must give (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {DATA} {text}, which gives {len(data)} values."
         )
     return data, None
 

@@ -43,7 +43,12 @@ def run_demo(
     seed: int,
 ) -> Study:
     """Search over batch sizes."""
-    _check_folder(directory / PROJECT_NAME)
+    folder = directory / PROJECT_NAME
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            "The demonstration replaces an earlier one only: give another `--output`. Received: "
+            f"{folder}, which is no earlier demonstration."
+        )
     x, y = task.load()
     hypermodel = BatchSizeHyperModel(
         task.build,
@@ -73,14 +78,6 @@ def default_policy(slowdown: float | None) -> tuple[str, str | None]:
         f"{slow}: the demo trains in float32. For mixed_float16 all the same, give "
         "`--policy mixed_float16`."
     )
-
-
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not (folder / RECORD_NAME).exists():
-        raise FileExistsError(
-            "The demonstration replaces an earlier one only: give another `--output`. Received: "
-            f"{folder}, which is no earlier demonstration."
-        )
 
 
 def load_images() -> tuple[np.ndarray, np.ndarray]:
@@ -117,11 +114,7 @@ def build_image_model() -> keras.Model:
 
 
 def load_texts() -> tuple[np.ndarray, np.ndarray]:
-    """Load the functions of Python's standard library as tokens, with their package.
-
-    Returns:
-        Token ids of shape (functions, 80), padded with 0, and the index of the package of each.
-    """
+    """Load the functions of Python's library as 80 padded token ids each, with their package."""
     library = Path(sysconfig.get_path("stdlib"))
     texts = [
         (re.findall(r"\w+|[^\w\s]", text), label)

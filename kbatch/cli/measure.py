@@ -7,8 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from kbatch.cli.arguments import (
-    BUILD,
-    DATA,
     add_model_arguments,
     add_output,
     check_model_arguments,
@@ -53,11 +51,7 @@ def add_inference(commands: Any) -> None:
 
 
 def milliseconds(text: str) -> float:
-    """Read a time with its unit.
-
-    >>> milliseconds("20ms"), milliseconds("0.5s")
-    (20.0, 500.0)
-    """
+    """Read a time with its unit, such as 20ms or 0.5s."""
     found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
     if found is None or float(found[1]) == 0:
         raise ValueError(
@@ -145,7 +139,7 @@ def _run_input(options: argparse.Namespace) -> None:
     from kbatch.input_pipeline.report import input_section
     from kbatch.plotting.saving import save_figure
 
-    build, data = named_build(options.build, BUILD), named_data(options.data, DATA)
+    build, data = named_build(options.build), named_data(options.data)
     given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
     budgets = {name: value for name, value in given.items() if value is not None}
     profile = profile_input_pipeline(
@@ -185,8 +179,8 @@ def _run_max_batch(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
-    build = named_build(options.build, BUILD)
-    x, y = named_x_y(options.data, DATA)
+    build = named_build(options.build)
+    x, y = named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
         result = find_max_batch_size(
@@ -239,8 +233,8 @@ def _run_recommend(options: argparse.Namespace) -> None:
     from kbatch.plotting.saving import save_figure
     from kbatch.recommendation.figure import plot_limits
 
-    build = named_build(options.build, BUILD)
-    x, y = named_x_y(options.data, DATA)
+    build = named_build(options.build)
+    x, y = named_x_y(options.data)
     found = recommend(
         build,
         x,

@@ -121,10 +121,7 @@ class TwinRecord:
 
     @property
     def noise_floor(self) -> float | None:
-        """The difference that equal settings may show, as a share; None from too few rounds.
-
-        It is the farther end from 0 of the 95 % interval of the median log ratio.
-        """
+        """The difference that equal settings may show, as a share; None from too few rounds."""
         interval = median_interval(self.log_ratios)
         return None if interval is None else max(abs(interval.low), abs(interval.high))
 

@@ -58,15 +58,7 @@ class Look(NamedTuple):
 
 
 class LatencyTargetSearch:
-    """A search for the largest batch size whose calls keep to a target.
-
-    Example:
-
-    >>> search = LatencyTargetSearch(guess, target_s=0.02, quantile=0.95, largest=512)
-    >>> while look := search.ask():
-    ...     search.tell([timed(look.batch_size) for _ in range(look.calls)])
-    >>> search.best
-    """
+    """A search for the largest batch size whose calls keep to a target."""
 
     def __init__(
         self,

@@ -28,10 +28,7 @@ _WRITER = "kbatch.report.pages"
 
 
 class ShownRecord:
-    """A record that Jupyter, Colab and others show as HTML.
-
-    They ask the object itself, by its method `_repr_html_`; the page is written by `kbatch.report`.
-    """
+    """A record that Jupyter, Colab and others show as HTML; `kbatch.report` writes the page."""
 
     def _repr_html_(self) -> str | None:
         return importlib.import_module(_WRITER).notebook_html(self)

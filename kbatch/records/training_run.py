@@ -310,10 +310,7 @@ class ExecutionRecord:
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy of the GPUs over the examples trained on, in joules.
-
-        It is that of the whole run: building graphs, validation and callbacks are in it.
-        """
+        """Energy of the GPUs in joules, validation included, over the examples trained on."""
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     @property

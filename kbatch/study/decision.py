@@ -377,10 +377,7 @@ def _is_fraction(objective: Objective, best: float) -> bool:
 def _in_step(
     trials: Sequence[TrialRecord], judged: Callable[[list[Candidate]], Verdict], *, raced: bool
 ) -> tuple[int, list[TrialRecord], list[TrialRecord]]:
-    """Return the executions to compare, the trials that have them, and those that are behind.
-
-    A trial that was worse when it stopped, as one that a race dropped, is not behind.
-    """
+    """Return the executions to compare, the trials that have them, and those that are behind."""
     counts = [len(trial.executions) for trial in trials]
     rounds, behind = sorted(counts)[-2:][0], []
     for k, own in enumerate(counts):

@@ -148,10 +148,7 @@ class TrialRecord:
 
     @functools.cached_property
     def samples_per_second_interval(self) -> Interval | None:
-        """Over executions a 95 % interval; for a single one the quartiles of its windows.
-
-        None for two executions, and for a single one with fewer than two windows.
-        """
+        """A 95 % interval over executions; of a single one, the quartiles of its windows."""
         if len(self.executions) == 1:
             return self.executions[0].samples_per_second_interval
         return mean_interval(self.throughputs)

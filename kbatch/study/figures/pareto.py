@@ -92,14 +92,7 @@ def pareto_info(study: Study) -> ParetoInfo:
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Find the choices that no other one beats.
-
-    One choice beats another if it is better in one quality and not worse in the other. Equal
-    choices do not beat each other.
-
-    >>> pareto_front([(1.0, 0.9), (2.0, 0.8), (3.0, 0.85)])
-    (0, 2)
-    """
+    """Find the choices that no other one beats: more in one quality and no less in the other."""
     front: list[int] = []
     for place in sorted(range(len(choices)), key=choices.__getitem__, reverse=True):
         choice, best = choices[place], choices[front[-1]] if front else None
