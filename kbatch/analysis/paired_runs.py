@@ -89,7 +89,6 @@ def judge(
     comes first, which is preferred where nothing else decides. `tolerance` is in the metric's unit;
     a certain answer is right with `confidence` at all `looks` at growing data, this one included.
     """
-    _check(candidates, tolerance, confidence, looks)
     counts = [len(candidate.values) for candidate in candidates]
     rounds = max(counts)
     dropped = {index for index, count in enumerate(counts) if count < rounds}
@@ -249,23 +248,3 @@ def _example_share(candidates: Sequence[Candidate]) -> float:
     step = blocks / (candidates[0].examples or blocks)
     steps = np.diff(np.unique(np.round(first, 6)))
     return (float(steps.min(initial=step)) / blocks) ** 2
-
-
-def _check(
-    candidates: Sequence[Candidate], tolerance: float, confidence: float, looks: int
-) -> None:
-    counts = [len(candidate.values) for candidate in candidates]
-    known = [(k, c.outcomes) for k, c in zip(counts, candidates, strict=True)]
-    known = [(count, outcomes) for count, outcomes in known if outcomes is not None]
-    if not counts or not min(counts) or not all(np.isfinite(c.values).all() for c in candidates):
-        fault = "`candidates` must be at least one, each with values, all of them finite"
-    elif not (tolerance >= 0 and 0.5 < confidence < 1 and looks >= 1):
-        fault = "`tolerance` is not negative, `confidence` in (0.5, 1) and `looks` at least 1"
-    elif len({o.shape[1:] for _, o in known}) > 1 or any(len(o) < count for count, o in known):
-        fault = "`outcomes` must be [executions, blocks], with the same blocks for all candidates"
-    else:
-        return
-    raise ValueError(
-        f"{fault}. Received: {counts} values, outcomes of shape {[o.shape for _, o in known]}, "
-        f"tolerance={tolerance}, confidence={confidence}, looks={looks}."
-    )
