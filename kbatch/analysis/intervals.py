@@ -86,10 +86,6 @@ def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
     """
     if not len(values):
         return None
-    if not all(value > 0 and math.isfinite(value) for value in values):
-        raise ValueError(
-            f"Values of rounds must be positive and finite. Received: values={list(values)}."
-        )
     interval = median_interval(values)
     if len(values) < _ROUNDS_FOR_ORDER:
         logs = mean_interval([math.log(value) for value in values])
@@ -101,11 +97,6 @@ def ratio_over_rounds(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> RoundEstimate | None:
     """Summarise the ratio of two contenders, paired by round."""
-    if len(numerator) != len(denominator):
-        raise ValueError(
-            "Both contenders must have been measured in the same rounds. Received: "
-            f"{len(numerator)} and {len(denominator)} rounds."
-        )
     return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
 
 

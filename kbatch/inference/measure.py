@@ -45,6 +45,7 @@ from kbatch.memory.probe import (
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.workload import Workload
 from kbatch.timing.rounds import TimingPlan
+from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
 
 _LARGEST_DEFAULT = 4096
@@ -275,9 +276,8 @@ def measure_predict_memory(
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
 ) -> Iterator[tuple[Probes, WorkloadFacts]]:
-    workload = Workload(
-        lambda: model, inputs.source, keras.config.dtype_policy().name, training=False
-    )
+    rows = SampleRows((inputs.rows,), None, inputs.note)
+    workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:

@@ -203,13 +203,6 @@ _MANY = 16
 _GROWN = 1.3
 
 
-class Epoch(NamedTuple):
-    """How long the data are: batches, and seconds of the pipeline alone, with its start."""
-
-    batches: int
-    duration_s: float
-
-
 class InputPass(NamedTuple):
     """What a long reading of a pipeline found; no epoch where it did not reach an end.
 
@@ -219,7 +212,7 @@ class InputPass(NamedTuple):
 
     record: LongRunRecord
     batches: tuple[Any, ...]
-    epoch: Epoch | None
+    epoch: tuple[int, float] | None  # Its batches, and seconds with the start of the pipeline.
     duration_s: float
     batch_numbers: float
     notes: tuple[str, ...]
@@ -230,10 +223,11 @@ class InputPass(NamedTuple):
         # such as a shuffle buffer that is filled.
         if self.epoch is None:
             return length
-        epoch_s = self.epoch.duration_s + self.epoch.batches * step_s
+        batches, alone_s = self.epoch
+        epoch_s = alone_s + batches * step_s
         several = epoch_s <= length.settle_s + length.measure_s
         few, slow_start = _FEW_BATCHES, self.record.first_batch_s > _START_SHARE * epoch_s
-        if epoch_s <= length.longest_s and (several or self.epoch.batches <= few or slow_start):
+        if epoch_s <= length.longest_s and (several or batches <= few or slow_start):
             return length._replace(counting="epochs")
         return length
 
@@ -272,7 +266,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     return InputPass(
         LongRunRecord(long_run(rows, arrivals_s, epochs=epochs), arrivals_s[0]),
         held.chosen(whole=ended),
-        Epoch(first, arrivals_s[first] - arrivals_s[0]) if ended else None,
+        (first, arrivals_s[first] - arrivals_s[0]) if ended else None,
         arrivals_s[-1],
         fmean(numbers),
         notes,

@@ -181,7 +181,7 @@ class RaceStrategy(Strategy):
     def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
         """Judge the setting of the best mean, once all of it were executed three times."""
         completed = self._trials()
-        trials = comparable_trials(completed).trials
+        trials, _ = comparable_trials(completed)
         if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
             return trials, None
         candidates, _ = candidates_of(trials, max(len(trial.executions) for trial in trials))

@@ -145,16 +145,10 @@ def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
 
 
 class PlottedEstimate(NamedTuple):
-    """A value with the ends of its interval, None if it has none."""
+    """A value with both ends of its interval, None if it has none."""
 
     value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def bar(self) -> tuple[float, float] | None:
-        """Both ends of the interval, None if it has none."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+    bar: tuple[float, float] | None
 
 
 def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
@@ -177,7 +171,7 @@ def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
 def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
     """Join a value and its interval, which ends where accuracies end."""
     if value is None or interval is None:
-        return None if value is None else PlottedEstimate(value, None, None)
+        return None if value is None else PlottedEstimate(value, None)
     if is_fraction(name) and 0 <= value <= 1:
-        return PlottedEstimate(value, max(0.0, interval.low), min(1.0, interval.high))
-    return PlottedEstimate(value, interval.low, interval.high)
+        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
+    return PlottedEstimate(value, (interval.low, interval.high))

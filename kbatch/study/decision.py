@@ -114,13 +114,6 @@ class Decision:
         return _reason(self)
 
 
-class Comparable(NamedTuple):
-    """Trials that may be compared, one a batch size, and completed ones that may not."""
-
-    trials: tuple[TrialRecord, ...]
-    left_out: tuple[LeftOut, ...] = ()
-
-
 def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the trials of a race with the executions that completed, without those that failed."""
     found = []
@@ -132,8 +125,10 @@ def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     return found
 
 
-def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
-    """Find the trials with the settings and the budget of the best mean objective.
+def comparable_trials(
+    trials: Sequence[TrialRecord],
+) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
+    """Find the trials with settings and budget of the best mean, one a size, and what is left out.
 
     A trial whose executions do not all have the objective is left out: it never met the target, or
     its metric was not finite.
@@ -141,7 +136,7 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     completed = [trial for trial in trials if trial.status == "completed"]
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
-        return Comparable(())
+        return (), ()
     joint = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
     # A joint search repeats what may be the best: any of its many single executions may be luck.
     most = max(len(trial.executions) for trial in scored) if joint else 0
@@ -167,7 +162,7 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
             left_out.append(LeftOut(trial, "another trial of its size"))
         else:
             kept[trial.batch_size] = trial
-    return Comparable(tuple(kept[size] for size in sorted(kept)), tuple(left_out))
+    return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
 
 
 def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[Candidate], str]:
@@ -198,7 +193,7 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
 def count_race_looks(trials: Sequence[TrialRecord], max_executions: int | None) -> int:
     """Count the looks of a race of the trials with the settings of the best mean, at least 1."""
     counted = raced_trials(trials)
-    raced = comparable_trials(counted).trials
+    raced, _ = comparable_trials(counted)
     ids = {trial.trial_id for trial in raced}
     spent = sum(len(trial.executions) for trial in counted if trial.trial_id not in ids)
     most = None if max_executions is None else max_executions - spent
@@ -217,15 +212,15 @@ def decide(
 
     `looks` is how often a race may look at the data, 0 where the trials were not raced.
     """
-    found = comparable_trials(raced_trials(trials) if looks else trials)
-    check_tolerance(tolerance, confidence, found.trials[0].objective.name if found.trials else "")
-    if not found.trials:
+    comparable, left_out = comparable_trials(raced_trials(trials) if looks else trials)
+    check_tolerance(tolerance, confidence, comparable[0].objective.name if comparable else "")
+    if not comparable:
         return Decision(None, None, None, confidence=confidence)
-    best = min(found.trials, key=lambda trial: trial.rank)
+    best = min(comparable, key=lambda trial: trial.rank)
     objective = best.objective
     if objective.name == "multi_objective":
         return Decision(best.batch_size, best, best, confidence=confidence)
-    tolerance = tolerance_in_units(found.trials, tolerance)
+    tolerance = tolerance_in_units(comparable, tolerance)
     judged = functools.partial(
         judge,
         larger_is_better=objective.direction == "max",
@@ -233,7 +228,7 @@ def decide(
         confidence=confidence,
         looks=max(1, looks),
     )
-    rounds, compared, behind = _in_step(found.trials, judged, raced=looks > 0)
+    rounds, compared, behind = _in_step(comparable, judged, raced=looks > 0)
     candidates, unpaired = candidates_of(compared, rounds)
     verdict = judged(candidates)
     sizes = [trial.batch_size for trial in compared]
@@ -263,7 +258,7 @@ def decide(
         unpaired=unpaired,
         baseline=None if base is None else baseline,
         changes={} if base is None else _changes(compared, candidates, base),
-        left_out=(*found.left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
+        left_out=(*left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
     )
 
 

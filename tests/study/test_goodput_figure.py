@@ -56,7 +56,7 @@ def test_the_noise_scale_is_that_of_the_best_trial_with_its_interval():
     first, last = min(low, high, info.best), max(low, high, info.best)
     sizes = f"batch size {last:,}" if first == last else f"batch sizes from {first:,} to {last:,}"
     assert f"over which {sizes} would have the largest goodput" in used
-    assert all(p.goodput.low <= p.goodput.value <= p.goodput.high for p in info.points)
+    assert all(p.goodput.bar[0] <= p.goodput.value <= p.goodput.bar[1] for p in info.points)
 
 
 def test_a_trial_without_moments_lends_those_of_another():

@@ -68,9 +68,9 @@ def test_the_info_holds_every_trial_with_its_numbers():
     assert info.quality == Objective("val_accuracy", "max")
     assert (info.named.batch_size, info.named.quality.value) == (64, 0.981)
     point = info.points[0]
-    assert point.samples_per_second.low < point.samples_per_second.value
-    assert point.samples_per_second.value < point.samples_per_second.high
-    assert (point.quality.low, point.quality.high) == (None, None)
+    low, high = point.samples_per_second.bar
+    assert low < point.samples_per_second.value < high
+    assert point.quality.bar is None
     assert (info.points[-1].samples_per_second, info.points[-1].quality) == (None, None)
     assert study.conditions.device == "CPU, 16 cores"
     assert study.conditions.epochs == (2, 2)
@@ -85,10 +85,9 @@ def test_several_executions_have_an_interval_for_both():
         ),
     )
     point = trials_info(make_study(trial)).points[0]
-    assert tuple(point.quality[1:]) == pytest.approx(
-        [mean_interval([0.9, 0.92, 0.94]).low, mean_interval([0.9, 0.92, 0.94]).high]
-    )
-    assert point.samples_per_second.low == pytest.approx(mean_interval([1000, 1100, 1200]).low)
+    interval = mean_interval([0.9, 0.92, 0.94])
+    assert point.quality.bar == pytest.approx((interval.low, interval.high))
+    assert point.samples_per_second.bar[0] == pytest.approx(mean_interval([1000, 1100, 1200]).low)
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
@@ -207,14 +206,14 @@ def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
     executions = [make_execution(accuracies=(a,)) for a in accuracies]
     study = make_study(make_trial(64, *executions))
     raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).named.quality
-    assert (shown.low, shown.high) == (
+    assert shown.bar == (
         raw.low if low is None else low,
         raw.high if high is None else high,
     )
     _, lower = panels(study)
     assert all(-1e-6 <= tick <= 1 + 1e-6 for tick in lower.get_yticks())
     (bars,) = lower.collections
-    assert bars.get_segments()[0][:, 1] == pytest.approx([shown.low, shown.high])
+    assert bars.get_segments()[0][:, 1] == pytest.approx(shown.bar)
 
 
 def test_two_executions_have_no_bars_and_one_window_has_none():

@@ -60,7 +60,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     points = []
     for size, rate in rates.items():
         value, *bounds = (curve[size] for curve in curves)
-        estimate = PlottedEstimate(value, min(bounds, default=None), max(bounds, default=None))
+        estimate = PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
         points.append(GoodputPoint(size, rate, estimate))
     low, high, bars = min(bests), max(bests), bars_text(study.trials)
     used = f"Noise scale {format_number(scale)} examples"

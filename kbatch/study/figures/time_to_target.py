@@ -146,9 +146,10 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
 def _mean(values: Sequence[float]) -> PlottedEstimate:
     interval, mean = mean_interval(values), sum(values) / len(values)
     if interval is None:
-        return PlottedEstimate(mean, None, None)
+        return PlottedEstimate(mean, None)
     # A logarithmic axis has no place for what is not positive.
-    return PlottedEstimate(mean, interval.low if interval.low > 0 else min(values), interval.high)
+    low = interval.low if interval.low > 0 else min(values)
+    return PlottedEstimate(mean, (low, interval.high))
 
 
 def _fit_text(fit: StepsToTarget | None, met: int) -> str:
