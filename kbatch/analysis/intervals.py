@@ -81,8 +81,7 @@ class RoundEstimate:
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
     """Summarise positive values of several rounds.
 
-    With nine rounds or more the interval is that of a median: one disturbed round does not widen
-    it. With fewer it is Student's, of the logarithms.
+    From nine rounds on the interval is that of a median, below Student's of the logarithms.
     """
     if not len(values):
         return None

@@ -84,10 +84,9 @@ def judge(
 ) -> Verdict:
     """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
 
-    A candidate with fewer executions than others has been dropped by a race: it stays in `worse`.
-    With one execution each nothing is certain, since what seeds do is not known. The smallest size
-    comes first, which is preferred where nothing else decides. `tolerance` is in the metric's unit;
-    a certain answer is right with `confidence` at all `looks` at growing data, this one included.
+    A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
+    smallest size comes first, which is preferred where nothing else decides. A certain answer is
+    right with `confidence` at all `looks` at growing data, this one included.
     """
     counts = [len(candidate.values) for candidate in candidates]
     rounds = max(counts)

@@ -68,7 +68,7 @@ class LatencyCurve:
 
 
 def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
-    """Join measurements at several batch sizes: takes and raises what `fit_latency` does."""
+    """Join measurements at several batch sizes."""
     from scipy.optimize import isotonic_regression
 
     sizes, latencies = check_measurements(batch_sizes, latencies_s)

@@ -40,11 +40,7 @@ def throughput_of_windows(
 def steady_windows(
     examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
 ) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps into windows of at least 50 ms.
-
-    A timer's resolution and a callback's hiccup weigh little in a window that long. Steps
-    left over at the end, the ragged last batch among them, join the last window.
-    """
+    """Join consecutive steady steps into windows of at least 50 ms; what is left joins the last."""
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
     shortest = max(SHORTEST_WINDOW_S, sum(s for _, s in counted) / MOST_WINDOWS)
     windows: list[tuple[int, float]] = []

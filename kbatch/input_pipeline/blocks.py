@@ -50,18 +50,14 @@ class BlockLength(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What was measured in a block, with the processor seconds of this process over all cores.
-
-    Without a pipeline there is no first batch, without training no spans and no mean of the numbers
-    in a batch.
-    """
+    """What was measured in a block."""
 
     examples: int
     duration_s: float
-    cpu_s: float
-    first_batch_s: float | None
-    spans: tuple[StepSpan, ...] = ()
-    batch_numbers: float | None = None
+    cpu_s: float  # Of this process, over all cores.
+    first_batch_s: float | None  # None without a pipeline.
+    spans: tuple[StepSpan, ...] = ()  # Of training.
+    batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
     # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
     sm_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
@@ -204,17 +200,14 @@ _GROWN = 1.3
 
 
 class InputPass(NamedTuple):
-    """What a long reading of a pipeline found; no epoch where it did not reach an end.
-
-    Of the batches of the first epoch it has some that stand for all, see `RepresentativeBatches`,
-    and of all how many numbers they hold on average.
-    """
+    """What a long reading of a pipeline found, with batches that stand for all of them."""
 
     record: LongRunRecord
     batches: tuple[Any, ...]
-    epoch: tuple[int, float] | None  # Its batches, and seconds with the start of the pipeline.
+    # Its batches, and seconds with the start of the pipeline; None where the end was not reached.
+    epoch: tuple[int, float] | None
     duration_s: float
-    batch_numbers: float
+    batch_numbers: float  # The mean of the numbers in a batch.
     notes: tuple[str, ...]
 
     def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
@@ -281,11 +274,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class RepresentativeBatches:
-    """Keeps a few batches of many, and the shapes of them all.
-
-    Every second or fourth batch would not stand for the others where lengths alternate. So the
-    shapes of what is chosen are quantiles of all shapes, in the order of their size.
-    """
+    """Keeps a few batches of many: their shapes are quantiles of all shapes, in order of size."""
 
     def __init__(self):
         self._shapes: list[Shapes] = []
@@ -352,17 +341,13 @@ def _numbers(shapes: Shapes) -> int:
 
 
 class PreparedInput(NamedTuple):
-    """A pipeline that was read, and a train step that has seen the shapes it will be timed on.
-
-    The batches to train on in turn are held on the device; smaller ones are by their size, the
-    largest first.
-    """
+    """A pipeline that was read, and a train step that has seen the shapes it will be timed on."""
 
     source: BatchSource
     reading: InputPass
     step: BorrowedStep
-    batches: tuple[Any, ...]
-    smaller: dict[int, Any]
+    batches: tuple[Any, ...]  # To train on in turn, held on the device.
+    smaller: dict[int, Any]  # Parts of a batch by their size, the largest first.
     step_s: float
     notes: tuple[str, ...]
 

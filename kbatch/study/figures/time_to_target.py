@@ -24,10 +24,7 @@ _CURVE_POINTS = 100
 
 
 class TargetPoint(NamedTuple):
-    """The cost of the target at one batch size, in the trial that needed the fewest updates.
-
-    Where an execution did not meet it, the cost is all that was spent.
-    """
+    """The cost of the target at one batch size; all that was spent where it was not met."""
 
     batch_size: int
     trial_id: str
