@@ -82,8 +82,12 @@ def next_pair(
     """
     left = [(b, a) for b in batch_sizes for a in factors if _may_run(b, a, runs)]
     tried = [*((run.batch_size, run.factor) for run in runs), *pending]
-    opening = [pair for pair in _opening(batch_sizes, factors) if pair in left]
-    begun = next((pair for pair in opening if pair not in tried), None)
+    # It begins with the rule's rate at both ends and in the middle, and around that.
+    rule = min(range(len(factors)), key=lambda i: abs(math.log(factors[i])))
+    middle = batch_sizes[len(batch_sizes) // 2]
+    opening = [(size, factors[rule]) for size in (middle, batch_sizes[0], batch_sizes[-1])]
+    opening += [(middle, factors[i]) for i in (max(0, rule - 2), min(len(factors) - 1, rule + 2))]
+    begun = next((pair for pair in opening if pair in left and pair not in tried), None)
     if begun is not None and len(tried) < most:
         return NextPair(begun, "start")
     model = PairModel.of(runs, left, larger_is_better=larger_is_better, tolerance=tolerance)
@@ -105,16 +109,6 @@ def next_pair(
         fewest = min(repeats, key=lambda pair: (tried.count(pair), finals.index(pair)))
         return NextPair(fewest, "final", best, chance)
     return NextPair(None, "settled" if untried else "all tried", best, chance)
-
-
-def _opening(batch_sizes: Sequence[int], factors: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the pairs to begin with: the rule's at both ends and the middle, and around that."""
-    rule = min(factors, key=lambda factor: abs(math.log(factor)))
-    place, reach = factors.index(rule), 2
-    around = [factors[max(0, place - reach)], factors[min(len(factors) - 1, place + reach)]]
-    middle = batch_sizes[len(batch_sizes) // 2]
-    pairs = [(middle, rule), (batch_sizes[0], rule), (batch_sizes[-1], rule)]
-    return list(dict.fromkeys([*pairs, *((middle, factor) for factor in around)]))
 
 
 def _may_run(batch_size: int, factor: float, runs: Sequence[PairRun]) -> bool:

@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -16,23 +16,31 @@ if TYPE_CHECKING:
     from kbatch.document.section import Section
     from kbatch.document.tables import Table
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{prefix}I": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)}
-_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?I?)B?")
+
+def quantity(text: str, units: Mapping[str, float], required: str) -> float:
+    """Read a positive number with its unit; `required` says what is required and how it came."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
+    try:
+        value = float(found[1]) * units[found[2]] if found else 0.0
+    except (KeyError, ValueError):
+        value = 0.0
+    if value <= 0:
+        raise ValueError(f"{required} {text}.")
+    return value
+
+
+_POWERS = {
+    f"{unit}{i}": base**power
+    for power, unit in enumerate("kmgt", start=1)
+    for i, base in (("", 1000), ("i", 1024))
+}
+_BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS.items()}
 
 
 def memory_size(text: str) -> int:
     """Read a size of memory, such as 2GiB or 500MB."""
-    found = _SIZE.fullmatch(text.strip().upper())
-    try:
-        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    except (KeyError, ValueError):
-        size = 0
-    if size <= 0:
-        raise ValueError(
-            f"A size of memory is a number with a unit, such as 2GiB or 500MB. Received: {text}."
-        )
-    return size
+    required = "A size of memory is a number with a unit, such as 2GiB or 500MB. Received:"
+    return int(quantity(text, _BYTES, required))
 
 
 BUILD, DATA = "MODULE:BUILD", "--data"

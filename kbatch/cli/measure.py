@@ -2,7 +2,6 @@
 
 import argparse
 import contextlib
-import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from kbatch.cli.arguments import (
     named_data,
     named_x_y,
     print_section,
+    quantity,
     say,
     starting_console,
 )
@@ -52,13 +52,8 @@ def add_inference(commands: Any) -> None:
 
 def milliseconds(text: str) -> float:
     """Read a time with its unit, such as 20ms or 0.5s."""
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
-    if found is None or float(found[1]) == 0:
-        raise ValueError(
-            "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s. "
-            f"Received: --slo {text}."
-        )
-    return float(found[1]) * _UNITS_MS[found[2]]
+    required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
+    return quantity(text, _UNITS_MS, f"{required} Received: --slo")
 
 
 def _run_inference(options: argparse.Namespace) -> None:

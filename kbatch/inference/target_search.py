@@ -84,7 +84,8 @@ class LatencyTargetSearch:
         self._next: Look | None = self._first_look(self._guessed())
 
     def ask(self, *, more_sizes: bool = True) -> Look | None:
-        """Return the next calls, None at the end; of the size at hand alone without `more_sizes`."""
+        """Return the next calls to make, None at the end."""
+        # Without time for more sizes the one at hand is finished; the first is always called.
         if not more_sizes and self.tries and not self._stretches[-1]:
             self._next = None
         return self._next
