@@ -6,7 +6,7 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
@@ -96,20 +96,22 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
 
 def build_image_model() -> keras.Model:
     """Build a small convolutional net whose learning rate suits the smallest batch."""
-    model = keras.Sequential(
-        [
-            layers.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
-            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
-            # Probabilities in float32: float16 rounds them to 0.
-            layers.Dense(10, activation="softmax", dtype="float32"),
-        ]
+    return _classifier(
+        layers.Input((28, 28, 1)),
+        layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
+        layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+        layers.Flatten(),
+        classes=10,
+        learning_rate=1e-3,
     )
-    model.compile(
-        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
+
+
+def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
+    # Probabilities in float32: float16 rounds them to 0.
+    answer = layers.Dense(classes, activation="softmax", dtype="float32")
+    model = keras.Sequential([*first, layers.Dense(64, activation="relu"), answer])
+    adam = keras.optimizers.Adam(learning_rate)
+    model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
@@ -149,19 +151,13 @@ def _functions(source: str) -> Iterator[str]:
 
 def build_text_model() -> keras.Model:
     """Build a net that masks the padding, whose learning rate suits the smallest batch."""
-    model = keras.Sequential(
-        [
-            layers.Input((TOKENS,), dtype="int32"),
-            layers.Embedding(VOCABULARY, 32, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(64, activation="relu"),
-            layers.Dense(len(PACKAGES), activation="softmax", dtype="float32"),
-        ]
+    return _classifier(
+        layers.Input((TOKENS,), dtype="int32"),
+        layers.Embedding(VOCABULARY, 32, mask_zero=True),
+        layers.GlobalAveragePooling1D(),
+        classes=len(PACKAGES),
+        learning_rate=2e-3,
     )
-    model.compile(
-        keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
-    return model
 
 
 TASKS = {
