@@ -132,16 +132,17 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
 
 
 def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
-    """Describe the bars of throughput, and of the metric too; empty where there are none."""
+    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
     found = spreads(trials)
-    if found.intervals:
-        return BARS
-    bars = (
-        (found.quartiles, "of throughput: quartiles of the timing windows"),
-        (of_metric and found.examples, "of the metric: 95 % interval over the validation examples"),
-    )
-    shown = "; ".join(text for holds, text in bars if holds)
-    return f"Bars {shown}, of one execution." if shown else ""
+    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
+    if found.single:
+        who = "Trials with one execution" if texts else "One execution a trial"
+        unknown = "none, because training was too short to time it more than once"
+        rates = "quartiles of the timing windows" if found.quartiles else unknown
+        metric = "95 % interval over the validation examples" if found.examples else "none"
+        of = f"; of the metric: {metric}" if of_metric else ""
+        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
+    return " ".join(texts)
 
 
 class PlottedEstimate(NamedTuple):

@@ -224,7 +224,7 @@ def test_two_executions_have_no_bars_and_one_window_has_none():
     short = make_study(make_trial(64, window_examples=(100,), window_durations_s=(0.1,)))
     upper, lower = panels(short)
     assert len(upper.collections) == 0
-    assert "no bars above, because training was too short" in texts(lower)
+    assert "throughput: none, because training was too short" in texts(lower)
 
 
 def with_units(*units, sizes=(16, 32), **changed):

@@ -6,16 +6,14 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import format_number, join_words, pluralize, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.study.conditions import (
-    BARS,
-    PAIRS,
     PlottedEstimate,
+    bars_text,
     caption,
     metric_estimate,
-    spreads,
     throughput_estimate,
 )
 from kbatch.study.decision import sizes_text
@@ -95,17 +93,7 @@ def trials_info(study: Study) -> TrialsInfo:
         )
         for trial in study.trials
     }
-    found = spreads(study.trials)
-    notes = [note for note, shown in ((BARS, found.intervals), (PAIRS, found.pairs)) if shown]
-    if found.single:
-        who = "Trials with one execution" if notes else "One execution a trial"
-        bars = (
-            "bars above are quartiles of the timing windows"
-            if found.quartiles
-            else "no bars above, because training was too short to time it more than once"
-        )
-        below = "the 95 % interval over the validation examples" if found.examples else "no bars"
-        notes.append(f"{who}: {bars}, below {below}.")
+    notes = [bars_text(study.trials, of_metric=True)]
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
         notes.append(f"Not told apart from the best: {sizes}.")
@@ -274,10 +262,8 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     if len(text) > characters:
         # The number in a line of its own.
         words, _, number = text.rpartition(": ")
-        lines = textwrap.wrap(f"{words}:", characters, break_long_words=False)
-        if len(lines) > _LABEL_LINES:
-            lines = [*lines[: _LABEL_LINES - 1], "…:"]
-        text = "\n".join((*(shortened(line, characters) for line in lines), number))
+        few = {"max_lines": _LABEL_LINES, "placeholder": " …:"}
+        text = "\n".join((*textwrap.wrap(f"{words}:", characters, **few), number))
     bottom, top = panel.get_ylim()
     panel.set_ylim(top=bottom + (top - bottom) / (1 - draw.height_share(panel, text)))
     place, edge = (named.place, 1), panel.get_xaxis_transform()
