@@ -217,8 +217,8 @@ def print_table(console: "Console", table: "Table", widths: Sequence[int] | None
 
     printed = Printed(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for i, column in enumerate(table.columns):
-        width = None if widths is None else widths[i]
-        printed.add_column(column.title, justify="right" if column.numeric else "left", width=width)
+        side, width = "right" if column.numeric else "left", widths[i] if widths else None
+        printed.add_column(column.title, justify=side, width=width, overflow="fold")
     for row in table.rows:
         printed.add_row(*map(escape, row.texts), style="bold" if row.best else None)
     console.print(printed)
