@@ -163,7 +163,8 @@ def _luminance(color: str) -> float:
 
 def _lighter(color: str) -> str:
     """Mix a colour with white in equal parts."""
-    return to_hex([(share + 1) / 2 for share in to_rgb(color)])
+    red, green, blue = to_rgb(color)
+    return to_hex(((red + 1) / 2, (green + 1) / 2, (blue + 1) / 2))
 
 
 def _stroked_first(halo: re.Match[str]) -> str:
