@@ -23,7 +23,6 @@ from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-_FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 
 
@@ -95,7 +94,7 @@ def _run_inference(options: argparse.Namespace) -> None:
     profile.save(options.output / "profile.json")
     profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
     say(console, f"profile: {options.output / 'profile.json'}")
-    for name in _FIGURES:
+    for name in figures.FIGURES:
         path = options.output / f"{name}.png"
         try:
             save_figure(getattr(figures, f"plot_inference_{name}")(profile), path)

@@ -1,4 +1,4 @@
-"""What all records share: saving and loading, a notebook's view, and checks of their fields."""
+"""What all records share: saving, loading, a notebook's view, checks, and the environment."""
 
 import dataclasses
 import importlib

@@ -37,11 +37,12 @@ from kbatch.study.decision import (
     comparable_trials,
     count_race_looks,
     decide,
+    other_hyperparameters,
+    pair_runs,
     raced_trials,
     tolerance_in_units,
 )
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
-from kbatch.study.table import other_hyperparameters, pair_runs
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
 

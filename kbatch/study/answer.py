@@ -1,4 +1,4 @@
-"""The answer of a study in sentences, made from its decision, or why it has none."""
+"""The answer of a study in sentences, why it has none, and which limits bind at it."""
 
 from collections import Counter
 from collections.abc import Sequence

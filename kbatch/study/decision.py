@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
-from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
 from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
@@ -163,6 +163,28 @@ def comparable_trials(
         else:
             kept[trial.batch_size] = trial
     return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
+
+
+def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
+    """Return the executions of a joint search that ended, as its model takes them."""
+    found = []
+    for trial in trials:
+        factor = trial.hyperparameters.get(FACTOR_NAME)
+        if not isinstance(factor, (int, float)):
+            continue
+        pair = trial.batch_size, float(factor or 1)
+        for run, value in zip(trial.executions, trial.objective_values, strict=True):
+            if run.status == "completed":
+                found.append(PairRun(*pair, value))
+            elif run.diverged or run.status in ("failed", "out_of_memory"):
+                outcome = "diverged" if run.diverged else run.status
+                found.append(PairRun(*pair, None, outcome))
+    return found
+
+
+def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters beside batch size and learning rate."""
+    return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
 
 
 def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[Candidate], str]:

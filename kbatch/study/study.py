@@ -1,4 +1,4 @@
-"""A study: the trials of one search, as a table, and how a search by goodput went."""
+"""A study: the trials of one search, how a search by goodput went, and loading them."""
 
 import dataclasses
 import functools

@@ -1,11 +1,11 @@
-"""The table of the trials in words, and the marks that tie its numbers to notes."""
+"""The tables of the trials and of their learning rates, and the marks that tie them to notes."""
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.joint_search import FACTOR_NAME, PairModel, PairRun
+from kbatch.analysis.joint_search import FACTOR_NAME, PairModel
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
 from kbatch.document.numbers import (
     format_number,
@@ -20,7 +20,7 @@ from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import difference_text, sooner_text
 from kbatch.study.conditions import spreads
-from kbatch.study.decision import SizeChange
+from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
 from kbatch.study.names import (
     SETTING_NAMES,
     followed_value,
@@ -316,23 +316,6 @@ def marked_table(table: Table, notes: Sequence[Note]) -> Table:
 _SLOPES = {"linear": 1.0, "sqrt": 0.5}
 
 
-def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
-    """Return the executions of a joint search that ended, as its model takes them."""
-    found = []
-    for trial in trials:
-        factor = trial.hyperparameters.get(FACTOR_NAME)
-        if not isinstance(factor, (int, float)):
-            continue
-        pair = trial.batch_size, float(factor or 1)
-        for run, value in zip(trial.executions, trial.objective_values, strict=True):
-            if run.status == "completed":
-                found.append(PairRun(*pair, value))
-            elif run.diverged or run.status in ("failed", "out_of_memory"):
-                outcome = "diverged" if run.diverged else run.status
-                found.append(PairRun(*pair, None, outcome))
-    return found
-
-
 def learning_rate_table(study: Study) -> Table | None:
     """Write the best learning rate of each size beside the rules'; None if it was not searched."""
     decision = study.decide()
@@ -389,8 +372,3 @@ def _slope_text(
         f"{format_number(slope, 2)} ({interval_text(interval, 2)}); the linear rule takes 1, the "
         f"sqrt rule 0.5, both from the model's rate at batch size {scaling.base_batch_size:,}."
     )
-
-
-def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters beside batch size and learning rate."""
-    return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
