@@ -70,7 +70,7 @@ def build():
     return model
 
 
-def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
+def search(engine, directory, *, batch_sizes=SIZES, epochs=20, resources=None):
     digits = load_digits()
     # With a micro-batch size of "auto" the first trial runs alone, since it finds the size for all.
     hypermodel = kbatch.BatchSizeHyperModel(
@@ -81,6 +81,7 @@ def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
             hypermodel,
             "val_accuracy",
             executor=executor,
+            resources=resources,
             directory=directory,
             project_name="digits",
         )

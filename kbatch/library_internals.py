@@ -16,6 +16,7 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as keras_random
+from keras.src.losses import loss as loss_module
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.metrics import ALL_OBJECTS_DICT
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -28,7 +29,7 @@ from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer,
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 from tensorflow.python.client import device_lib
-from tensorflow.python.eager import context
+from tensorflow.python.eager import context, record
 
 __all__ = [
     "ArrayDataAdapter",
@@ -125,6 +126,16 @@ def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> AbstractConte
     return replaced((layer, "call", around(layer, layer.call)) for layer in layers_of(model))
 
 
+def replaced_layer_calls(call: Callable[..., Any]) -> AbstractContextManager[None]:
+    """Let `call(layer, plain, ...)` stand in for calls of layers; `plain(...)` makes one."""
+    plain = keras.Layer.__call__
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return call(self, functools.partial(plain, self), *args, **kwargs)
+
+    return replaced([(keras.Layer, "__call__", called)])
+
+
 def policy_of_layers(layers: Sequence[Any], policy: str) -> AbstractContextManager[None]:
     """Let built layers compute under another dtype policy; their variables stay as they are."""
     return replaced((layer, "_dtype_policy", keras.DTypePolicy(policy)) for layer in layers)
@@ -197,6 +208,20 @@ def aggregated_loss(model: Any, loss: Any) -> Any:
 def added_by(layer: Any) -> list[Any]:
     """List the losses that a layer itself has added, those of layers within it left out."""
     return layer._get_own_losses()
+
+
+def losses_as_on_one_device() -> AbstractContextManager[None]:
+    """Let losses on a replica be what they are on one device, not divided by the replicas.
+
+    Keras divides by them what it reduces itself, but no scalar of a loss of the user's own.
+    """
+    return replaced([(loss_module, "scale_loss_for_distribution", lambda value: value)])
+
+
+def set_added(layer: Any, losses: Sequence[Any]) -> None:
+    """Let the losses that a layer and those in it have added be these."""
+    layer._clear_losses()
+    layer._losses.extend(losses)
 
 
 def loss_arguments(loss: Any) -> dict[str, Any]:
@@ -286,6 +311,19 @@ def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
 
     with replaced([(optimizer, "scale_loss", scale)]):
         yield losses
+
+
+# Gradients.
+
+
+def is_recorded(tensors: Sequence[Any]) -> bool:
+    """Return whether a gradient tape follows what is computed from tensors."""
+    return record.should_record_backprop(tensors)
+
+
+def stopped_tapes() -> AbstractContextManager[None]:
+    """Let no gradient tape keep what is computed."""
+    return record.stop_recording()
 
 
 # Random numbers.

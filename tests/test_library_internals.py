@@ -110,6 +110,31 @@ def test_lambda_output_shape():
     assert internals.lambda_output_shape(layer) == (3,)
 
 
+def test_replaced_layer_calls():
+    inner = layers.Dense(2)
+    model = keras.Sequential([layers.Input((8,)), inner])
+    expected, seen = model(X), []
+
+    def call(layer, plain, *args, **kwargs):
+        seen.append((layer, kwargs))
+        return 2 * plain(*args, **kwargs)
+
+    with internals.replaced_layer_calls(call):
+        np.testing.assert_allclose(model(X, training=True), 4 * expected, rtol=1e-6)
+    assert [layer for layer, _ in seen] == [model, inner]
+    assert seen[0][1] == {"training": True}
+    np.testing.assert_array_equal(model(X), expected)
+
+
+def test_set_added():
+    model = keras.Sequential([layers.Input((8,)), layers.ActivityRegularization(1.0)])
+    model(X)
+    internals.set_added(model, [tf.constant(3.0)])
+    assert [float(loss) for loss in model.losses] == [3.0]
+    model(X)  # A call begins with none.
+    assert [float(loss) for loss in model.losses] == [pytest.approx(np.abs(X).sum() / len(X))]
+
+
 def test_observed_calls():
     inner = layers.Dense(2, name="inner")
     inputs = layers.Input((8,))
@@ -530,3 +555,15 @@ def test_an_optimizer_lists_the_losses_that_it_scales():
     assert losses == [2.0]
     assert float(optimizer.scale_loss(2.0)) == 16.0
     assert losses == [2.0]
+
+
+def test_tapes():
+    one, other = tf.constant(1.0), tf.constant(2.0)
+    with tf.GradientTape() as tape:
+        tape.watch(one)
+        assert internals.is_recorded([one])
+        assert not internals.is_recorded([other])
+        with internals.stopped_tapes():
+            kept = 3 * one
+        assert tape.gradient(one + kept, one) == 1.0
+    assert not internals.is_recorded([one])

@@ -199,6 +199,8 @@ class ExecutionRecord:
     #: The metric of the best epoch by blocks of validation examples, or why there is none; None
     #: where it was not looked for.
     outcomes: Outcomes | None = None
+    #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.
+    device: str | None = None
 
     def __post_init__(self):
         check_choice(STATUSES, status=self.status)

@@ -1,6 +1,7 @@
 """A page on this machine that follows searches while they run, from their files alone."""
 
 import contextlib
+import dataclasses
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -14,7 +15,7 @@ from kbatch.records.json_codec import RecordError, printable, read_json
 from kbatch.report.content import ReportContent, report_content
 from kbatch.report.pages import render_page
 from kbatch.study.names import at_most, outcome, trial_names
-from kbatch.study.study import RECORD_NAME, Study, load_study
+from kbatch.study.study import RECORD_NAME, UNFINISHED, Study, ended_part, load_study
 
 HOST = "127.0.0.1"
 _FILES = ("kbatch*.json", f"trial_*/{RECORD_NAME}", "trial_*/trial.json")
@@ -123,10 +124,13 @@ def version_of(projects: Sequence[Path]) -> str:
 def view_page(projects: Sequence[Path], version: str) -> str:
     """Render the page of searches as they are now."""
     studies = [_study_or_none(project) for project in projects]
-    begun = [study for study in studies if study is not None and study.trials]
+    if len({project.name for project in projects}) < len(projects):
+        pairs = zip(projects, studies, strict=True)
+        studies = [study and dataclasses.replace(study, name=str(at)) for at, study in pairs]
+    ended = [ended_part(study) for study in studies if study is not None]
     content = ReportContent("No trial has ended yet", (), ())
-    if begun:
-        content = report_content(begun)
+    if any(study.trials for study in ended):
+        content = report_content([study for study in ended if study.trials])
     progress = [progress_of(*pair) for pair in zip(projects, studies, strict=True)]
     return render_page(content, "view.html", progress=progress, version=version)
 
@@ -139,10 +143,11 @@ def _study_or_none(project: Path) -> Study | None:
 
 
 def progress_of(project: Path, study: Study | None) -> SearchStatus:
-    """Say how many trials of a search have ended, which run, and which failed."""
+    """Say how many trials of a search have ended, which do not, and which failed."""
     trials = () if study is None else study.trials
     names, running = trial_names(trials), []
-    ended = {trial.trial_id for trial in trials if trial.status != "interrupted"}
+    ended = {t.trial_id for t in trials if t.status not in UNFINISHED}
+    stopped = {t.trial_id: names.name(t) for t in trials if t.status == "interrupted"}
     for file in sorted(project.glob("trial_*/trial.json")):
         try:
             state = read_json(file)
@@ -150,14 +155,22 @@ def progress_of(project: Path, study: Study | None) -> SearchStatus:
                 values = state["hyperparameters"]["values"]
                 running.append(printable(f"batch {values['batch_size']}"))
                 ended.discard(state["trial_id"])
+                stopped.pop(state["trial_id"], None)
         except (RecordError, LookupError, TypeError):  # Half written, or deleted meanwhile.
             continue
     failed = [t for t in trials if t.trial_id in ended and t.status != "completed"]
     text = f"{pluralize(len(ended), 'trial')} ended"
+    asked = study.search.settings.get("batch_sizes") if study and study.search else None
+    if isinstance(asked, list):
+        sizes = {trial.batch_size for trial in trials if trial.trial_id in ended}
+        text += f" ({sum(size in asked for size in sizes)} of {len(asked)} batch sizes)"
     if failed:
         text += f", {len(failed)} without a result"
+    if stopped:
+        text += f"; interrupted: batch {join_words(at_most(list(stopped.values())))}"
     if running:
         text += f"; running: {join_words(at_most(running))}"
+        text += ", so the answer may change" if ended else ""
     times = []
     for file in project.glob(f"trial_*/{RECORD_NAME}"):
         with contextlib.suppress(FileNotFoundError):  # Deleted meanwhile.

@@ -78,10 +78,9 @@ class SearchMicroBatches:
     # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
 
-    def is_exact(self, check: PartsCheck, model: keras.Model) -> bool:
-        """Return whether batches of a model are cut in the exact mode, by what was found of it."""
-        repaired = check.repaired and replica_count(model) == 1
-        return self.exact is True or (self.exact == "auto" and repaired)
+    def is_exact(self, check: PartsCheck) -> bool:
+        """Return whether batches are cut in the exact mode, by what was found of their model."""
+        return self.exact is True or (self.exact == "auto" and check.repaired)
 
 
 class FoundMicroBatch(NamedTuple):
@@ -120,7 +119,7 @@ class MicroBatchCache:
         if self.search.exact is False:
             return False
         check = self.search.checks.find(self.model, self.source, directory=self.directory)
-        return self.search.is_exact(check, self.model)
+        return self.search.is_exact(check)
 
     @property
     def _name(self) -> str:
@@ -155,7 +154,8 @@ class MicroBatchCache:
         return not (check.equal or (self._exact and check.repaired))
 
     def _check_cutting(self, most: int) -> None:
-        if not self.search.checks.may_cut(self.model, self.source, directory=self.directory):
+        checks, directory = self.search.checks, self.directory
+        if not self._exact and not checks.may_cut(self.model, self.source, directory=directory):
             raise OutOfMemoryError(
                 "A `train_step` of your own runs whole unless a comparison shows that "
                 f"micro-batches train as the batch does, and at most {most} examples fit at once: "
@@ -257,7 +257,8 @@ class MicroBatchCache:
     def _probe(self) -> MaxBatchSizeResult:
         """Find the most examples that fit at once."""
         search, replicas = self.search, replica_count(self.model)
-        cut = search.checks.may_cut(self.model, self.source, directory=self.directory)
+        checks, directory = search.checks, self.directory
+        cut = self._exact or checks.may_cut(self.model, self.source, directory=directory)
         workload = Workload(
             self.build,
             self.source,

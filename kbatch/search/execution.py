@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import keras_tuner
 
+from kbatch.device.environment import read_environment
 from kbatch.device.failures import (
     failure_status,
     failure_text,
@@ -59,6 +60,7 @@ class Execution:
         self._callbacks = callbacks or (FreshCallbacks() if micro_batch.is_auto else None)
         self._fit = self._timed_fit()
         optimizer = next(iter(inner_optimizers(self._model)), None)  # None: not compiled yet.
+        here = read_environment()
         self._started = ExecutionRecord(
             status="running",
             seed=plan.seed,
@@ -72,6 +74,7 @@ class Execution:
             jit_compile=bool(model.jit_compile),
             notes=plan.notes,
             workers_on_device=workers_on_device(),
+            device=here.device.replace("CPU", here.cpu),
             replicas=replica_count(model),
             scaling=scaling_of(model),
             sparse_gradients=plan.sparse_gradients if differ_in_parts(model) else None,

@@ -4,33 +4,41 @@ Nothing here starts TensorFlow: an engine imports this module in its worker, and
 a process of its own that ends with it.
 """
 
+import contextlib
 import importlib
 import os
 import queue
 import signal
 import socket
+import sys
 import time
-from collections.abc import Callable, Mapping
+import zipfile
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import IO, Any, NamedTuple
 
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
+
+if sys.platform != "win32":
+    import fcntl
 
 # Signals by which an engine ends a job: preemption, time limit, shutdown.
 _ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Task(NamedTuple):
-    """One execution of a trial, or the throughput sweep of a search, in plain types."""
+    """An execution of a trial, or what is measured before them, in plain types."""
 
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
-    trial_id: str | None = None  # None for the sweep.
+    trial_id: str | None = None  # None for the sweep, and where memory is measured.
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     trials_left: float = 1  # That the search may still run, this one included.
     time_cap_s: float | None = None  # Seconds of training after which the trial has lost.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
+    measures: bool = False  # The memory of train steps.
+    result_file: str = ""  # Where it leaves its result too, if a worker can reach that folder.
 
 
 class TaskResult(NamedTuple):
@@ -49,8 +57,22 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     """Run a task in a process of its own, in a temporary folder; an engine calls it.
 
     `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
-    None for one in the environment of this process.
+    None for one in the environment of this process. Where another job has completed the task, or
+    does so now, as one whose driver was killed may, its result is returned.
     """
+    with _result_file(task.result_file, wait=True) as (file, left):
+        result = left or _run_task(search, task, worker)
+        if file is not None and left is None and result.status == "completed":
+            file.seek(0)
+            file.truncate()
+            # Where it cannot be written, the engine alone has it.
+            with contextlib.suppress(OSError), zipfile.ZipFile(file, "w") as archive:
+                for name, content in result.files.items():
+                    archive.writestr(name, content)
+        return result
+
+
+def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
     own = worker or Worker()
     try:
         project = own.folder / "project"
@@ -80,6 +102,52 @@ def _train(project: str, search: bytes, task: Task) -> tuple[str, str]:
     from kbatch.search.trial_process import execute
 
     return execute(Path(project), search, task)
+
+
+class LeftResult:
+    """A future of an execution that a job of an earlier driver has completed, or still runs."""
+
+    def __init__(self, path: Path):
+        self._path = path
+        self._result: TaskResult | None = None
+        self.exists = path.exists() and (not self.done() or self._result is not None)
+
+    def done(self) -> bool:
+        """Return whether no job runs it now."""
+        try:
+            with _result_file(str(self._path)) as (_, self._result):
+                return True
+        except BlockingIOError:
+            return False
+
+    def result(self) -> TaskResult:
+        """Return the result that the job has left."""
+        if self._result is None:
+            raise InterruptedError("The job that ran it ended without a result.")
+        return self._result
+
+
+@contextlib.contextmanager
+def _result_file(
+    path: str, *, wait: bool = False
+) -> Iterator[tuple[IO[bytes] | None, TaskResult | None]]:
+    """Open, lock and read the file of a result; BlockingIOError where another process has it."""
+    try:
+        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
+    except OSError:
+        yield None, None
+        return
+    with file:
+        if sys.platform != "win32":
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+            except OSError as error:  # Most others are of a file system without locks.
+                if isinstance(error, BlockingIOError):
+                    raise
+        result = None
+        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+            result = TaskResult({name: archive.read(name) for name in archive.namelist()})
+        yield file, result
 
 
 class LocalExecutor:
@@ -160,6 +228,15 @@ class _RayExecutor:
     def put(self, value: Any) -> Any:
         """Hold a value once for all tasks, which get it in place of the reference."""
         return self._ray.put(value)
+
+    def with_resources(self, needed: Any) -> "_RayExecutor":
+        """Ask for so much; a MemoryError says that no node has it."""
+        asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus}
+        nodes = [node for node in self._ray.nodes() if node["Alive"]]
+        most = max(node["Resources"].get("memory", 0) for node in nodes)
+        if most < needed.host_memory_bytes:
+            raise MemoryError(f"The largest node of Ray has {most:,.0f} bytes.")
+        return _RayExecutor(self._ray, {**asked, **self._options})
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
         task = self._ray.remote(**self._options)(function)

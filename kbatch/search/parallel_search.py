@@ -2,11 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import json
 import shutil
 import socket
 import sys
+import tempfile
 import time
+import uuid
 from asyncio import CancelledError
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -18,10 +21,12 @@ import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.worker import MappedPickles, WorkerDied
+from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.records.json_codec import write_whole_file
-from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
+from kbatch.records.json_codec import load_if_readable, write_whole_file
+from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
+from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_submitit
 from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
 from kbatch.search.trial_process import check_no_dataset
 from kbatch.search.trial_states import CHECKPOINT_NAME, STATE_NAME
@@ -30,6 +35,8 @@ from kbatch.training.dtype_policy import PolicyUnsupported
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
+# Where workers leave results until they are written: a folder with a name of its own.
+_RESULTS = ".kbatch-results-"
 _CHECK_S = 0.05
 # Records of other trials that an execution is compared with.
 _COMPARED = 3
@@ -45,7 +52,8 @@ class _OpenTrial:
     time_cap_s: float | None
     begun_s: float
     future: Any = None  # Of the present execution.
-    lost: int = 0  # How often that was.
+    lost: int = 0  # How often that was, or ran out of memory, after which it asks for more.
+    result_file: Path = Path()  # Where a worker leaves its result.
 
 
 class ParallelTrials:
@@ -55,36 +63,36 @@ class ParallelTrials:
     project directory: what has completed there never runs again.
     """
 
-    def __init__(
-        self,
-        tuner: Any,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
-        *,
-        executor: Any,
-        max_parallel: int | None,
-    ):
+    def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         check_no_dataset(arguments, keywords, given="executor=...")
         given = keras.tree.flatten(keywords.get("callbacks") or [])
         # The figure of a search is drawn where all trials are.
         travelling = [one for one in given if not isinstance(one, LivePlot)]
         self._given = tuple(arguments), {**keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
+        executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
+        known = getattr(executor, "with_resources", functools.partial(ask_submitit, executor))
+        # Makes the executor for what an execution needs, None where nothing is asked for.
+        self._ask: Any = known if tuner._resources == "auto" else tuner._resources
+        self._memory: MeasuredMemory | None = None
+        self._longest_s: float | None = None  # Of the executions that completed here.
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
         # A trial with an execution that completed: it has found what decides for the others.
         self._first_completed: str | None = None
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
+        self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
     def __enter__(self) -> "ParallelTrials":
         return self
 
     def __exit__(self, *error: object) -> None:
         for one in self._open:
-            with contextlib.suppress(Exception):  # Of an engine that is gone.
+            # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
+            with contextlib.suppress(Exception):
                 one.future.cancel()
         if self._own is not None:
             self._own.close()
@@ -93,12 +101,7 @@ class ParallelTrials:
     def sweep(self, tuner: Any) -> GoodputRecord:
         """Time an update of each batch size, in a task of its own."""
         self._search = self._pickle_search()
-        try:
-            result = self._sweep_result(attempt=0)
-        except (Exception, CancelledError) as error:  # Whatever the engine raises: tried once more.
-            said = f"The executor lost the throughput sweep, which is submitted again: {error}"
-            self._tuner._progress.say(said)
-            result = self._sweep_result(attempt=1)
+        result = self._result_of("the throughput sweep")
         if result.status == "unsupported":
             raise PolicyUnsupported(result.text)
         if result.status == "died":
@@ -109,20 +112,44 @@ class ParallelTrials:
             raise InputError(result.text)
         return found
 
-    def _sweep_result(self, attempt: int) -> TaskResult:
-        future = self._submit(Task(self._files_for(()), attempt=attempt))
+    def _result_of(self, what: str, attempt: int = 0, **task: Any) -> TaskResult:
+        """Run a task that no trial waits for, once more where the engine loses it."""
+        future = self._submit(Task(self._files_for(()), attempt=attempt, **task))
         try:
             while not future.done():
                 time.sleep(_CHECK_S)
             return future.result()
+        except (Exception, CancelledError) as error:  # Whatever the engine raises.
+            if attempt:
+                raise self._engine_error(f"lost {what} twice", error) from error
+            said = f"The executor lost {what}, which is submitted again: {error}"
+            self._tuner._progress.say(said)
         except BaseException:
             with contextlib.suppress(Exception):
                 future.cancel()
             raise
+        return self._result_of(what, attempt=1, **task)
+
+    def _measure(self) -> None:
+        """Measure the memory of train steps on the engine, unless a search here has done so."""
+        file = self._project / MEMORY_NAME
+        if not file.exists():
+            result = self._result_of("the measurement of memory", measures=True)
+            self._write(result)
+            if result.status != "completed":
+                said = "No resources are asked for, since memory could not be measured: "
+                self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
+        self._memory = load_if_readable(MeasuredMemory, file)
 
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
         self._search = self._pickle_search()
+        if self._ask is not None:
+            self._measure()
+        # No other search takes what it finds there for its own, whatever a worker sees at the path.
+        project = self._project.resolve()
+        found = next(project.glob(f"{_RESULTS}*"), None)
+        self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         trials = readable_trials(self._project)
         completed = (trial.trial_id for trial in trials if _completed(trial))
@@ -138,16 +165,19 @@ class ParallelTrials:
                     break
                 self._submit_next(one)
             if not self._open:
+                shutil.rmtree(self._results, ignore_errors=True)
                 return
             self._show_counts()
-            ended = [one for one in self._open if one.future.done()]
-            if not ended:
+            ended = [one for one in self._open if self._is_done(one)]
+            if not ended and self._gone is None:
                 time.sleep(_CHECK_S)
             # All that has completed is written before more is asked of an executor that may fail.
             self._open = [one for one in self._open if one not in ended]
             again = [one for one in ended if self._record_result(one)]
             if self._mistake is not None:
                 raise keras_tuner.errors.FatalValueError(self._mistake)
+            if self._gone is not None:
+                raise self._engine_error("does not answer", self._gone) from self._gone
             for one in again:
                 self._submit_next(one)
 
@@ -177,9 +207,31 @@ class ParallelTrials:
         sent = self._files_for(self._trials_to_send(one.trial))
         if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
             sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
-        task = Task(sent, one.trial.trial_id, number, left, one.time_cap_s, attempt=one.lost)
-        one.future = self._submit(task)
+        values = json.dumps(one.trial.hyperparameters.values, sort_keys=True, default=str)
+        digest = uuid.uuid5(uuid.NAMESPACE_OID, values).hex
+        one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
+        one.future = LeftResult(one.result_file)
+        if one.lost or not one.future.exists:
+            known = one.trial.trial_id, number, left, one.time_cap_s, one.lost
+            task = Task(sent, *known, result_file=str(one.result_file))
+            hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
+            asked = {"longest_s": self._longest_s, "times": 2**one.lost}
+            size, given = hp.get("batch_size"), hypermodel.micro_batch_size
+            try:
+                needed = self._memory and self._memory.needed(size, given, **asked)
+                one.future = self._submit(task, needed)
+            except MemoryError as error:
+                one.files.record_failure(hypermodel, hp, error)
+                self._end_trial(one)
+                return
         self._open.append(one)
+
+    def _is_done(self, one: _OpenTrial) -> bool:
+        try:
+            return one.future.done()
+        except (Exception, CancelledError) as error:  # Whatever the engine raises.
+            self._gone = error
+            return False
 
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
@@ -196,12 +248,15 @@ class ParallelTrials:
                 said = f"The executor lost an execution of {size}, which is submitted again: {what}"
                 self._tuner._progress.say(said)
                 return True
+            if isinstance(error, ConnectionError):
+                self._gone = error
+                return False
             gone = RuntimeError(f"The executor lost this execution twice, last by {what}")
             files.record_failure(hypermodel, trial.hyperparameters, gone)
             self._end_trial(one)
             return False
-        one.lost = 0
         self._write(result)
+        one.result_file.unlink(missing_ok=True)
         state = result.files.get(f"{files.folder.name}/{STATE_NAME}")
         if state is not None:
             config = json.loads(state)["hyperparameters"]
@@ -215,6 +270,15 @@ class ParallelTrials:
         record = files.record()
         if record is not None and _completed(record):
             self._first_completed = self._first_completed or trial.trial_id
+        if record is not None and self._memory is not None:
+            self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
+            if record.status == "out_of_memory" and not one.lost:
+                one.lost = 1
+                files.begin_attempt()
+                said = f"Batch size {record.batch_size} ran out of memory and asks for twice it."
+                self._tuner._progress.say(said)
+                return True
+        one.lost = 0
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
             self._tuner._trackers.update(self._project)
@@ -298,15 +362,28 @@ class ParallelTrials:
             if path.name != STATE_NAME and not earlier:
                 write_whole_file(self._project / path, content)
 
-    def _submit(self, task: Task) -> Any:
+    def _submit(self, task: Task, needed: Any = None) -> Any:
         try:
-            return self._executor.submit(run_task, self._search, task)
+            executor = self._executor if needed is None else self._ask(needed)
+            return executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
-            raise RuntimeError(
-                "The executor accepts no more tasks: restart it and run the same script again; "
-                f"the search in {self._project} continues from what has completed. Received: "
-                f"{type(error).__name__}: {error}"
+            refused = isinstance(error, MemoryError) or TOO_LARGE.search(str(error))
+            if needed is None or not refused:
+                raise self._engine_error("accepts no more tasks", error) from error
+            gpu = f" and {memory_text(needed.gpu_memory_bytes)} of a GPU" if needed.gpus else ""
+            raise MemoryError(
+                f"No node has what this execution needs, {memory_text(needed.host_memory_bytes)} "
+                f"of host memory{gpu}: leave out this batch size, or give a smaller "
+                f"`micro_batch_size`. Received: {error}"
             ) from error
+
+    def _engine_error(self, what: str, error: BaseException) -> RuntimeError:
+        kind = type(self._executor)
+        return RuntimeError(
+            f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
+            f"same script again. Nothing that completed is lost: the search in {self._project} "
+            f"goes on from there. Received: {type(error).__name__}: {error}"
+        )
 
     def _pickle_search(self) -> Any:
         """Pickle the tuner, without its trials, and the data: once for all tasks."""
@@ -318,7 +395,7 @@ class ParallelTrials:
         trials, tuner.oracle.trials = tuner.oracle.trials, {}
         whole = tuner, arguments, keywords
         try:
-            return put(cloudpickle.dumps(whole)) if put else MappedPickles(folder).dumps(whole)
+            pickled = cloudpickle.dumps(whole) if put else MappedPickles(folder).dumps(whole)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.
@@ -332,6 +409,10 @@ class ParallelTrials:
             ) from error
         finally:
             tuner.oracle.trials = trials
+        try:
+            return put(pickled) if put else pickled
+        except Exception as error:  # Whatever the engine raises.
+            raise self._engine_error("takes no data", error) from error
 
 
 def _completed(trial: Any) -> bool:

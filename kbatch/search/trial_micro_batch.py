@@ -174,7 +174,7 @@ class TrialMicroBatch:
                 measure_moments(model, every=MOMENTS_EVERY)
                 return None
             return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
-        exact, repaired = self.search.is_exact(check, model), check.repaired
+        exact, repaired = self.search.is_exact(check), check.repaired
         known = accumulation_of(model)
         if known is None or (known.micro_batch_size, known.exact) != (size, exact):
             moments_every = 0 if exact else MOMENTS_EVERY

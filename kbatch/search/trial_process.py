@@ -19,6 +19,7 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.search.executors import Task
 from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
+from kbatch.search.resources import measure_memory
 from kbatch.search.trial_files import TrialFiles
 from kbatch.search.trial_states import write_trial_state
 from kbatch.study.study import GoodputRecord, write_goodput
@@ -135,7 +136,9 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     if trial is None and task.trial_id is not None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        if trial is None:
+        if task.measures:
+            measure_memory(tuner, arguments, keywords, project=project)
+        elif trial is None:
             space = oracle.get_space()
             found = sweep_throughput(hypermodel, space, arguments, keywords, directory=project)
             write_goodput(found, project)

@@ -111,6 +111,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             processes that divide its cores. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for its number of workers.
+        resources: What to ask the engine for, by the memory that a first task measures there:
+            `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
+            needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
+            executor for it, which raises MemoryError where no node has so much. None for nothing.
         trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
             `"wandb"` and `"trackio"`, each set up as for other training, such as by
             `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each
@@ -152,6 +156,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         isolate: bool = False,
         executor: Any = None,
         max_parallel: int | None = None,
+        resources: Any = None,
         trackers: Sequence[str] = (),
         keep_checkpoints: int = 1,
         distribution_strategy: Any = None,
@@ -186,7 +191,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
-        check_executor(executor, max_parallel)
+        check_executor(executor, max_parallel, resources)
         self._trackers = TrackerLog(trackers)
         check_choice(("checked", "unchecked"), resume=resume)
         check_directory(directory, project_name)
@@ -198,7 +203,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
-        self._executor, self._max_parallel = executor, max_parallel
+        self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
         self._parallel: ParallelTrials | None = None
         sizes, self._strategy = hypermodel.batch_sizes, Strategy()
         if strategy == "goodput":
@@ -371,7 +376,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display, the processes and the executor behind where a copy travels."""
         left = dict.fromkeys(("_progress", "_isolated", "_executor", "_parallel", "_trackers"))
-        return self.__dict__ | left | {"_live": []}
+        return self.__dict__ | left | {"_live": [], "_resources": None}
 
     def _populate_initial_space(self) -> None:
         if self.isolate or self._executor is not None:
@@ -492,9 +497,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with contextlib.ExitStack() as stack:
                 if self._executor is not None:
-                    given = {"executor": self._executor, "max_parallel": self._max_parallel}
-                    parallel = ParallelTrials(self, args, kwargs, **given)
-                    self._parallel = stack.enter_context(parallel)
+                    self._parallel = stack.enter_context(ParallelTrials(self, args, kwargs))
                 elif self.isolate:
                     isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
                     self._isolated = stack.enter_context(isolated)

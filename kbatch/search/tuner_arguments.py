@@ -67,8 +67,8 @@ def check_strategy(
         )
 
 
-def check_executor(executor: Any, max_parallel: Any) -> None:
-    """Check that an executor can be given tasks, and how many."""
+def check_executor(executor: Any, max_parallel: Any, resources: Any) -> None:
+    """Check that an executor can be given tasks, how many, and asked for resources."""
     submits = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
     if not (executor is None or submits or (isinstance(executor, str) and executor == "local")):
         raise ValueError(
@@ -84,6 +84,14 @@ def check_executor(executor: Any, max_parallel: Any) -> None:
                 "`max_parallel` limits the trials of an executor: give one too, such as "
                 f'`executor="local"`. Received: max_parallel={max_parallel}, executor=None.'
             )
+    asks = hasattr(executor, "with_resources") or hasattr(executor, "update_parameters")
+    known = callable(resources) or (resources == "auto" and asks)
+    if resources is not None and (not known or executor in (None, "local")):
+        raise ValueError(
+            '`resources` must be "auto" with submitit or `kbatch.ray_executor()`, or a function '
+            "from what an execution needs to the executor for it. Received: "
+            f"resources={resources!r}, executor={executor!r}."
+        )
 
 
 def check_count(count: Any, name: str, *, least: int) -> int:

@@ -28,7 +28,7 @@ from kbatch.study.names import (
     trial_names,
 )
 from kbatch.study.study import SizeDecision, Study, as_compared
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 
 class Answer(NamedTuple):
@@ -157,6 +157,7 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
     if own is None or rate is None:
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
+    completed = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
     among = [trial for trial in completed if trial.batch_size in found.tied] or completed
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate
@@ -211,7 +212,7 @@ def what_to_do(study: Study) -> str:
     if outcomes == {"diverged"}:
         return "Search again with a smaller learning rate, or with a model that stays finite."
     if outcomes <= {"running", "interrupted"}:
-        return "The search has not finished: run it again, and it goes on."
+        return "The search has not finished. If it runs no more, run it again: it continues."
     advice = "Read the failures below, fix their cause, then search again."
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."
@@ -296,7 +297,9 @@ def binding_limits(study: Study) -> tuple[str, ...]:
     larger = [
         trial
         for trial in study.trials
-        if trial.batch_size > best.batch_size and names.settings(trial) == names.settings(best)
+        if trial.batch_size > best.batch_size
+        and names.settings(trial) == names.settings(best)
+        and len(device_kinds([trial, best])) < 2
     ]
     # Where the device gains nothing, no gain is given up for the number of updates.
     device = _saturation(best, larger) or _updates(study, best, larger)

@@ -4,13 +4,12 @@ from collections.abc import Iterable, Iterator
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
 from kbatch.document.section import Note, clocks_text, one_line
-from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.answer import MUCH_DATA_WAIT, size_decision_text
 from kbatch.study.conditions import budget_text, end_text
 from kbatch.study.names import at_most, diverged, outcome, trial_names
 from kbatch.study.study import Study
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 _SPEED = ("samples_per_second",)
 _LEARNT = ("quality", "updates")
@@ -180,6 +179,17 @@ def _speed(study: Study) -> Iterator[Note]:
             "Repeat with one worker a device to compare them.",
             _SPEED,
             found,
+        )
+    if len(kinds := device_kinds(trials)) > 1:
+        on = (
+            f"{_sizes([t for t in trials if kind in device_kinds([t])])} on {kind}"
+            for kind in kinds
+        )
+        yield _note(
+            "devices differ",
+            f"Trials ran on different devices: {'; '.join(on)}. Compare samples/s and seconds "
+            "within one device only.",
+            _SPEED,
         )
     environment = study.search.environment if study.search else None
     if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:
@@ -362,11 +372,14 @@ def _noise(study: Study) -> Iterator[Note]:
 
 def _of_trials(study: Study) -> Iterator[Note]:
     """Repeat the notes of the trials, each once."""
-    noted: dict[RunNote, list[TrialRecord]] = {}
+    noted: dict[tuple[str, str, str], list[TrialRecord]] = {}
     for trial in study.trials:
         for note in trial.notes:
-            noted.setdefault(note, []).append(trial)
-    for note, found in noted.items():
-        everywhere = len(found) == len(study.trials)
-        text = note if everywhere else f"At {_sizes(found)}: {note}"
-        yield _note(note.label, one_line(text), (note.column,), found)
+            text, values = str(note), note.values or {}
+            # Of sizes that go through whole it is one note, not one a size.
+            if note.code == "parts_not_timed" and values.get("size") == trial.batch_size:
+                text = f"Batches go through the device whole: {values['reason']}."
+            noted.setdefault((text, note.label, note.column), []).append(trial)
+    for (text, label, column), found in noted.items():
+        where = "" if len(found) == len(study.trials) else f"At {_sizes(found)}: "
+        yield _note(label, one_line(f"{where}{text}"), (column,), found)

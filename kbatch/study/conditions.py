@@ -9,7 +9,7 @@ from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.names import is_fraction
-from kbatch.study.trial import TrialRecord
+from kbatch.study.trial import TrialRecord, device_kinds
 
 BARS = "Bars: 95 % interval of the mean over executions."
 PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
@@ -37,9 +37,9 @@ def conditions_of(
 ) -> Conditions:
     """Gather the conditions of at least one trial."""
     completed = [e for t in trials for e in t.executions if e.status == "completed"]
-    timed = [e for e in completed if e.epochs]
+    timed, kinds = [e for e in completed if e.epochs], device_kinds(trials)
     return Conditions(
-        device=environment.device if environment else None,
+        device=" and ".join(kinds) if len(kinds) > 1 else environment and environment.device,
         versions=tuple(versions_text(environment)),
         policies=tuple(dict.fromkeys(t.dtype_policy for t in trials)),
         trials=len(trials),

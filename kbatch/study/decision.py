@@ -21,7 +21,7 @@ from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, is_fraction, metric_words
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
@@ -34,6 +34,7 @@ class LeftOut(NamedTuple):
     why: Literal[
         "other settings",
         "another budget",
+        "another kind of device",
         "no value of the objective",
         "another trial of its size",
         "fewer executions",
@@ -87,6 +88,8 @@ class Decision:
             where they were.
         baseline: The batch size to compare with, None where it has no comparable trial.
         changes: What each other size changes against the baseline, by batch size.
+        devices: Kinds of devices that the compared trials ran on. Of several, times are not
+            compared, and the best mean decides.
         left_out: Completed trials that are not compared.
     """
 
@@ -106,6 +109,7 @@ class Decision:
     unpaired: str = ""
     baseline: int | None = None
     changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
+    devices: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()
 
     @property
@@ -156,6 +160,8 @@ def comparable_trials(
             left_out.append(LeftOut(trial, "other settings"))
         elif _budget(trial) != budget:
             left_out.append(LeftOut(trial, "another budget"))
+        elif _is_time(best.objective) and len(device_kinds([trial, best])) > 1:
+            left_out.append(LeftOut(trial, "another kind of device"))
         elif None in trial.objective_values:
             left_out.append(LeftOut(trial, "no value of the objective"))
         elif trial.batch_size in kept:
@@ -192,6 +198,7 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
     runs = [trial.executions[:executions] for trial in trials]
     unpaired = _unpaired_reason([run for each in runs for run in each], trials[0].objective)
     timed = not any(_ends_by_time(run) for each in runs for run in each)
+    timed = timed and len(device_kinds(trials)) < 2
     found = []
     windows = min(len(run.window_examples) for each in runs for run in each)
     for trial, each in zip(trials, runs, strict=True):
@@ -280,6 +287,7 @@ def decide(
         unpaired=unpaired,
         baseline=None if base is None else baseline,
         changes={} if base is None else _changes(compared, candidates, base),
+        devices=tuple(device_kinds(compared)),
         left_out=(*left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
     )
 
@@ -315,6 +323,7 @@ def _reason(found: Decision) -> str:
     words, within = metric_words(found.best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
     tied, sentences = found.tied and sizes_text(found.tied, among), []
+    which = "a" if len(found.devices) > 1 else "the fastest"
     if found.executions == 1:
         sentences += [
             "One execution of each size is compared: what another seed would change is not known, "
@@ -329,7 +338,7 @@ def _reason(found: Decision) -> str:
             ]
     elif found.certain:
         sentences += [
-            f"It is the fastest size whose {words} is certified to lie within {within} of the best "
+            f"It is {which} size whose {words} is certified to lie within {within} of the best "
             f"({sure})."
             if tied
             else f"Every other size is worse by more than {within} ({sure})."
@@ -349,6 +358,8 @@ def _reason(found: Decision) -> str:
                 "No number of executions would settle it, since there are too few validation "
                 f"examples: they could settle a tolerance of {setting(found.smallest_tolerance)}."
             ]
+    if len(found.devices) > 1:
+        sentences += [f"Times are not compared, as trials ran on {join_words(found.devices)}."]
     if found.unpaired:
         spread = "executions" if found.executions > 1 else "timing windows" if found.gaps else ""
         how = f"Sizes are compared by the spread over {spread} alone"
@@ -485,7 +496,8 @@ def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Inter
     seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
-    if not times or any(map(_ends_by_time, base.executions)):
+    apart = len(device_kinds([base, other])) > 1
+    if apart or not times or any(map(_ends_by_time, base.executions)):
         return None, None
     numerators, denominators = zip(*times, strict=True)
     ratio = fmean(numerators) / fmean(denominators)

@@ -336,6 +336,20 @@ class Study(ShownRecord):
         write_record(self, path)
 
 
+# Statuses of an execution that trains now, or again when the search goes on.
+UNFINISHED = ("running", "interrupted")
+
+
+def ended_part(study: Study) -> Study:
+    """Return the study without the executions that have not ended."""
+    trials = []
+    for trial in study.trials:
+        ended = tuple(e for e in trial.executions if e.status not in UNFINISHED)
+        if ended:
+            trials.append(dataclasses.replace(trial, executions=ended))
+    return dataclasses.replace(study, trials=tuple(trials))
+
+
 def as_compared(study: Study) -> Study:
     """Return the study with what is compared: of a race the executions that completed."""
     if study.search is None or study.search.settings.get("strategy") != "race":

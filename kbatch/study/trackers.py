@@ -3,7 +3,6 @@
 import contextlib
 import contextvars
 import dataclasses
-import functools
 import hashlib
 import importlib
 import importlib.util
@@ -12,7 +11,7 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from kbatch.study.study import (
     IDENTITY_NAME,
     RECORD_NAME,
     Study,
+    ended_part,
     load_study,
     trial_row,
 )
@@ -50,6 +50,9 @@ def check_trackers(trackers: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trackers))
 
 
+# What is logged.
+
+
 class TrackedRun(NamedTuple):
     """A study, a trial or an execution, as a tracker shows it in a run."""
 
@@ -57,6 +60,7 @@ class TrackedRun(NamedTuple):
     name: str
     settings: dict[str, Any]
     metrics: dict[str, float]
+    step: int  # Of these metrics: the last epoch, or how many executions they are of.
     status: str  # As in a record.
     text: str | None  # The answer of a study, or why training failed.
     begun_s: float  # Since 1970, as is the end.
@@ -69,12 +73,6 @@ class TrackedRun(NamedTuple):
         """Whether it changes no more, unless it failed and trains again."""
         return "/" in self.key
 
-    @property
-    def step(self) -> int:
-        """The step of its metrics: the last epoch, or how many executions they are of."""
-        executions = self.metrics.get("executions")
-        return max(len(self.epochs) - 1, 0) if executions is None else int(executions)
-
 
 def tracked_runs(
     study: Study, source: Path, *, files: Sequence[Path] = (), ended: bool = True
@@ -84,21 +82,18 @@ def tracked_runs(
     An execution that runs or was interrupted trains again, so it is left out.
     """
     runs: list[TrackedRun] = []
-    for trial in study.trials:
-        done = [e for e in trial.executions if e.status not in ("running", "interrupted")]
-        if not done:
-            continue
+    for trial in ended_part(study).trials:
         record = source / f"trial_{trial.trial_id}" / RECORD_NAME
+        kept = (record,) if record.exists() else ()
         # A record is written when an execution ends.
-        last_s = (record if record.exists() else source).stat().st_mtime
-        took_s = [e.total_s or e.train_s or 0.0 for e in done]
-        whole = dataclasses.replace(trial, executions=tuple(done))
-        run = _trial_run(whole, None, last_s - sum(took_s), last_s)
-        runs.append(run._replace(files=(record,) if record.exists() else ()))
-        for number, execution in enumerate(done):
-            begun_s = last_s - sum(took_s[number:])
+        ended_s = (record if kept else source).stat().st_mtime
+        took_s = [e.total_s or e.train_s or 0.0 for e in trial.executions]
+        begun_s = ended_s - sum(took_s)
+        runs.append(_trial_run(trial, None, begun_s, ended_s)._replace(files=kept))
+        for number, (execution, seconds) in enumerate(zip(trial.executions, took_s, strict=True)):
             alone = dataclasses.replace(trial, executions=(execution,))
-            runs.append(_trial_run(alone, number, begun_s, begun_s + took_s[number]))
+            runs.append(_trial_run(alone, number, begun_s, begun_s + seconds))
+            begun_s += seconds
     if not runs:
         return []
     settings: dict[str, Any] = {}
@@ -121,6 +116,7 @@ def tracked_runs(
         name=study.name,
         settings={name: value for name, value in settings.items() if value is not None},
         metrics=metrics | {"trials": len(study.trials), "executions": executions},
+        step=executions,
         status="completed" if ended else "running",
         text=text,
         begun_s=min(run.begun_s for run in runs),
@@ -131,42 +127,32 @@ def tracked_runs(
 
 
 # Columns of a trial that were given or found before training; the other numbers were measured.
-_SETTINGS = (
-    "batch_size",
-    "micro_batch_size",
-    "accumulation_steps",
-    "dtype_policy",
-    "optimizer",
-    "learning_rate",
-    "seed",
-)
+_SIZES = ("batch_size", "micro_batch_size", "accumulation_steps")
+_SETTINGS = (*_SIZES, "dtype_policy", "optimizer", "learning_rate", "seed")
 
 
 def _trial_run(
     trial: TrialRecord, number: int | None, begun_s: float, ended_s: float
 ) -> TrackedRun:
     """Make the run of a trial, or of its only execution, which has this number."""
-    row = trial_row(trial, number)
+    row, first = trial_row(trial, number), trial.executions[0]
     settings = {name: row[name] for name in _SETTINGS if row.get(name) is not None}
-    rule = trial.executions[-1].learning_rate_scaling
-    settings |= {} if rule is None else {"learning_rate_scaling": rule}
+    if rule := trial.executions[-1].learning_rate_scaling:
+        settings["learning_rate_scaling"] = rule
     for name, value in trial.hyperparameters.items():
         if name not in OWN_COLUMNS:
             settings[f"hp/{name}" if name in row else name] = value
-    metrics = {
-        name: float(value)
-        for name, value in row.items()
-        if name not in (*_SETTINGS, "execution")
-        and isinstance(value, (int, float))
-        and math.isfinite(value)
-    }
-    metrics |= {f"best_epoch/{name}": value for name, value in trial.metrics.items()}
-    key, name, epochs = trial.trial_id, f"batch {trial.batch_size}, trial {trial.trial_id}", ()
+    numbers = {n: v for n, v in row.items() if n not in (*_SETTINGS, "execution")}
+    metrics = {f"best_epoch/{name}": value for name, value in trial.metrics.items()}
+    metrics |= {n: float(v) for n, v in numbers.items() if isinstance(v, (int, float))}
+    metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
+    key, name = trial.trial_id, f"batch {trial.batch_size}, trial {trial.trial_id}"
+    step, epochs = len(trial.executions), ()
     if number is not None:
         key, name = f"{key}/{number}", f"{name}, execution {number}"
-        epochs = tuple(_epochs(trial.executions[0], metrics))
-    status, text = trial.status, trial.failure
-    return TrackedRun(key, name, settings, metrics, status, text, begun_s, ended_s, epochs)
+        step, epochs = max(len(first.epochs) - 1, 0), tuple(_epochs(first, metrics))
+    ends = trial.status, trial.failure, begun_s, ended_s
+    return TrackedRun(key, name, settings, metrics, step, *ends, epochs)
 
 
 def _epochs(
@@ -182,6 +168,16 @@ def _epochs(
         yield spent_s, {name: float(value) for name, value in known.items() if value is not None}
 
 
+# How each library is told.
+
+# A server that is down is tried again after the next execution: minutes of tries would delay it.
+_SHORT_TRIES = {
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
+}
+
+
 def sync(
     study: Study,
     tracker: str,
@@ -189,7 +185,7 @@ def sync(
     *,
     files: Sequence[Path] = (),
     ended: bool = True,
-    written: dict[str, TrackedRun] | None = None,
+    written: set[str] | None = None,
 ) -> str:
     """Write what a tracker does not have of a study yet, and return where it is shown.
 
@@ -198,9 +194,14 @@ def sync(
     `written` holds is not compared with the tracker again.
     """
     runs = tracked_runs(study, source, files=files, ended=ended)
-    given = study.name, _identity(study), runs, {} if written is None else written
-    with _environment(_SHORT_TRIES):
+    given = study.name, _identity(study), runs, set() if written is None else written
+    missing = _SHORT_TRIES.keys() - os.environ.keys()
+    os.environ.update({name: _SHORT_TRIES[name] for name in missing})
+    try:
         return _write_to_mlflow(*given) if tracker == "mlflow" else _write_runs(tracker, *given)
+    finally:
+        for name in missing:
+            os.environ.pop(name, None)
 
 
 def _identity(study: Study) -> str:
@@ -217,31 +218,11 @@ def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-# A server that is down is tried again after the next execution: minutes of tries would delay it.
-_SHORT_TRIES = {
-    "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
-    "MLFLOW_HTTP_REQUEST_TIMEOUT": "20",
-    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
-}
-
-
-@contextlib.contextmanager
-def _environment(defaults: Mapping[str, str]) -> Iterator[None]:
-    """Set variables of the environment for a while, except those that the user has set."""
-    missing = {name: value for name, value in defaults.items() if name not in os.environ}
-    os.environ.update(missing)
-    try:
-        yield
-    finally:
-        for name in missing:
-            os.environ.pop(name, None)
-
-
 _STUDY_TAG, _RUN_TAG = "kbatch.study", "kbatch.run"
 
 
 def _write_to_mlflow(
-    name: str, identity: str, runs: Sequence[TrackedRun], written: dict[str, TrackedRun]
+    name: str, identity: str, runs: Sequence[TrackedRun], written: set[str]
 ) -> str:
     """Write nested runs by MLflow's client, which leaves its active run and experiment alone."""
     mlflow = importlib.import_module("mlflow")
@@ -253,21 +234,18 @@ def _write_to_mlflow(
         name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or name
         found = client.get_experiment_by_name(name)
         experiment = client.create_experiment(name) if found is None else found.experiment_id
-    there, token = {}, ""
-    while token is not None:
-        its = f"tags.`{_STUDY_TAG}` = '{identity}'"
-        page = client.search_runs([experiment], its, page_token=token or None)
-        there |= {run.data.tags[_RUN_TAG]: run for run in page}
-        token = page.token or None
+    its = f"tags.`{_STUDY_TAG}` = '{identity}'"
+    listed = mlflow.search_runs([experiment], its, output_format="list")
+    there = {run.data.tags[_RUN_TAG]: run for run in listed}
     for run in runs:
-        found = there.get(run.key)
+        found, mark = there.get(run.key), _digest(run)
         if found is not None and run.is_execution:
             whole = found.info.status != "RUNNING"  # Else writing it was cut off.
             if whole and found.data.tags.get("kbatch.status") == run.status:
                 continue
             client.delete_run(found.info.run_id)
             found = None
-        elif found is not None and written.get(run.key) == run:
+        elif found is not None and mark in written:
             continue
         if found is None:
             tags = {_STUDY_TAG: identity, _RUN_TAG: run.key}
@@ -277,7 +255,7 @@ def _write_to_mlflow(
             found = client.create_run(experiment, _ms(run.begun_s), tags, run_name=run.name)
             there[run.key] = found
         _update_mlflow_run(mlflow.entities, client, found, run)
-        written[run.key] = run
+        written.add(mark)
     return f"{shown}, experiment {name}"
 
 
@@ -295,12 +273,12 @@ def _update_mlflow_run(entities: Any, client: Any, found: Any, run: TrackedRun) 
     params = {_allowed(name): str(value) for name, value in run.settings.items()}
     new = [entities.Param(name, text) for name, text in params.items() if name not in known.params]
     tags = {"kbatch.status": run.status, "mlflow.note.content": run.text or ""}
-    # A parameter cannot change, as the sizes of a search that is continued do.
-    tags |= {
-        f"kbatch.now.{n}": text for n, text in params.items() if known.params.get(n, text) != text
-    }
-    changed = [entities.RunTag(n, text) for n, text in tags.items() if known.tags.get(n) != text]
-    client.log_batch(run_id, metrics, new, changed)
+    for name, text in params.items():
+        # A parameter cannot change, as the sizes of a search that is continued do.
+        tag = f"kbatch.now.{name}"
+        if known.tags.get(tag, known.params.get(name, text)) != text:
+            tags[tag] = text
+    client.log_batch(run_id, metrics, new, [entities.RunTag(*tag) for tag in tags.items()])
     listed = client.list_artifacts(run_id) if run.files else ()
     sizes = {file.path: file.file_size for file in listed}
     for file in run.files:
@@ -326,55 +304,47 @@ def _allowed(name: str) -> str:
 
 
 def _write_runs(
-    tracker: str,
-    name: str,
-    identity: str,
-    runs: Sequence[TrackedRun],
-    written: dict[str, TrackedRun],
+    tracker: str, name: str, identity: str, runs: Sequence[TrackedRun], written: set[str]
 ) -> str:
     """Write each execution as a run of a group, and so the study when it has ended."""
-    module = importlib.import_module(tracker)
-    begin = _begin_wandb if tracker == "wandb" else _begin_trackio
     project = os.environ.get("WANDB_PROJECT") if tracker == "wandb" else None
     project = project or re.sub(r"[^\w\-.]", "-", name)[:100]
     group = f"{name} ({identity[:6]})"
     for run in runs:
         ended = not run.key and run.status == "completed"
-        known = written.get(run.key)
-        done = (
-            known is not None and known.status == run.status if run.is_execution else known == run
-        )
-        if done or not (run.is_execution or ended):
+        if not (run.is_execution or ended):
             continue
         files = {
             f"trial_{one.key}/{file.name}" if one.key else file.name: file
             for one in (runs if ended else ())
             for file in one.files
         }
-        # A study that was continued is another run, as is an execution that failed and trained
-        # again: W&B changes none.
+        # W&B changes no run: a study that was continued is another one, as is an execution that
+        # failed and trained again.
         version = _digest((run.metrics, run.text, sorted(files))) if ended else identity
-        failed = "" if run.status == "completed" else f"-{run.status}"
+        failed = "" if run.status == "completed" else run.status
         given = {
             "project": project,
             "group": group,
-            "name": f"{run.name}{failed.replace('-', ', ')} ({version[:6]})",
-            "id": f"{identity}-{run.key.replace('/', '-') or version}{failed}",
+            "name": f"{', '.join(filter(None, (run.name, failed)))} ({version[:6]})",
+            "id": "-".join(filter(None, (identity, run.key.replace("/", "-") or version, failed))),
             "config": {**run.settings, "status": run.status, "text": run.text},
         }
-        # In a context of its own: trackio ends the run that it finds in the present one.
-        begun = functools.partial(begin, module, **given)
-        contextvars.Context().run(_write_run, module, run, begun, files)
-        written[run.key] = run
+        if given["id"] not in written:
+            # In a context of its own: trackio ends the run that it finds in the present one.
+            contextvars.Context().run(_write_run, tracker, given, run, files)
+            written.add(given["id"])
     return f"project {project}, group {group}"
 
 
 def _write_run(
-    module: Any, run: TrackedRun, begin: Callable[[], Any], files: Mapping[str, Path]
+    tracker: str, given: dict[str, Any], run: TrackedRun, files: Mapping[str, Path]
 ) -> None:
+    module = importlib.import_module(tracker)
+    begin = _begin_wandb if tracker == "wandb" else _begin_trackio
     # Some lines about each run would break the display of a search.
     with contextlib.redirect_stdout(io.StringIO()):
-        live = begin()
+        live = begin(module, **given)
         if live is None:
             return
         try:
@@ -418,12 +388,14 @@ def _begin_trackio(trackio: Any, *, id: str, **given: Any) -> Any:
         trackio.config = config
 
 
+# When.
+
+
 class TrackerLog:
     """Keeps trackers up to date with a search: what fails is warned of once and tried again."""
 
     def __init__(self, trackers: Any):
-        names = check_trackers(trackers)
-        self._written: dict[str, dict[str, TrackedRun]] = {name: {} for name in names}
+        self._written: dict[str, set[str]] = {name: set() for name in check_trackers(trackers)}
         self._warned: set[str] = set()
 
     def update(self, project: Path, *, ended: bool = False) -> None:

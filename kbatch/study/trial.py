@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
@@ -240,3 +240,8 @@ class TrialRecord:
     def _best_metrics(self) -> list[dict[str, float]]:
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
+
+
+def device_kinds(trials: Iterable[TrialRecord]) -> list[str]:
+    """List the kinds of devices that trials ran on: speeds are compared within one."""
+    return list(dict.fromkeys(e.device for trial in trials for e in trial.executions if e.device))

@@ -255,20 +255,27 @@ def measure_policy_speeds(
 
 @functools.cache
 def float16_slowdown() -> float | None:
-    """Return how many times as long as float32 a CPU takes in float16; None with a GPU."""
+    """Return how many times as long as float32 a CPU takes in float16; None with a GPU.
+
+    Some multiply halves fast and are slow in the gradient of a convolution: the worse one counts.
+    """
     if tf.config.list_physical_devices("GPU"):
         return None
-    float32, float16 = measure_policy_speeds(
-        rounds=1, width=256, make_step=_product, policies=("float32", "mixed_float16")
-    )
-    return 1 / float16.times_as_fast_as(float32)
+    found = []
+    for make_step, width in ((_product, 256), (_convolution, 16)):
+        float32, float16 = measure_policy_speeds(
+            rounds=1, width=width, make_step=make_step, policies=("float32", "mixed_float16")
+        )
+        found.append(1 / float16.times_as_fast_as(float32))
+    return max(found)
 
 
 def slow_float16_text(slowdown: float | None) -> str | None:
     """Return what to know of a processor that computes float16 far slower, None of another one."""
     if slowdown is None or slowdown <= _FAR_SLOWER:
         return None
-    return f"float16 takes {format_number(slowdown, 2)} times as long as float32 on this processor"
+    times = format_number(slowdown, 2)
+    return f"float16 takes up to {times} times as long as float32 on this processor"
 
 
 def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
@@ -305,6 +312,20 @@ def _product(policy: str, width: int) -> Callable[[], object]:
     values = np.random.default_rng(0).normal(size=(width, width))
     matrix = tf.constant(values, keras.DTypePolicy(policy).compute_dtype)
     return lambda: tf.linalg.matmul(matrix, matrix).numpy()
+
+
+def _convolution(policy: str, width: int) -> Callable[[], object]:
+    rng, dtype = np.random.default_rng(0), keras.DTypePolicy(policy).compute_dtype
+    images = tf.constant(rng.normal(size=(16, width, width, 16)), dtype)
+    kernel = tf.constant(rng.normal(size=(3, 3, 16, 16)), dtype)
+
+    def step() -> object:
+        with tf.GradientTape() as tape:
+            tape.watch(kernel)
+            found = tf.nn.conv2d(images, kernel, 1, "SAME")
+        return tape.gradient(found, kernel).numpy()
+
+    return step
 
 
 def _time_s(step: Callable[[], object], calls: int) -> float:

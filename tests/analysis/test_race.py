@@ -2,6 +2,7 @@ import numpy as np
 import pytest
 from simulated_runs import simulate
 
+from kbatch.analysis import paired_runs
 from kbatch.analysis.race import LOOKS, first_executions, race, race_looks
 
 TOLERANCE = 0.01
@@ -81,6 +82,26 @@ def test_too_few_examples_end_it_early():
     assert state.ended == "examples"
     assert max(counts) <= 8
     assert state.verdict.smallest_tolerance > 0.003
+
+
+def test_a_look_that_finds_enough_examples_starts_the_count_of_too_few_anew(monkeypatch):
+    smallest = {3: 0.02, 4: None, 5: 0.02, 6: 0.02}
+
+    def judge_by_list(candidates, **arguments):
+        verdict = paired_runs.judge(candidates, **arguments)
+        open_ = {"certain": False, "certified": (), "worse": ()}
+        return verdict._replace(
+            smallest_tolerance=smallest[len(candidates[0].values)], executions_needed=None, **open_
+        )
+
+    monkeypatch.setattr("kbatch.analysis.race.judge", judge_by_list)
+    state, _, _ = run(simulated(0))
+    assert (state.ended, state.rounds) == ("examples", 6)
+
+
+def test_a_round_goes_on_with_those_that_it_has_not_executed():
+    candidates = [first_executions(c, n) for c, n in zip(simulated(0), (2, 1, 2, 1), strict=True)]
+    assert race(candidates, larger_is_better=True, tolerance=TOLERANCE).following == (1, 3)
 
 
 def test_a_candidate_alone_ends_after_its_first_look():

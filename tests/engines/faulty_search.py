@@ -58,7 +58,7 @@ class Faulty(keras_tuner.HyperModel):
         fault = self.faults.pop(size, None)
         if fault is not None and begun(self.folder)[size] == 1:
             FAULTS[fault](self.folder)
-            time.sleep(60)
+            time.sleep(20 if fault == "kill_driver" else 60)
         return model.fit(*args, **kwargs)
 
 

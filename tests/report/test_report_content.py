@@ -244,6 +244,19 @@ def test_failures_problems_and_notes_are_told_with_their_batch_size():
     assert caveat(study, "Everyone's note.") == ["Everyone's note."]
 
 
+def test_sizes_that_go_through_whole_share_one_note():
+    def trial(size, micro):
+        values = {"size": micro, "reason": "smaller ones are never faster"}
+        return make_trial(size, notes=({"code": "parts_not_timed", "values": values},))
+
+    study = make_study(trial(16, 16), trial(32, 32), trial(64, 32))
+    assert caveat(study, "never faster") == [
+        "At batch sizes 16 and 32: Batches go through the device whole: smaller ones are never "
+        "faster.",
+        "At batch size 64: Micro-batches of 32: smaller ones are never faster.",
+    ]
+
+
 def test_a_smaller_batch_than_asked_for_is_told():
     study = make_study(make_trial(64, batch_size_seen=40), make_trial(32))
     assert "read this trial as batch size 40" in caveat(study, "Batch size 64 was asked for")[0]

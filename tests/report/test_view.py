@@ -5,11 +5,11 @@ import json
 import threading
 
 import pytest
-from records_factory import make_study, make_trial
+from records_factory import make_execution, make_study, make_trial
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
-from kbatch.report.view import HOST, progress_of, view_server
+from kbatch.report.view import HOST, progress_of, view_page, view_server
 from kbatch.study.study import load_study
 
 
@@ -54,7 +54,8 @@ def ask(project):
 def test_the_page_shows_the_progress_and_the_report(ask):
     response, page = ask("/")
     assert response.status == 200
-    assert "2 trials ended, 1 without a result; running: batch 64. Last record at " in page
+    begins = "2 trials ended (2 of 4 batch sizes), 1 without a result; running: batch 64, "
+    assert f"{begins}so the answer may change. Last record at " in page
     assert "32: failed, ValueError: the loss is not finite" in page
     assert "Samples/s" in page and "<svg" in page
 
@@ -111,20 +112,44 @@ def test_several_searches_stand_on_one_page(project, tmp_path):
     with view_server([project, tmp_path / "second", tmp_path / "third"], 0):
         pass
     found = progress_of(tmp_path / "second", load_study(tmp_path / "second"))
-    assert found.text == "0 trials ended; running: batch 16."
+    assert found.text == "0 trials ended (0 of 4 batch sizes); running: batch 16."
+
+
+def test_searches_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    folders = [tmp_path / first / "digits" for first in ("images", "texts")]
+    for folder in folders:
+        write_search(folder, make_trial(16))
+    page = view_page(folders, "")
+    for folder in folders:
+        assert f"<strong>{folder}</strong>" in page
+        assert page.count(f"study · {folder}") == 2
+    assert f"<strong>{folders[0]}" not in view_page(folders[:1], "")
 
 
 def test_a_trial_that_goes_on_has_not_ended(tmp_path):
     write_search(tmp_path, make_trial(16), running=[(make_trial(16).trial_id, 16)])
     found = progress_of(tmp_path, load_study(tmp_path))
-    assert found.text.startswith("0 trials ended; running: batch 16.")
+    assert found.text.startswith("0 trials ended (0 of 4 batch sizes); running: batch 16.")
+
+
+def test_the_report_is_of_what_has_ended(tmp_path):
+    """A search that has just begun has no answer yet, and what trains is no failure."""
+    write_search(tmp_path, make_trial(32, status="running"), running=[("0032", 32)])
+    assert "No trial has ended yet" in view_page([tmp_path], "")
+    again = make_trial(16, make_execution(16), make_execution(16, seed=1, status="running"))
+    write_search(tmp_path, again, make_trial(64, status="interrupted"))
+    page = view_page([tmp_path], "")
+    assert "Batch size 16 had the best" in page
+    text = "0 trials ended (0 of 4 batch sizes); interrupted: batch 64; running: batch 32. "
+    assert text in page
+    assert "no result" not in page and "n/a (running)" not in page
 
 
 def test_a_half_written_state_is_passed_over(tmp_path):
     write_search(tmp_path, make_trial(16))
     (tmp_path / "trial_0009").mkdir()
     (tmp_path / "trial_0009" / "trial.json").write_text('{"status": "RUN')
-    assert progress_of(tmp_path, load_study(tmp_path)).text.startswith("1 trial ended. Last")
+    assert progress_of(tmp_path, load_study(tmp_path)).text.startswith("1 trial ended (1 of")
 
 
 def test_a_folder_without_a_study_and_a_taken_port_say_what_to_do(project, tmp_path, capsys):

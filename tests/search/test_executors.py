@@ -9,14 +9,16 @@ import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
+from pathlib import Path
 
 import keras
+import keras_tuner
 import numpy as np
 import pytest
 import searches
 import small_models as models
 import tensorflow as tf
-from stub_executor import StubExecutor
+from stub_executor import StubExecutor, trained
 
 import kbatch
 from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
@@ -30,6 +32,7 @@ from kbatch.search.trial_process import execute
 from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
+STATE = b'{"hyperparameters": {"values": {"batch_size": 8}}}'
 
 
 @pytest.fixture(autouse=True)
@@ -242,6 +245,161 @@ def test_an_engine_that_is_gone_is_named_also_where_it_cancels_nothing(tmp_path)
     with pytest.raises(RuntimeError, match="accepts no more tasks"):
         search(tmp_path, Gone(turn=-1, outcomes={1: BrokenProcessPool("terminated")}))
     assert not (tmp_path / "search" / ".kbatch-data").exists()
+
+
+class Gone(StubExecutor):
+    """Its engine is gone: one of its methods raises, from the third task on."""
+
+    def __init__(self, method, error, **stub):
+        super().__init__(**stub)
+        self._method, self._error = method, error
+
+    def submit(self, *arguments):
+        future = super().submit(*arguments)
+        if len(self.tasks) > 2:
+            setattr(future, self._method, self._raise)
+        return future
+
+    def _raise(self):
+        raise self._error
+
+
+@pytest.mark.parametrize(
+    ("method", "error"),
+    [("done", OSError("no scheduler")), ("result", ConnectionError("no scheduler"))],
+)
+def test_an_engine_that_does_not_answer_is_named_and_nothing_is_blamed_on_trials(
+    tmp_path, method, error
+):
+    with pytest.raises(RuntimeError) as raised:
+        search(tmp_path, Gone(method, error, turn=None))
+    assert (
+        "The executor test_executors.Gone does not answer: restart it and run the same script "
+        "again. Nothing that completed is lost"
+    ) in str(raised.value)
+    assert "no scheduler" in str(raised.value)
+    assert statuses(tmp_path / "search") == {8: "completed", 16: "completed"}
+    found = search(tmp_path, second := StubExecutor())
+    assert second.ran == [(32, 0), (64, 0)]
+    assert statuses(found) == dict.fromkeys(SIZES, "completed")
+
+
+def test_an_executor_that_takes_no_data_is_not_blamed_on_the_data(tmp_path):
+    class Full(StubExecutor):
+        def put(self, value):
+            raise MemoryError("the object store is full")
+
+    with pytest.raises(RuntimeError, match=r"Full takes no data: restart it.*store is full"):
+        search(tmp_path, Full())
+
+
+def test_an_engine_that_loses_the_sweep_twice_is_named(tmp_path):
+    class Loses(StubExecutor):
+        def submit(self, function, search, task):
+            future = concurrent.futures.Future()
+            future.set_exception(EOFError("the worker is gone"))
+            return future
+
+    with pytest.raises(RuntimeError, match=r"Loses lost the throughput sweep twice.*is gone"):
+        search(
+            tmp_path,
+            Loses(),
+            strategy="goodput",
+            objective=keras_tuner.Objective("seconds_to_target", "min"),
+            fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.9)]},
+        )
+
+
+class Trains:
+    """A worker that leaves what a task leaves that trained, and counts its tasks."""
+
+    def __init__(self, folder, status="completed"):
+        self.folder, self.status, self.calls = folder, status, 0
+
+    def call(self, function, project, search, task):
+        self.calls += 1
+        for name, content in trained(task, lambda size, number: 0.5).files.items():
+            Path(project, name).parent.mkdir(parents=True, exist_ok=True)
+            Path(project, name).write_bytes(content)
+        return self.status, ""
+
+    def close(self):
+        pass
+
+
+class Killed(StubExecutor):
+    """Its driver is killed at the third task; jobs of the first two go on."""
+
+    def submit(self, function, search, task):
+        if len(self.tasks) == 2:
+            raise KeyboardInterrupt
+        return super().submit(function, search, task)
+
+
+def killed_search(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        search(tmp_path, killed := Killed(turn=None), executions_per_trial=2)
+    return killed.tasks
+
+
+def test_what_jobs_complete_after_their_driver_was_killed_does_not_run_again(tmp_path):
+    first, second = killed_search(tmp_path)
+    (folder,) = {Path(task.result_file).parent for task in (first, second)}
+    assert folder.stat().st_mode & 0o777 == 0o700
+    left = run_task(b"", first, Trains(tmp_path / "first"))
+    run_task(b"", second, Trains(tmp_path / "second", status="failed"))
+    # A job that was queued returns what the one before it left.
+    assert run_task(b"", first, again := Trains(tmp_path / "again")).files == left.files
+    assert again.calls == 0
+    found = search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
+    ran = {(size, number) for size in SIZES for number in (0, 1)}
+    assert sorted(executor.ran) == sorted(ran - {(8, 0)})
+    assert statuses(found) == dict.fromkeys(SIZES, "completed")
+    assert not folder.exists()
+
+
+def test_a_result_that_was_written_in_part_is_none(tmp_path):
+    first, _ = killed_search(tmp_path)
+    run_task(b"", first, Trains(tmp_path / "first"))
+    file = Path(first.result_file)
+    file.write_bytes(file.read_bytes()[:-9])
+    search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
+    assert (8, 0) in executor.ran
+
+
+@pytest.mark.parametrize("status", ["completed", "failed"])
+def test_an_execution_that_still_runs_is_waited_for(tmp_path, status):
+    first, _ = killed_search(tmp_path)
+    begun, may_end = threading.Event(), threading.Event()
+
+    class Slow(Trains):
+        def call(self, *arguments):
+            begun.set()
+            may_end.wait(60)
+            return super().call(*arguments)
+
+    class Driver(StubExecutor):
+        """Lets the job end when all else was submitted."""
+
+        def submit(self, *arguments):
+            if len(self.tasks) == 2:
+                may_end.set()
+            return super().submit(*arguments)
+
+    job = threading.Thread(target=run_task, args=(b"", first, Slow(tmp_path / "slow", status)))
+    job.start()
+    begun.wait(60)
+    found = search(tmp_path, executor := Driver())
+    job.join()
+    # It runs again where its job left no result.
+    assert executor.ran.count((8, 0)) == (status == "failed")
+    assert statuses(found) == dict.fromkeys(SIZES, "completed")
+
+
+def test_a_worker_that_cannot_reach_the_folder_runs_the_task(tmp_path):
+    task = Task({"trial_0000/trial.json": STATE}, "0000", result_file=str(tmp_path / "no" / "x"))
+    result = run_task(b"", task, worker := Trains(tmp_path / "worker"))
+    assert (result.status, worker.calls) == ("completed", 1)
 
 
 def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):

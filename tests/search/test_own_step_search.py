@@ -89,10 +89,10 @@ def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
     assert {run.status for trial in study.trials for run in trial.executions} == {"completed"}
 
 
-def fitting(build, most):
+def fitting(build, most, exact=False):
     """What is known of a model of which `most` examples fit at once."""
     search = SearchMicroBatches(
-        largest_batch_size=32, memory_limit_bytes=None, memory_window=(0.8, 0.9)
+        largest_batch_size=32, memory_limit_bytes=None, memory_window=(0.8, 0.9), exact=exact
     )
     model, source = build(), sample_of(FitData(X))
     build_on(model, source)
@@ -112,11 +112,25 @@ def test_memory_cuts_it_only_where_parts_train_as_the_whole():
     with pytest.raises(OutOfMemoryError, match="`micro_batch_size=4`"):
         cache.halve(8)
     assert fitting(own_steps.vae, 8).halve(8) == 4
+    assert fitting(own_steps.gan, 8, exact="auto").halve(8) == 4
+
+
+def test_one_that_parts_would_change_is_cut_in_the_exact_mode(tmp_path, recwarn):
+    study, whole = (
+        search(tmp_path / str(size), own_steps.gan, size, objective="g_loss") for size in (8, None)
+    )
+    run = study.trials[1].executions[0]
+    assert (run.micro_batch_size, run.updates, run.status) == (8, 6, "completed")
+    expected = whole.trials[1].executions[0].epochs[-1].metrics
+    for name in ("d_loss", "g_loss"):
+        assert run.epochs[-1].metrics[name] == pytest.approx(expected[name], rel=1e-4)
+    assert "exact_mode" in {note.code for note in study.trials[1].notes}
+    assert not [one for one in recwarn if "Not equal" in str(one.message)]
 
 
 def test_parts_that_are_asked_for_are_noted(tmp_path):
     with pytest.warns(UserWarning, match="the update of .* differed by"):
-        study = search(tmp_path, own_steps.gan, 8, objective="g_loss")
+        study = search(tmp_path, own_steps.gan, 8, objective="g_loss", exact=False)
     small, large = (trial.executions[0] for trial in study.trials)
     assert not any("cut into parts" in note for note in small.notes)
     assert any("the update of" in note for note in large.notes)

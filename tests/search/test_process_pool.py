@@ -2,24 +2,42 @@
 
 import concurrent.futures
 import multiprocessing
+import os
 
 import numpy as np
 import searches
 
 import kbatch
+from kbatch.records.json_codec import read_record
+from kbatch.search.resources import MEMORY_NAME, MeasuredMemory
 
 
 def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
+    asked = []
     context = multiprocessing.get_context("spawn")
     with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
         kind = kbatch.BatchSizeTuner
-        there = searches.search(tmp_path, hypermodel, kind, executor=pool)
+        there = searches.search(
+            tmp_path,
+            hypermodel,
+            kind,
+            executor=pool,
+            resources=lambda needed: asked.append(needed) or pool,
+        )
+    measured = read_record(MeasuredMemory, tmp_path / "search" / MEMORY_NAME)
+    assert measured.steps.max_batch_size == 8  # The micro-batch size.
+    assert measured.host_bytes > 10 * measured.steps.peak_memory_bytes > 0
+    small, large = (needed.host_memory_bytes for needed in asked)
+    assert 1.25 * measured.host_bytes - 2**20 < large - 2**29 < 1.26 * measured.host_bytes
+    assert 0 < large - small < 2**20
     here = searches.search(tmp_path, hypermodel, kind, project_name="here")
     for one, other in zip(*(kbatch.load_study(t).trials for t in (there, here)), strict=True):
         assert one.status == "completed", one.failure
         assert one.metrics == other.metrics
         assert one.notes == other.notes
+        assert one.executions[0].device == other.executions[0].device
+        assert one.executions[0].device.endswith(f", {len(os.sched_getaffinity(0))} cores")
     # The one that a study decides on may be another: of sizes that tie, the faster one.
     best = [t.oracle.get_best_trials(1)[0] for t in (there, here)]
     assert best[0].score == best[1].score

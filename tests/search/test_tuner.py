@@ -95,7 +95,7 @@ def test_slow_float16_is_told_of_once_before_the_first_trial(monkeypatch, tmp_pa
     hypermodel = searches.stock(batch_sizes=(32,), dtype_policy="mixed_float16")
     quick(tmp_path, hypermodel, fit={"verbose": 1})
     before, _ = capsys.readouterr().out.split("trial 1/1", 1)
-    told = "float16 takes 520 times as long as float32 on this processor: give"
+    told = "float16 takes up to 520 times as long as float32 on this processor: give"
     assert before.count(told) == 1
 
 

@@ -4,11 +4,14 @@ import dataclasses
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
+from kbatch.analysis.race import race_looks
 from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import Budget, Target
 from kbatch.study.answer import answer
+from kbatch.study.decision import count_race_looks
 from kbatch.study.figures.trials import named_label, plot_trials, trials_info
 from kbatch.study.report import study_section
 from kbatch.study.table import trial_table
@@ -249,6 +252,25 @@ def test_a_size_that_failed_in_a_race_is_out():
     assert study.decide().tied == (16, 32)
 
 
+def test_the_looks_of_a_race_widen_its_intervals():
+    trials = many(16, 2000), many(32, 2200)
+    grid, raced = make_study(*trials), make_study(*trials, search=make_search(strategy="race"))
+    widths = [found.decide().gaps[32].high - found.decide().gaps[32].low for found in (grid, raced)]
+    assert widths[1] > 1.1 * widths[0]
+
+
+def test_executions_of_other_settings_leave_a_race_fewer_looks():
+    trials = [many(16, 2000), many(32, 2005)]
+    other = many(64, 9000, hyperparameters={"units": 8})
+    assert count_race_looks(trials, 20) == len(race_looks(2, 20))
+    assert count_race_looks([*trials, other], 20) == len(race_looks(2, 20 - 6))
+
+
+def test_where_one_size_is_better_than_all_none_is_tied():
+    found = make_study(many(16, 100), many(32, 9000)).decide()
+    assert (found.batch_size, found.tied, found.worse) == (16, (), (32,))
+
+
 def test_a_loss_is_compared_by_its_share_and_downwards():
     study = make_study(
         *(
@@ -270,6 +292,41 @@ def test_a_loss_is_compared_by_its_share_and_downwards():
     assert found.changes[64].difference_interval.low > 0.29
     assert "within 1 % of the best" in found.reason
     assert "by the spread over executions alone: the records hold no outcomes" in found.reason
+
+
+H100, A100 = {"device": "GPU:0 NVIDIA H100"}, {"device": "GPU:0 NVIDIA A100"}
+
+
+def test_times_on_different_devices_decide_nothing_and_every_page_says_so():
+    trials = many(16, 2000, **A100), many(64, 2010, rate=3000.0, **H100)
+    study = make_study(*trials, many(256, 9000, **H100), search=make_search(baseline=16))
+    found = study.decide()
+    assert (found.batch_size, found.tied, found.certain) == (16, (16, 64), True)
+    assert found.reason == (
+        "It is a size whose validation accuracy is certified to lie within 0.01 of the best "
+        "(95 % confidence). Times are not compared, as trials ran on GPU:0 NVIDIA A100 and GPU:0 "
+        "NVIDIA H100."
+    )
+    assert found.changes[64].speedup is None
+    assert found.changes[64].difference == pytest.approx(-10 / 50_000, abs=1e-6)
+    assert "on GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in answer(study).compared
+    drawn = " ".join(text.get_text() for text in plot_trials(study).figure.findobj(Text))
+    assert "GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in " ".join(drawn.split())
+    assert answer(study).speed == "It was also the fastest of them, with 1,000 samples/s."
+    (note,) = [n for n in study_section(study).notes if n.label == "devices differ"]
+    assert "batch size 16 on GPU:0 NVIDIA A100; batch sizes 64 and 256 on GPU:0" in note.text
+    # On one kind the fastest of them is named.
+    same = make_study(many(16, 2000, **H100), trials[1]).decide()
+    assert (same.batch_size, same.devices) == (64, ("GPU:0 NVIDIA H100",))
+
+
+def test_speeds_are_compared_on_the_device_of_the_best():
+    rates = Objective("samples_per_second", "max")
+    slow, fast = (make_trial(s, objective=rates, rate=100.0 * s, **H100) for s in (16, 32))
+    other = make_trial(64, objective=rates, rate=100.0, **A100)
+    found = make_study(slow, fast, other).decide()
+    assert (found.batch_size, found.worse) == (32, (16,))
+    assert [(o.trial, o.why) for o in found.left_out] == [(other, "another kind of device")]
 
 
 def test_costs_and_throughput_are_compared_over_executions():

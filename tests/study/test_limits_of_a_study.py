@@ -7,7 +7,7 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 from kbatch.study.answer import answer, binding_limits
 
 
-def repeated(size, accuracy, rate, wait_share=0.0):
+def repeated(size, accuracy, rate, wait_share=0.0, device=None):
     """A trial of three executions whose accuracies and rates scatter a little."""
     return make_trial(
         size,
@@ -15,6 +15,7 @@ def repeated(size, accuracy, rate, wait_share=0.0):
             make_execution(
                 size,
                 rate=rate * (1 + shift),
+                device=device,
                 epochs=make_epochs((0.5, accuracy + shift), train_s=1.0, data_wait_s=wait_share),
             )
             for shift in (-0.001, 0.0, 0.001)
@@ -43,6 +44,12 @@ def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
     assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
         "number of updates"
     ]
+
+
+def test_a_trial_on_another_device_tells_nothing_of_this_one():
+    faster, found = repeated(128, 0.9, 2000, device="H100"), repeated(64, 0.98, 1000)
+    assert names(found, faster) == ["number of updates"]
+    assert names(repeated(64, 0.98, 1000, device="A100"), faster) == []
 
 
 def test_memory_binds_where_every_larger_size_ran_out():

@@ -6,10 +6,11 @@ import shutil
 import sys
 
 import pytest
-from records_factory import make_execution, make_gpu, make_trial, make_usage
+from records_factory import make_execution, make_gpu, make_search, make_trial, make_usage
 from test_trackers import OLD, two_executions, write_project
 
 from kbatch.cli import main as cli
+from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
 from kbatch.study.trackers import sync
 
@@ -135,6 +136,53 @@ def test_mlflow_is_set_up_as_its_users_do(mlflow, project):
     sync(load_study(project), "mlflow", project)
     assert len(runs_by_key(mlflow, "of my own")) == 8
     assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
+
+
+@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
+def test_the_experiment_is_the_one_that_the_user_names(
+    mlflow, project, monkeypatch, capsys, variable
+):
+    name = "of my own"
+    by_name = variable == "MLFLOW_EXPERIMENT_NAME"
+    given = name if by_name else mlflow.MlflowClient().create_experiment(name)
+    monkeypatch.setenv(variable, given)
+    assert cli.main(["export", str(project), "--to", "mlflow"]) == 0
+    assert capsys.readouterr().out.endswith(f"experiment {name}\n")
+    assert len(runs_by_key(mlflow, name)) == 8
+    assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
+
+
+def test_a_parameter_that_a_continued_search_changed_is_a_tag(mlflow, project):
+    def shown(sizes):
+        write_record(make_search(batch_sizes=sizes), project / "kbatch.json")
+        sync(load_study(project), "mlflow", project)
+        data = runs_by_key(mlflow)[""].data
+        assert data.params["batch_sizes"] == "[16, 32]"
+        assert data.params["micro_batch_size"] == "128"
+        return {name: text for name, text in data.tags.items() if ".now." in name}
+
+    assert shown([16, 32]) == {}
+    assert shown([16, 32, 64]) == {"kbatch.now.batch_sizes": "[16, 32, 64]"}
+    assert shown([16, 32]) == {"kbatch.now.batch_sizes": "[16, 32]"}
+
+
+def test_an_execution_that_failed_and_trained_again_is_another_run_of_mlflow(mlflow, project):
+    write_project(project, make_trial(128, status="failed", failure="other rows"))
+    written = set()
+    sync(load_study(project), "mlflow", project, ended=False, written=written)
+    failed = runs_by_key(mlflow)
+    assert [failed[key].info.status for key in ("0128", "0128/0")] == ["FAILED", "FAILED"]
+    assert failed["0128/0"].data.tags["mlflow.note.content"] == "other rows"
+    write_project(project, make_trial(128))
+    for _ in range(2):
+        sync(load_study(project), "mlflow", project, ended=False, written=written)
+    found = runs_by_key(mlflow)
+    changed = {key for key in found if found[key].info.run_id != failed[key].info.run_id}
+    assert changed == {"0128/0"}
+    assert [found[key].info.status for key in ("0128", "0128/0")] == ["FINISHED", "FINISHED"]
+    assert found["0128"].data.tags["mlflow.note.content"] == ""
+    assert history(mlflow, found["0128/0"], "val_accuracy") == [(0, 0.9), (1, 0.97)]
 
 
 @pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)

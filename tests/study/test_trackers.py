@@ -163,7 +163,7 @@ def test_writing_twice_adds_nothing_and_a_new_execution_adds_itself(project, tra
 
 def test_an_execution_that_failed_and_trained_again_is_another_run(project, trackio):
     write_project(project, make_trial(128, status="failed", failure="other rows"))
-    written = {}
+    written = set()
     sync(load_study(project), "trackio", project, ended=False, written=written)
     write_project(project, make_trial(128))
     for _ in range(2):

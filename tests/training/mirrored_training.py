@@ -4,6 +4,7 @@ Logical devices are made before TensorFlow's first use, so this runs in a proces
 else needs another process is printed too: TensorFlow starts once for all of it.
 """
 
+import contextlib
 import json
 import warnings
 
@@ -15,13 +16,13 @@ import tensorflow as tf
 import kbatch
 
 
-def trained(strategy, micro_batch_size, build):
+def trained(strategy, micro_batch_size, build, **how):
     keras.utils.set_random_seed(1)
-    with strategy.scope():
+    with contextlib.nullcontext() if strategy is None else strategy.scope():
         model = build()
     if micro_batch_size is not None:
-        kbatch.accumulate_gradients(model, micro_batch_size)
-    x, y = models.rows(94)
+        kbatch.accumulate_gradients(model, micro_batch_size, **how)
+    x, y = models.rows(95)  # The last batch does not share out evenly.
     data = tf.data.Dataset.from_tensor_slices((x, y)).batch(32)
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
@@ -81,6 +82,29 @@ def clipped():
     return models.mlp(optimizer=keras.optimizers.SGD(0.1, momentum=0.9, clipnorm=0.05))
 
 
+class Averaged(keras.layers.Layer):
+    """Adds losses of the rows that it gets: a scalar, and one with a value for each row."""
+
+    def call(self, x):
+        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
+        self.add_loss(0.001 * keras.ops.sum(keras.ops.square(x), axis=-1))
+        return x
+
+
+def coupled(y_true, y_pred):
+    off = keras.ops.square(keras.ops.one_hot(keras.ops.cast(y_true, "int32"), 3) - y_pred)
+    return keras.ops.mean(off) / (0.1 + keras.ops.std(y_pred))
+
+
+def related():
+    """A loss that relates rows, beside added ones."""
+    layers = keras.layers
+    hidden = [layers.Dense(16, activation="tanh", kernel_regularizer="l2"), Averaged()]
+    model = keras.Sequential([layers.Input((8,)), *hidden, layers.Dense(3)])
+    model.compile(keras.optimizers.SGD(0.1, momentum=0.9), coupled, metrics=["accuracy"])
+    return model
+
+
 def main():
     options = {"disable_meta_optimizer": True}  # It takes longer than the steps.
     tf.config.optimizer.set_experimental_options(options)
@@ -98,6 +122,13 @@ def main():
     keras.config.set_dtype_policy("float32")
     whole = trained(strategy, None, stepping)
     results["own step"] = off_by(trained(strategy, 4, stepping), whole)
+    # On replicas Keras relates the rows of each by themselves: the whole is that of one device.
+    whole = trained(None, None, related)
+    results["exact"] = off_by(trained(strategy, 4, related, exact=True), whole)
+    try:
+        trained(strategy, 4, stepping, exact=True)
+    except ValueError as refused:
+        results["refused"] = str(refused)
     results["warned of"] = trained(strategy, 4, normalised)[3]
     print(json.dumps(results, default=float))
 

@@ -36,5 +36,15 @@ def test_two_replicas_train_as_stock_mirrored_strategy_does(another_process):
         assert result["warned"] == [], name
 
 
+def test_two_replicas_train_in_the_exact_mode_as_one_device_does_on_the_whole_batch(
+    another_process,
+):
+    found = another_process["exact"]
+    assert found["weights"] <= 1e-6
+    assert found["loss"] <= 1e-5
+    assert (found["updates"], found["warned"]) == (6, [])
+    assert "move its loss into `compute_loss`" in another_process["refused"]
+
+
 def test_the_fingerprints_of_another_process_are_the_same(another_process):
     assert another_process["fingerprints"] == fingerprints()

@@ -17,8 +17,7 @@ from equal_training import (
 
 import kbatch
 from kbatch.training.accumulation import Accumulation, accumulation_of
-from kbatch.training.accumulation.exact import ExactUpdate
-from kbatch.training.accumulation.gradient_sum import cut
+from kbatch.training.accumulation.exact import CutCalls
 
 layers, ops = keras.layers, keras.ops
 X, Y = small_models.rows(94)
@@ -285,8 +284,9 @@ def test_as_close_to_double_precision_as_the_whole_batch_is(dtype_policy):
 
     model, reference = build("float32"), build("float64")
     reference.set_weights(model.get_weights())
-    update = ExactUpdate(model, cut((X, Y, None), 8), True, False)
-    found = [update.accumulate().gradients, whole(model)]
+    with CutCalls(8, fixed=False).installed():
+        parts = whole(model)
+    found = [parts, whole(model)]
     for expected, parts, stock in zip(whole(reference), *found, strict=True):
         errors = [np.linalg.norm(np.float64(one) - expected) for one in (parts, stock)]
         assert errors[0] <= 2 * max(errors[1], 1.2e-7 * np.linalg.norm(expected))
@@ -333,15 +333,106 @@ def test_the_noise_scale_is_not_measured():
         kbatch.accumulate_gradients(of_whole_batches(), 8, exact=True, moments_every=8)
 
 
-def test_a_train_step_of_the_models_own_is_refused():
-    class Own(keras.Sequential):
-        def train_step(self, data):
-            return {}
+class Stepping(keras.Model):
+    """A step of its own: a net that sees another one updated, and a loss over all pairs."""
 
-    model = Own([layers.Input((8,)), layers.Dense(1)])
-    model.compile(sgd(), "mse")
-    with pytest.raises(ValueError, match="`compute_loss`"):
-        in_parts(lambda: model)()
+    def __init__(self):
+        super().__init__()
+        self.first = keras.Sequential([layers.Dense(6, activation="tanh"), Averaged()])
+        self.second = layers.Dense(3)
+        self.rate = keras.optimizers.SGD(0.1)
+        self.shown = keras.metrics.Mean("shown")
+
+    @property
+    def metrics(self):
+        return [self.shown]
+
+    def call(self, x):
+        return self.second(self.first(x))
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = supervised_contrastive(y, self.second(tf.stop_gradient(self.first(x))))
+        weights = self.second.trainable_weights
+        self.rate.apply(tape.gradient(loss, weights), weights)
+        with tf.GradientTape() as tape:
+            hidden = self.first(x, training=True)
+            loss = supervised_contrastive(y, self.second(hidden))
+            loss += sum(tf.reduce_sum(one) for one in self.losses)
+            loss += 0.01 * tf.reduce_mean(tf.square(self.first.trainable_weights[0]))
+        weights = self.first.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        self.shown.update_state(loss, sample_weight=tf.shape(x)[0])
+        return {"shown": self.shown.result(), "loss": loss}
+
+
+def stepping(kind=Stepping, **arguments):
+    model = kind()
+    model.compile(keras.optimizers.Adam(0.01), **arguments)
+    model(X[:2])
+    return model
+
+
+@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+def test_a_train_step_of_the_models_own(way):
+    data = X[:30], Y[:30]
+    whole = trained(stepping, data, micro_batch_size=None, eager=True, batch_size=30)
+    build = in_parts(lambda: stepping(**way))
+    parts = trained(build, data, micro_batch_size=None, batch_size=30)
+    assert_same_training(whole, parts, 1e-5)
+
+
+class Penalised(Stepping):
+    """A step whose loss is made of a gradient."""
+
+    def train_step(self, data):
+        x, _ = data
+        with tf.GradientTape() as outer:
+            with tf.GradientTape() as tape:
+                tape.watch(x)
+                found = tf.reduce_sum(self(x))
+            loss = tf.reduce_mean(tf.square(tape.gradient(found, x)))
+        weights = self.trainable_weights
+        self.optimizer.apply(outer.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class Early(Stepping):
+    """A step that takes a gradient by weights that it has changed since."""
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            loss = supervised_contrastive(y, self(x))
+        self.second.bias.assign_add(tf.ones(3))
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+class Reduced(Stepping):
+    """A model that returns one number for all rows."""
+
+    def call(self, x):
+        return tf.reduce_mean(super().call(x))
+
+    def train_step(self, data):
+        return {"loss": self(data[0])}
+
+
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        (Penalised, "gradient penalty"),
+        (Early, r"before an optimizer applies.*early.*\(Early\)"),
+        (Reduced, r"return one value a row.*\(Reduced\)"),
+    ],
+)
+def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):
+    model = stepping(kind)
+    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"(?s){said}"):
+        in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
 
 
 def test_what_the_exact_mode_repairs_is_not_warned_of():

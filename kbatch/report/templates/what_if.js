@@ -10,7 +10,7 @@ for (const root of document.querySelectorAll(".what-if:not([data-live])")) {
       const [value, interval, basis] = texts[i];
       card.querySelector("strong").textContent = value;
       card.querySelector("strong + span").textContent = interval && `(${interval})`;
-      card.lastElementChild.textContent = basis;
+      card.lastElementChild.textContent = basis || "measured";
       const [x, y] = at[i];
       card.querySelector(".at").setAttribute("transform", `translate(${x})`);
       card.querySelector(".at circle").setAttribute("cy", y ?? -9);

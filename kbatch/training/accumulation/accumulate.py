@@ -7,7 +7,7 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.library_internals import layers_of
-from kbatch.training.accumulation.exact import ExactTrainStep
+from kbatch.training.accumulation.exact import ExactTrainStep, check_exact
 from kbatch.training.accumulation.output_losses import LossDenominators, check_denominators
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.model import check_model, installed_step, user_step
@@ -33,6 +33,8 @@ class Accumulation(NamedTuple):
                 "A stateful layer keeps one state a row, which micro-batches would mix: build it "
                 f"with `stateful=False`. Received: {stateful[0]} with stateful=True."
             )
+        if self.exact:
+            check_exact(model, self.loss_denominator, self.moments_every)
         kind = ExactTrainStep if self.exact else AccumulatingTrainStep
         return kind(
             model,
@@ -109,21 +111,21 @@ def accumulate_gradients(
     its loss is a mean over rows and it does not read weights that it has just updated, as a GAN
     does. Such a model is not compared at its first `fit`, and its moments are not measured.
 
-    With `exact=True` the loss and the metrics are computed on the whole batch, as contrastive and
-    ranking losses and correlations need. The outputs of all micro-batches are computed first. Each
-    micro-batch then goes through the model again, with the same draws of `keras.random`, and
-    backpropagates its part of the gradient with respect to the outputs (Gao et al. 2021,
-    arXiv:2101.06983). The price is one forward pass, and three times the memory of the outputs of
-    the whole batch. Each row of an output must depend on that row alone, so BatchNormalization is
-    not exact. A loss that a layer adds counts as a mean.
+    With `exact=True` the train step, Keras's or yours, runs on the whole batch, as contrastive
+    losses, correlations and GANs need, and only its calls of layers are cut. The outputs of all
+    micro-batches are computed first. For a gradient each goes through the layer again, with the
+    same draws of `keras.random`, and backpropagates its part (Gao et al. 2021, arXiv:2101.06983).
+    The price is one forward pass, and three times the memory of the outputs of the whole batch.
+    Each row of an output must depend on that row alone, so BatchNormalization is not exact. A loss
+    that a layer adds counts as a mean.
 
     Args:
         model: A compiled model. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
-        exact: Whether the loss is computed on the whole batch. Requires one device and Keras's own
-            `train_step`, and neither `moments_every` nor `loss_denominator`. A layer that draws
-            with `tf.random` raises an error in training.
+        exact: Whether the train step runs on the whole batch. Excludes `moments_every` and
+            `loss_denominator`, and on several replicas a `train_step` of your own. A layer that
+            draws with `tf.random` raises an error in training.
         loss_denominator: Function `(y_true, y_pred) -> scalar` that returns the number by which the
             loss of these rows is divided, or a dict of such functions by output name. None keeps
             the function that the model already has, or else divides as described above. Ignored
@@ -152,7 +154,7 @@ def accumulate_gradients(
 
     size = check_size(micro_batch_size, "micro_batch_size")
     Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact).apply(model)
-    if user_step(model) is None:
+    if exact or user_step(model) is None:
         check_at_first_training(model)
     return model
 

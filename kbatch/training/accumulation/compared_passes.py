@@ -25,9 +25,8 @@ from kbatch.library_internals import (
     replaced_draws,
     trained_by,
 )
-from kbatch.training.accumulation import output_losses
-from kbatch.training.accumulation.exact import ExactUpdate
-from kbatch.training.accumulation.gradient_sum import cut
+from kbatch.training.accumulation import gradient_sum, output_losses
+from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.model import user_step
@@ -62,12 +61,11 @@ class Passes:
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
         self._rows = len(parts_of(batch)[0])
-        self._exact: Callable[..., Any] | None = None
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
         shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
         self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-        self._whole = _traced(model, self._whole_pass, specs)
+        self._whole = _traced(model, lambda leaves: self._whole_pass(leaves, cut=False), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
         self._part = _traced(model, self._part_pass, specs, share, totals)
 
@@ -118,8 +116,6 @@ class Passes:
 
     def exact(self, batch: Any) -> Pass:
         """Send a batch through in three parts, by the loss of the whole."""
-        if self._exact is None:
-            self._exact = _traced(self._model, self._exact_pass, self._specs)
         with self._kept_statistics():
             return self._pass(*self._exact(parts_of(batch)))
 
@@ -135,8 +131,7 @@ class Passes:
     def _pass(self, terms: Any, gradients: Sequence[Any]) -> Pass:
         names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
         return Pass(
-            # The exact mode has no terms but the loss.
-            dict(zip(self.sources, map(float, wide(terms)), strict=False)),
+            dict(zip(self.sources, map(float, wide(terms)), strict=True)),
             dict(zip(names, map(wide, gradients), strict=True)),
         )
 
@@ -147,13 +142,19 @@ class Passes:
         for variable, value in zip(self._state, kept, strict=True):
             variable.assign(value)
 
-    def _whole_pass(self, leaves: list[Any]) -> Any:
+    @functools.cached_property
+    def _exact(self) -> Callable[..., Any]:
+        return _traced(self._model, lambda rows: self._whole_pass(rows, cut=True), self._specs)
+
+    def _whole_pass(self, leaves: list[Any], *, cut: bool) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        with _still_draws(), tf.GradientTape() as tape:
-            y_pred = forward(self._model, x, training=True)
-            added = list(self._model.losses)
-            loss = compute_loss(self._model, x, y, y_pred, sample_weight)
-        gradients = self._gradients(tape, loss)
+        with _still_draws():
+            with tf.GradientTape() as tape:
+                with _cut_calls(self._rows) if cut else contextlib.nullcontext():
+                    y_pred = forward(self._model, x, training=True)
+                added = list(self._model.losses)
+                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+            gradients = self._gradients(tape, loss)
         totals: tuple[tf.Tensor, ...] = ()
         if self._counts:
             totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
@@ -176,14 +177,6 @@ class Passes:
             added = list(self._model.losses)
             loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
         return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
-
-    def _exact_pass(self, leaves: list[Any]) -> Any:
-        batch = cut(self._nested(leaves), max(1, self._rows // 3))
-        update = _StillExactUpdate(self._model, batch, batch_norm_once=False, measured=False)
-        sums = update.accumulate()
-        scale = self._model.optimizer.scale_loss(tf.ones([]))
-        gradients = [gradient / tf.cast(scale, gradient.dtype) for gradient in sums.gradients]
-        return tf.stack([tf.cast(sums.loss, tf.float32)]), gradients
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
@@ -214,9 +207,7 @@ class Passes:
 
     def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
         variables = self._model.trainable_weights
-        # Outside of the replicas a variable of a strategy is read from its first device.
-        copies_of = self._model.distribute_strategy.experimental_local_results
-        found = tape.gradient(loss, [copies_of(variable.value)[0] for variable in variables])
+        found = tape.gradient(loss, gradient_sum.sources(variables))
         return [
             tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
             for variable, one in zip(variables, found, strict=True)
@@ -265,14 +256,22 @@ class OwnPasses:
                 if gradient is not None:
                     one.assign_sub(rate * tf.convert_to_tensor(gradient))
 
-        def moving(data: Any, *, in_parts: bool) -> None:
-            with replaced_applies(move):
-                accumulate_step(model, step, data, size) if in_parts else step(data)
+        def pass_by(run: Callable[[Any], Any]) -> Callable[[Any], Pass]:
+            def moving(data: Any) -> None:
+                with replaced_applies(move):
+                    run(data)
 
-        whole = _traced(model, lambda data: moving(data, in_parts=False), spec)
-        parts = _traced(model, lambda data: moving(data, in_parts=True), spec)
-        self.whole = functools.partial(self._moves, whole)
-        self.parts = functools.partial(self._moves, parts)
+            return functools.partial(self._moves, _traced(model, moving, spec))
+
+        def in_cut_calls(data: Any) -> None:
+            with _cut_calls(len(parts_of(batch)[0])):
+                step(data)
+
+        self.whole = pass_by(step)
+        self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
+        # Traced where it is called for: what it raises is no matter of the others.
+        exact = functools.cache(lambda: pass_by(in_cut_calls))
+        self.exact = lambda batch: exact()(batch)
 
     def move(self, found: Pass) -> None:
         """Start from where a step on the whole batch went."""
@@ -309,7 +308,7 @@ def wide(value: Any) -> np.ndarray:
 def _still_draws() -> contextlib.AbstractContextManager[None]:
     """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
     # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
-    seeds = itertools.count(1)
+    # Nor is there an order of draws: the exact mode computes a call several times.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
@@ -320,7 +319,8 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
             call = signature.bind(*args, **kwargs)
             shape = call.arguments["shape"]
             sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            call.arguments |= {"seed": next(seeds), "shape": [1, *sizes[1:]] if sizes else []}
+            seed = 31 * len(name) + len(sizes)
+            call.arguments |= {"seed": seed, "shape": [1, *sizes[1:]] if sizes else []}
             return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
 
         return drawn
@@ -328,9 +328,5 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
-class _StillExactUpdate(ExactUpdate):
-    """The exact mode, each of whose passes has the draws of the whole batch."""
-
-    def _outputs(self, x: Any) -> list[tf.Tensor]:
-        with _still_draws():
-            return super()._outputs(x)
+def _cut_calls(rows: int) -> contextlib.AbstractContextManager[None]:
+    return CutCalls(max(1, rows // 3), fixed=False, batch_norm_once=False).installed()

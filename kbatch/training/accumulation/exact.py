@@ -1,35 +1,54 @@
-"""An update whose loss looks at the whole batch, in the memory of its micro-batches.
+"""An update of the whole batch, in the memory of its micro-batches.
 
-With f_k the outputs of micro-batch k and L(f_1, ..., f_K, w) the loss of the batch,
+The step runs on the whole batch, as Keras wrote it or the user did, but each call of a layer or
+model from that step goes through in micro-batches. With f_k the outputs of micro-batch k and
+L(f_1, ..., f_K, w) what the step makes of them,
 
     dL/dw = sum_k (df_k/dw)^T dL/df_k + (dL/dw at fixed f)
 
-The outputs of all micro-batches come first, without a tape; then L and dL/df on the whole batch;
-then each micro-batch goes through again, with the same random draws, and its part of dL/df is
-pulled back. Gao et al. (2021), arXiv:2101.06983, section 3.2. A loss that a layer adds is an output
-too: that of the batch is the mean over micro-batches, weighed by rows.
+The outputs of all micro-batches come first, without a tape. Where the step takes a gradient through
+a call, each micro-batch goes through again, with the same random draws, and its part of dL/df is
+pulled back to weights and inputs. Gao et al. (2021), arXiv:2101.06983, section 3.2. A loss that a
+layer adds is an output too: that of the batch is the mean over micro-batches, weighed by rows.
 """
 
+import contextlib
+from collections.abc import Callable
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kbatch.device.memory import DeviceMemory, available_bytes
 from kbatch.library_internals import (
+    added_by,
     compute_loss,
     forward,
+    is_recorded,
+    layers_of,
+    loss_tracker_of,
+    losses_as_on_one_device,
     mask_of,
     overridden_losses,
+    replaced,
+    replaced_layer_calls,
+    set_added,
     set_mask,
     state_variables,
+    stopped_tapes,
 )
 from kbatch.training.accumulation import gradient_sum
-from kbatch.training.accumulation.gradient_sum import MicroBatches
+from kbatch.training.accumulation.batch_norm import BatchNormUpdate
+from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.output_losses import LossDenominators
-from kbatch.training.accumulation.train_step import AccumulatingTrainStep, Sums, Update
+from kbatch.training.accumulation.train_step import (
+    AccumulatingTrainStep,
+    prepared_batch,
+    replicas_in_step,
+)
 from kbatch.training.data.forms import each_part
-from kbatch.training.model import user_step
+from kbatch.training.model import check_model, user_step
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
 # draws change.
@@ -43,64 +62,119 @@ _TOO_LARGE = (
     "`exact=True` needs three times the memory of the outputs of the whole batch: use a smaller "
     "batch, or let the model return fewer values per row. Received:"
 )
+_MOVED = (
+    "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
+    "between: take the gradient before an optimizer applies another one. Received: a call of"
+)
 
 
-class ExactUpdate(Update):
-    """One optimizer update by the loss of the whole batch."""
+class CutCalls:
+    """Sends the calls of layers through in micro-batches, and again for their gradients."""
 
-    # The predictions in their structure and which of them have a mask, from the latest pass.
-    _like: tuple[Any, list[bool]] = (None, [])
+    def __init__(self, size: int | tf.Variable, *, fixed: bool, batch_norm_once: bool = True):
+        self.size, self.fixed, self.batch_norm_once = size, fixed, batch_norm_once
+        self._within = False  # A call that is cut: those of layers in it are not.
 
-    def accumulate(self) -> Sums:
-        """Run all micro-batches twice, with the loss of the batch in between."""
-        model, batch = self.model, self.batch
-        x, y, sample_weight = batch.leaves
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """Cut the calls of all layers."""
+        return replaced_layer_calls(self._call)
+
+    def within(self) -> contextlib.AbstractContextManager[None]:
+        """Leave calls as they are."""
+        return replaced([(self, "_within", True)])
+
+    def _call(self, layer: Any, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer, in micro-batches if it gets more rows than one has."""
+        arguments = keras.tree.flatten((args, kwargs))
+        places = [i for i, one in enumerate(arguments) if _has_rows(one)]
+        rows = {arguments[i].shape[0] for i in places}
+        few = isinstance(self.size, int) and all(n is not None and n <= self.size for n in rows)
+        if self._within or few or len(rows - {None}) > 1:
+            return plain(*args, **kwargs)
+        with self.within():
+            return _CutCall(self, layer, plain, (args, kwargs), places).run()
+
+
+class _CutCall:
+    """One call of a layer, in micro-batches."""
+
+    def __init__(
+        self,
+        cuts: CutCalls,
+        layer: Any,
+        plain: Callable[..., Any],
+        arguments: Any,
+        places: list[int],
+    ):
+        self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
+        self._name = f"{layer.name} ({type(layer).__name__})"
+        self._leaves, self._places = keras.tree.flatten(arguments), places
+        masks = [mask_of(self._leaves[i]) for i in places]
+        self._masked = [i for i, mask in zip(places, masks, strict=True) if mask is not None]
+        parts = [*(self._leaves[i] for i in places), *(mask for mask in masks if mask is not None)]
+        self._batch: MicroBatches = cut(parts, cuts.size)
+        # What the layer returned in the latest pass, which of its leaves are tensors and which
+        # have masks, and which added losses are scalars.
+        self._like: tuple[Any, list[int], list[int], list[bool]] = (None, [], [], [])
+
+    def run(self) -> Any:
+        """Return what the layer returns for the whole batch."""
         specs = self._output_specs()
-        state = state_variables(model)
-        before = _values_of(state)
-        outputs = self._first_passes(specs, state, before)
-        loss, upstream, direct = self._gradients_of_loss(outputs)
-        # What the loss itself draws or writes, the next update goes on from.
-        after = _values_of(state)
-        _assign(state, before)
-        # Nothing else orders the two: the second may not need what the first found.
-        with tf.control_dependencies(outputs):
-            gradients, statistics = self._second_passes(outputs, upstream, direct)
-        _assign(state, after)
-        y_pred, _ = self._unpacked(outputs)
-        self._measured_batch = (x, y, y_pred, sample_weight)
-        return Sums(gradients, loss, (), tf.zeros([]), statistics)
+        # What there is once the layer is built.
+        self._state = state_variables(self._layer)
+        self._batch_norm = BatchNormUpdate(self._layer if self._cuts.batch_norm_once else None)
+        before = _values_of(self._state)
+        # In a graph a tape keeps nothing of a loop whose gradient is not taken.
+        with stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext():
+            outputs = self._first_passes(specs, before)
+        outputs = self._with_gradient(outputs, before)
+        structure, tensors, masked, scalars = self._like
+        leaves, rest = keras.tree.flatten(structure), iter(outputs)
+        for i in tensors:
+            leaves[i] = next(rest)
+        for i in masked:
+            set_mask(leaves[i], next(rest))
+        added = zip(rest, scalars, strict=True)
+        set_added(self._layer, [tf.reduce_mean(one) if mean else one for one, mean in added])
+        return keras.tree.pack_sequence_as(structure, leaves)
 
-    def apply(self, sums: Sums) -> None:
-        """Apply the gradients, and measure the whole batch: metrics that look at it are exact."""
-        super().apply(sums)
-        x, y, y_pred, sample_weight = self._measured_batch
-        self.model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-    def _outputs(self, x: Any) -> list[tf.Tensor]:
-        """List what the model computes from rows: predictions, their masks, added losses."""
-        y_pred = forward(self.model, x, training=True)
-        leaves = keras.tree.flatten(y_pred)
-        masks = [mask_of(leaf) for leaf in leaves]
-        self._like = y_pred, [mask is not None for mask in masks]
-        found = [*leaves, *(mask for mask in masks if mask is not None), *self.model.losses]
-        return [tf.convert_to_tensor(one) for one in found]
-
-    def _unpacked(self, outputs: list[tf.Tensor]) -> tuple[Any, list[tf.Tensor]]:
-        """Return predictions with their masks, and the added losses."""
-        like, masked = self._like
-        leaves, rest = outputs[: len(masked)], iter(outputs[len(masked) :])
-        for leaf, has_mask in zip(leaves, masked, strict=True):
-            if has_mask:
-                set_mask(leaf, next(rest))
-        return keras.tree.pack_sequence_as(like, leaves), list(rest)
+    def _outputs(self, parts: list[Any]) -> list[tf.Tensor]:
+        """List what the layer computes from rows: tensors, their masks, added losses."""
+        leaves = list(self._leaves)
+        for i, part in zip(self._places, parts, strict=False):
+            leaves[i] = part
+        for i, mask in zip(self._masked, parts[len(self._places) :], strict=True):
+            set_mask(leaves[i], mask)
+        args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
+        found = self._plain(*args, **kwargs)
+        leaves = keras.tree.flatten(found)
+        tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        if any(leaves[i].shape.rank == 0 for i in tensors):
+            raise ValueError(
+                "`exact=True` needs outputs with an axis of rows: let the layer return one value a "
+                f"row, and reduce it in the loss. Received: a scalar from {self._name}."
+            )
+        masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
+        added = [loss for one in layers_of(self._layer) for loss in added_by(one)]
+        scalars = [loss.shape.rank == 0 for loss in added]
+        self._like = found, tensors, list(masks), scalars
+        # A scalar counts by rows: each of them has it.
+        rows = gradient_sum.row_count(parts)
+        spread = [
+            tf.fill([rows], loss) if mean else loss
+            for loss, mean in zip(added, scalars, strict=True)
+        ]
+        return [tf.convert_to_tensor(leaves[i]) for i in tensors] + [*masks.values(), *spread]
 
     def _output_specs(self) -> list[Any]:
-        """Trace what the model computes from rows, and look for draws that nothing repeats."""
-        x = self.batch.leaves[0]
+        """Trace what the layer computes from rows, and look for draws that nothing repeats."""
         if tf.executing_eagerly():
+            if not self._layer.built:
+                self._outputs(self._batch.part(0, 1))
             return []
-        specs = each_part(lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), x)
+        specs = each_part(
+            lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), self._batch.leaves
+        )
         traced = tf.function(self._outputs, autograph=False).get_concrete_function(specs)
         graph: Any = traced.graph.as_graph_def()
         for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
@@ -111,40 +185,32 @@ class ExactUpdate(Update):
                 raise ValueError(f"{_UNREPEATABLE} Received: {node.name} ({node.op}).")
         return traced.structured_outputs
 
-    def _first_passes(
-        self, specs: list[Any], state: list[Any], before: list[tf.Tensor]
-    ) -> list[tf.Tensor]:
+    def _first_passes(self, specs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
         """Compute the outputs of the whole batch."""
-        batch = self.batch
+        batch = self._batch
         if not specs or not all(one.shape[1:].is_fully_defined() for one in specs):
-            specs = self._outputs(batch.part(0, tf.minimum(batch.size, batch.rows))[0])
-            _assign(state, before)
+            specs = self._outputs(batch.part(0, tf.minimum(batch.size, batch.rows)))
+            _assign(self._state, before)
 
         def nothing(one: Any) -> tf.Tensor:
-            if one.shape.rank == 0:
-                return tf.zeros([], tf.float64)
             known = one.shape[1:].is_fully_defined()
             inner = one.shape[1:] if known else tf.shape(one)[1:]
             return tf.zeros(tf.concat([[batch.rows], inner], axis=0), one.dtype)
 
-        def add(sums: tuple[tf.Tensor, list[Any]], micro_batch: Any) -> Any:
-            start, totals = sums
-            rows = gradient_sum.row_count(micro_batch)
-            places = tf.cast(start + tf.range(rows), tf.int64)[:, None]
-            share = tf.cast(rows, tf.float64) / tf.cast(batch.rows, tf.float64)
-            found = [
-                total + share * tf.cast(one, tf.float64)
-                if one.shape.rank == 0
-                else tf.tensor_scatter_nd_update(total, places, one)
-                for total, one in zip(totals, self._outputs(micro_batch[0]), strict=True)
-            ]
-            return start + rows, found
+        def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
+            start, totals, statistics = sums
+            rows = gradient_sum.row_count(parts)
+            with self._batch_norm.observed():
+                outputs = self._outputs(parts)
+            found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
+            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
+            return start + rows, found, self._batch_norm.add(statistics, share)
 
         def values(one: Any) -> Any:
             return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
 
         # Three: the outputs, their gradient, and what the loss makes of them.
-        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs if one.shape.rank)
+        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs)
         rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
         needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
         if isinstance(needed, int) and needed > limit:
@@ -152,74 +218,100 @@ class ExactUpdate(Update):
         received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
         fits = tf.debugging.Assert(needed <= limit, received)
         with tf.control_dependencies([] if fits is None else [fits]):
-            zeros = [nothing(one) for one in specs]
-            _, found = batch.fold(add, (tf.constant(0), zeros), fixed=self.model.jit_compile)
+            statistics = self._batch_norm.init(self._outputs, batch.leaves)
+            sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
+            _, found, statistics = batch.fold(add, sums, fixed=self._cuts.fixed)
+        self._batch_norm.finalize(statistics)
         for one, spec in zip(found, specs, strict=True):
-            if spec.shape.rank:
-                one.set_shape([batch.known_rows, *spec.shape[1:]])
-        return [tf.cast(one, spec.dtype) for one, spec in zip(found, specs, strict=True)]
+            one.set_shape([batch.known_rows, *spec.shape[1:]])
+        return found
 
-    def _gradients_of_loss(self, outputs: list[tf.Tensor]) -> tuple[tf.Tensor, list[Any], Any]:
-        """Return the loss of the batch, and its scaled gradients by outputs and by weights."""
-        model = self.model
-        x, y, sample_weight = self.batch.leaves
-        with tf.GradientTape() as tape:
-            tape.watch([one for one in outputs if one.dtype.is_floating])
-            y_pred, added = self._unpacked(outputs)
-            with overridden_losses(model, added):
-                loss = compute_loss(model, x, y, y_pred, sample_weight)
-            scaled_loss = model.optimizer.scale_loss(loss)
-        found: Any = tape.gradient(scaled_loss, (outputs, model.trainable_weights))
-        upstream, direct = found
-        return loss, [None if g is None else tf.convert_to_tensor(g) for g in upstream], direct
+    def _with_gradient(self, outputs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Return the outputs as tensors whose gradient is that of the second passes."""
+        floats = [i for i, one in enumerate(outputs) if one.dtype.is_floating]
+        weights = self._layer.trainable_weights
+        at_first = [tf.convert_to_tensor(one) for one in gradient_sum.sources(weights)]
+        inputs = self._batch.leaves
+        dense = [i for i, one in enumerate(inputs) if isinstance(one, tf.Tensor)]
+        watched = [i for i in dense if inputs[i].dtype.is_floating and is_recorded([inputs[i]])]
+        sources = [*at_first, *(inputs[i] for i in watched)]
+        reached: set[int] = set()
+
+        def marked(i: int, output: tf.Tensor) -> Any:
+            """Note whether what the step takes a gradient of depends on an output."""
+
+            def gradient(upstream: Any) -> Any:
+                reached.add(i)
+                return upstream
+
+            return tf.custom_gradient(lambda one: (tf.identity(one), gradient))(output)
+
+        @tf.custom_gradient
+        def recomputed(*tensors: tf.Tensor) -> Any:
+            def gradient(*upstream: Any) -> Any:
+                pairs = zip(floats, upstream, strict=True)
+                given = {i: tf.convert_to_tensor(one) for i, one in pairs if i in reached}
+                reached.clear()
+                after = _values_of(self._state)
+                _assign(self._state, before)
+                same = [tf.reduce_all(a == b.value) for a, b in zip(at_first, weights, strict=True)]
+                tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {self._name}."])
+                # Nothing else orders the two: the second may not need what the first found.
+                with self._cuts.within(), tf.control_dependencies(outputs):
+                    found = self._second_passes(outputs, given, watched)
+                _assign(self._state, after)
+                return [None] * len(floats) + _once(found, sources)
+
+            return [tf.identity(one) for one in tensors[: len(floats)]], gradient
+
+        if not floats or not sources:
+            return outputs
+        found = recomputed(*(outputs[i] for i in floats), *sources)
+        for i, one in zip(floats, found, strict=True):
+            outputs[i] = marked(i, one)
+        return outputs
 
     def _second_passes(
-        self, outputs: list[tf.Tensor], upstream: list[Any], direct: list[Any]
-    ) -> tuple[Any, Any]:
-        """Pull the gradients of the outputs back to the weights, and see that outputs repeat."""
-        model, batch = self.model, self.batch
-        reached = [i for i, gradient in enumerate(upstream) if gradient is not None]
-        of_rows = [i for i in reached if outputs[i].shape.rank != 0]
-        self._connected = [gradient is not None for gradient in direct]
-        x = batch.leaves[0]
+        self, outputs: list[tf.Tensor], upstream: dict[int, Any], watched: list[int]
+    ) -> list[Any]:
+        """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
+        batch, weights = self._batch, self._layer.trainable_weights
+        connected = [False] * (len(weights) + len(watched))
 
-        def add(sums: tuple[Any, Any, tf.Tensor], part: Any) -> Any:
-            totals, statistics, off = sums
-            x, expected, slices = part
-            rows = gradient_sum.row_count(x)
-            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
-            with tf.GradientTape() as tape, self.batch_norm.observed():
-                found = self._outputs(x)
-            given = {i: tf.cast(share, upstream[i].dtype) * upstream[i] for i in reached}
-            given |= dict(zip(of_rows, slices, strict=True))
-            gradients: Any = tape.gradient(
-                [found[i] for i in reached],
-                model.trainable_weights,
-                output_gradients=[given[i] for i in reached],
-            )
-            self._connected = [
-                known or gradient is not None
-                for known, gradient in zip(self._connected, gradients, strict=True)
+        def add(sums: Any, part: Any) -> Any:
+            start, totals, of_inputs, off = sums
+            parts, expected, slices = part
+            rows = gradient_sum.row_count(parts)
+            with tf.GradientTape() as tape:
+                tape.watch([parts[i] for i in watched])
+                found = self._outputs(parts)
+            found = [found[i] for i in upstream]
+            sources = [*gradient_sum.sources(weights), *(parts[i] for i in watched)]
+            gradients: Any = tape.gradient(found, sources, output_gradients=slices)
+            connected[:] = [
+                known or one is not None for known, one in zip(connected, gradients, strict=True)
             ]
-            for i, first in zip(of_rows, expected, strict=True):
-                off = tf.maximum(off, _difference(first, found[i]))
+            for pair in zip(expected, found, strict=True):
+                off = tf.maximum(off, _difference(*pair))
+            pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
             return (
-                gradient_sum.add(totals, gradients),
-                self.batch_norm.add(statistics, share),
+                start + rows,
+                gradient_sum.add(totals, gradients[: len(weights)]),
+                [total if one is None else _placed(total, one, start) for total, one in pulled],
                 off,
             )
 
-        zeros = gradient_sum.init(model.trainable_weights)
-        statistics = self.batch_norm.init(lambda x: forward(model, x, training=True), x)
-        sums = (gradient_sum.add(zeros, direct), statistics, tf.zeros([]))
-        leaves = (x, [outputs[i] for i in of_rows], [upstream[i] for i in of_rows])
+        zeros = [tf.zeros_like(batch.leaves[i]) for i in watched]
+        sums = (tf.constant(0), gradient_sum.init(weights), zeros, tf.zeros([]))
+        leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
         parts = batch._replace(leaves=leaves)
-        gradients, statistics, off = parts.fold(add, sums, fixed=model.jit_compile)
+        _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._cuts.fixed)
         # Not the contrary: what is not finite differs from itself.
         same = tf.logical_not(off > _SAME_UP_TO)
-        text = "Received: outputs of one micro-batch that differ, as a share of the largest, by"
+        text = f"Received: outputs of {self._name} that differ, as a share of the largest, by"
         tf.debugging.Assert(same, [f"{_UNREPEATABLE} {text}", off])
-        return gradients, statistics
+        found = [*gradient_sum.finalize(totals, weights, connected[: len(weights)]), *of_inputs]
+        return [one if known else None for one, known in zip(found, connected, strict=True)]
 
 
 class ExactTrainStep(AccumulatingTrainStep):
@@ -227,45 +319,111 @@ class ExactTrainStep(AccumulatingTrainStep):
 
     exact = True
 
-    def __init__(
-        self,
-        model: keras.Model,
-        size: int,
-        *,
-        loss_denominator: LossDenominators,
-        moments_every: int,
-        batch_norm_once: bool,
-    ):
-        if loss_denominator is not None:
-            raise ValueError(
-                "The exact mode takes the loss of the whole batch as it is: leave out "
-                "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
-            )
-        if moments_every:
-            raise ValueError(
-                "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
-                "the whole batch does not have: leave out `moments_every` or `exact`. "
-                f"Received: exact=True, moments_every={moments_every}."
-            )
-        replicas = model.distribute_strategy.num_replicas_in_sync
-        if replicas > 1:
-            raise ValueError(
-                "`exact=True` needs one device, because replicas do not exchange the outputs that "
-                "the loss relates: train without a strategy, or leave out `exact`. "
-                f"Received: exact=True, replicas={replicas}."
-            )
-        if user_step(model) is not None:
-            raise ValueError(
-                "`exact=True` needs Keras's own `train_step`, to compute all outputs before the "
-                "loss: move the loss of your `train_step` into `compute_loss`, or leave out "
-                f"`exact`. Received: exact=True, model of class {type(model).__name__}."
-            )
-        super().__init__(
-            model, size, loss_denominator=None, moments_every=0, batch_norm_once=batch_norm_once
+    def _update(self, data: Any) -> dict[str, Any]:
+        model = self.model
+        size = self.micro_batch_size if self.varying_size is None else self.varying_size
+        cuts = CutCalls(size, fixed=model.jit_compile, batch_norm_once=self.batch_norm_once)
+        step = user_step(model)
+        if step is not None:
+            check_model(model)
+            with cuts.installed():
+                return step(data)
+        batch = prepared_batch(model, data, size)
+        x, y, sample_weight = batch.leaves
+        with tf.GradientTape() as tape:
+            with cuts.installed():
+                y_pred = forward(model, x, training=True)
+            if replicas_in_step() == 1:
+                loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
+            else:
+                loss = _loss_of_all_replicas(model, batch, y_pred)
+            scaled_loss = model.optimizer.scale_loss(loss)
+        weights = model.trainable_weights
+        gradients: Any = tape.gradient(scaled_loss, weights)
+        model.optimizer.apply_gradients(zip(gradients, weights, strict=True))
+        # It was divided by the replicas for the sum over them.
+        loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
+        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+
+def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
+    """Check that a model can be trained in the exact mode."""
+    if loss_denominator is not None:
+        raise ValueError(
+            "The exact mode takes the loss of the whole batch as it is: leave out "
+            "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
+        )
+    if moments_every:
+        raise ValueError(
+            "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
+            "the whole batch does not have: leave out `moments_every` or `exact`. "
+            f"Received: exact=True, moments_every={moments_every}."
+        )
+    replicas = model.distribute_strategy.num_replicas_in_sync
+    if replicas > 1 and user_step(model) is not None:
+        raise ValueError(
+            "`exact=True` needs one device or Keras's own `train_step`, because replicas do not "
+            "exchange the outputs that yours relates: move its loss into `compute_loss`, train "
+            f"without a strategy, or leave out `exact`. Received: replicas={replicas}, model of "
+            f"class {type(model).__name__}."
         )
 
-    def _new_update(self, batch: MicroBatches, measured: tf.Tensor | bool) -> ExactUpdate:
-        return ExactUpdate(self.model, batch, self.batch_norm_once, measured)
+
+def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Tensor:
+    """Compute the loss of the rows of all replicas, as one of them has it: divided by all."""
+    # Replicas run in turn, each to where the next one has to be heard: then it is too late to read
+    # what they share.
+    losses: list[Any] = list(model.losses)
+    context, rows = tf.distribute.get_replica_context(), batch.rows
+    total = context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
+
+    def gathered(one: Any) -> Any:
+        if one is None:
+            return None
+        whole = context.all_gather(tf.cast(one, tf.int32) if one.dtype == tf.bool else one, axis=0)
+        whole = tf.cast(whole, one.dtype)
+        if mask_of(one) is not None:
+            set_mask(whole, gathered(mask_of(one)))
+        return whole
+
+    def added(loss: Any) -> Any:
+        # As the parts of a batch: a scalar counts by rows, of a vector Keras sums the rows.
+        share = 1.0 if loss.shape.rank else tf.cast(rows, loss.dtype) / tf.cast(total, loss.dtype)
+        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(loss) * share)
+
+    losses = [added(loss) for loss in losses]
+    whole: Any = keras.tree.map_structure(gathered, (*batch.leaves, y_pred))
+    x, y, sample_weight, y_pred = whole
+    with overridden_losses(model, losses), losses_as_on_one_device():
+        return compute_loss(model, x, y, y_pred, sample_weight) / replicas_in_step()
+
+
+def _has_rows(one: Any) -> bool:
+    return isinstance(one, np.ndarray) or (tf.is_tensor(one) and bool(one.shape.rank))
+
+
+def _placed(total: tf.Tensor, rows: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
+    places = tf.cast(start + tf.range(tf.shape(rows)[0]), tf.int64)[:, None]
+    return tf.tensor_scatter_nd_update(total, places, tf.cast(rows, total.dtype))
+
+
+def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
+    """Let no one take the gradient of a gradient, which would lack the second passes."""
+    known = [one for one in gradients if one is not None]
+
+    @tf.custom_gradient
+    def last(*tensors: tf.Tensor) -> Any:
+        def gradient(*_: Any) -> Any:
+            raise ValueError(
+                "`exact=True` takes first derivatives only: leave out `exact` where a loss is made "
+                "of gradients, such as a gradient penalty. Received: the gradient of a gradient."
+            )
+
+        return [tf.identity(one) for one in tensors[: len(known)]], gradient
+
+    kept: Any = last(*known, *sources) if known else []
+    found = iter(kept)
+    return [None if one is None else next(found) for one in gradients]
 
 
 def _difference(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:

@@ -8,6 +8,15 @@ import tensorflow as tf
 from kbatch.training.data.forms import each_part, parts_of
 
 
+def sources(variables: Sequence[Any]) -> list[Any]:
+    """List what a tape knows variables by: outside of replicas, what the first device has."""
+    values = [variable.value for variable in variables]
+    if not tf.distribute.in_cross_replica_context():
+        return values
+    copies_of = tf.distribute.get_strategy().experimental_local_results
+    return [copies_of(value)[0] for value in values]
+
+
 def init(variables: Sequence[Any]) -> tuple[tf.Tensor, ...]:
     """Make a zero for each variable, in float32 where the variable has half precision."""
     half = ("float16", "bfloat16")

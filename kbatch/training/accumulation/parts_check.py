@@ -151,8 +151,11 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     if not np.isfinite(difference):
         reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
         return PartsCheck(None, None, reason, count)
-    if difference <= EQUAL_UP_TO or not isinstance(passes, Passes):
+    if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
+    if not isinstance(passes, Passes):
+        exact = _exact_difference(passes, batches)
+        return PartsCheck(difference, where, None, count, exact_difference=exact)
     layer = passes.first_layer_apart(batches[0])
     if layer is None and where not in passes.sources:
         # A move may have taken back what the one before did, such as of a gate that was zero.
@@ -163,18 +166,14 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     return PartsCheck(difference, where, None, count, source, layer, exact)
 
 
-def _exact_difference(passes: Passes, batches: Sequence[Any]) -> float | None:
+def _exact_difference(passes: Passes | OwnPasses, batches: Sequence[Any]) -> float | None:
     try:
         pairs = [(passes.whole(one), passes.exact(one)) for one in batches]
     # What it raises here, it raises in training too, for whoever asks for it.
     except Exception:
         return None
-    # Where a term differs in size, so does the loss.
-    found = [
-        _largest_difference(w._replace(terms={"the loss": w.terms["the loss"]}), e)[0]
-        for w, e in pairs
-    ]
-    return max(found) if np.isfinite(max(found)) else None
+    difference = max(_largest_difference(whole, exact)[0] for whole, exact in pairs)
+    return difference if np.isfinite(difference) else None
 
 
 def _differences(passes: Passes | OwnPasses, batches: Sequence[Any]) -> list[Any]:

@@ -63,7 +63,7 @@ class AccumulatingTrainStep(TrainStep):
         batch = prepared_batch(self.model, data, size)
 
         def accumulated(measured: tf.Tensor | bool) -> Sums:
-            update = self._new_update(batch, measured)
+            update = Update(self.model, batch, self.batch_norm_once, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
             update.apply(sums)
@@ -78,9 +78,6 @@ class AccumulatingTrainStep(TrainStep):
             accumulated(False)
             return self.model.get_metrics_result()
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
-
-    def _new_update(self, batch: MicroBatches, measured: tf.Tensor | bool) -> "Update":
-        return Update(self.model, batch, self.batch_norm_once, measured)
 
 
 def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:

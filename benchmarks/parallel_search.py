@@ -1,0 +1,279 @@
+"""What does an executor cost a trial, and what do more workers save?
+
+python benchmarks/parallel_search.py [--parts overhead workers stubs goodput] [--rounds 2]
+    [--wait 30] [--store FILE]    20 minutes on two cores
+
+Each part runs its contenders one after the other, in another order each round, and appends a line
+of JSON to `--store`: seconds of `tuner.search`, from its call to its return, and ratios.
+
+overhead  a search of three trials through a pool of one process, over the same search with
+          `isolate=True`: the aim is 1.05. The start of the pool is apart
+workers   four trials that wait `--wait` seconds for their data, on one worker over two and four:
+          the aims are 1.8 and 3. `beside_s` is what a task takes beside its training, such as
+          imports and tracing, for which all workers share the cores
+stubs     a thousand executions that train nothing: memory of the driver, and seconds a trial, by
+          hundreds
+goodput   `strategy="goodput"` on one worker over four, replayed on the updates of real trainings
+          in recommend_decisions.json and the times of its machines: the aim is 1.5, and a choice
+          that costs no more
+"""
+
+import argparse
+import concurrent.futures
+import json
+import math
+import multiprocessing
+import os
+import random
+import statistics
+import tempfile
+import time
+from pathlib import Path
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import numpy as np
+import psutil
+import tensorflow as tf
+from recommend_decisions import MACHINES, SEEDS, Curves
+from search_decisions import CAP
+
+import kbatch
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size, untried
+from kbatch.records.json_codec import record_text
+from kbatch.records.training_run import EpochRecord, ExecutionRecord
+from kbatch.search.executors import TaskResult
+from kbatch.search.goodput_costs import expected_runs
+from kbatch.study.study import RECORD_NAME
+from kbatch.study.trial import Objective, TrialRecord
+
+BATCHES = 40
+STUBS = 1000
+TABLES = Path(__file__).with_name("recommend_decisions.json")
+
+
+def build():
+    model = keras.Sequential(
+        [
+            keras.layers.Input((32,)),
+            keras.layers.Dense(64, activation="relu"),
+            keras.layers.Dense(10, activation="softmax"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def rows(count):
+    rng = np.random.default_rng(0)
+    return rng.normal(size=(count, 32)).astype("float32"), rng.integers(0, 10, count)
+
+
+def waiting(wait_s):
+    """A data function whose batches come one by one, as from a slow disk."""
+
+    def dataset(batch_size):
+        x, y = rows(batch_size)
+
+        def batches():
+            for _ in range(BATCHES):
+                time.sleep(wait_s / BATCHES)
+                yield x, y
+
+        signature = tf.TensorSpec((None, 32)), tf.TensorSpec((None,), tf.int64)
+        return tf.data.Dataset.from_generator(batches, output_signature=signature)
+
+    return dataset
+
+
+def timed_search(sizes, *arguments, epochs=1, **chosen):
+    """The seconds of a search, those of its trainings, and its trials' status."""
+    hypermodel = kbatch.BatchSizeHyperModel(
+        build, sizes, micro_batch_size=None, dtype_policy="float32", seed=0
+    )
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = kbatch.BatchSizeTuner(
+            hypermodel, "accuracy", directory=folder, project_name="search", **chosen
+        )
+        began_s = time.perf_counter()
+        tuner.search(*arguments, epochs=epochs, verbose=0)
+        seconds = time.perf_counter() - began_s
+        trials = kbatch.load_study(tuner).trials
+    assert [trial.status for trial in trials] == ["completed"] * len(sizes)
+    return seconds, [trial.executions[0].total_s for trial in trials]
+
+
+def pool(workers):
+    """A pool whose processes have started, as those of an engine have."""
+    context = multiprocessing.get_context("spawn")
+    found = concurrent.futures.ProcessPoolExecutor(workers, mp_context=context)
+    began_s = time.perf_counter()
+    concurrent.futures.wait([found.submit(import_kbatch) for _ in range(workers)])
+    return found, time.perf_counter() - began_s
+
+
+def import_kbatch():
+    import kbatch.search.executors  # noqa: F401
+
+    time.sleep(1)  # So that no process takes the task of two.
+
+
+def overhead(options, number):
+    data, found = rows(20_000), {}
+    ways = ["isolate", "executor"]
+    random.Random(number).shuffle(ways)
+    for way in ways:
+        if way == "isolate":
+            found[way], _ = timed_search((32, 64, 128), *data, epochs=5, isolate=True)
+        else:
+            executor, found["start_s"] = pool(1)
+            with executor:
+                found[way], _ = timed_search((32, 64, 128), *data, epochs=5, executor=executor)
+    return found | {"ratio": found["executor"] / found["isolate"]}
+
+
+def workers(options, number):
+    found, order = {}, [1, 2, 4]
+    random.Random(number).shuffle(order)
+    for count in order:
+        executor, start_s = pool(count)
+        with executor:
+            sizes, data = (16, 32, 64, 128), waiting(options.wait)
+            seconds, trained_s = timed_search(sizes, data, executor=executor, max_parallel=count)
+        beside_s = seconds * count / len(sizes) - statistics.fmean(trained_s)
+        found[str(count)] = {"seconds": seconds, "start_s": start_s, "beside_s": beside_s}
+    one = found["1"]["seconds"]
+    return found | {f"ratio_{n}": one / found[str(n)]["seconds"] for n in (2, 4)}
+
+
+class Stubs:
+    """An executor whose tasks leave the record of a training that was never run."""
+
+    def __init__(self):
+        self.seconds, self.resident_bytes, self._began_s = [], [], time.perf_counter()
+        self._tasks = 0
+
+    def submit(self, function, search, task):
+        self._tasks += 1
+        if self._tasks % (STUBS // 10) == 0:
+            now_s = time.perf_counter()
+            self.seconds.append((now_s - self._began_s) / (STUBS // 10))
+            self.resident_bytes.append(psutil.Process().memory_info().rss)
+            self._began_s = now_s
+        state = json.loads(task.files[f"trial_{task.trial_id}/trial.json"])
+        values = state["hyperparameters"]["values"]
+        size = values["batch_size"]
+        epoch = EpochRecord(
+            0, {"accuracy": 0.5}, examples=size, updates=1, train_s=1.0, data_wait_s=0
+        )
+        known = {"seed": 0, "batch_size": size, "micro_batch_size": size, "optimizer": "Adam"}
+        known |= {"dtype_policy": "float32", "loss_scaled": False, "learning_rate": 1e-3}
+        known |= {"learning_rate_scaling": None, "jit_compile": False, "epochs": (epoch,)}
+        record = TrialRecord(
+            task.trial_id,
+            values,
+            Objective("accuracy", "max"),
+            (ExecutionRecord("completed", **known),),
+        )
+        future = concurrent.futures.Future()
+        file = f"trial_{task.trial_id}/{RECORD_NAME}"
+        future.set_result(TaskResult({file: record_text(record).encode()}))
+        return future
+
+
+def stubs(options, number):
+    executor = Stubs()
+    sizes = tuple(range(1, STUBS + 1))
+    seconds, _ = timed_search(
+        sizes, *rows(64), executor=executor, max_parallel=4, keep_checkpoints=0
+    )
+    memory = executor.resident_bytes
+    return {
+        "seconds": seconds,
+        "trial_s": executor.seconds,
+        "resident_mb": [value / 1e6 for value in memory],
+        "grown_mb": (memory[-1] - memory[0]) / 1e6,
+        "slower": executor.seconds[-1] / executor.seconds[0],
+    }
+
+
+def replay(curves, seed, loss, count):
+    """Seconds of a search on so many workers, its choice over the best in cost, and its runs."""
+    costs = SizeCosts({size: curves.machine.fit_s(size) for size in curves.sizes})
+    seconds = {s: curves.needed(s, seed, loss) * costs.update_costs[s] for s in curves.sizes}
+    limit_s = max(s for s in seconds.values() if s < math.inf)
+    now_s, open_runs, runs = 0.0, [], []
+    while True:
+        while len(open_runs) < count:
+            pending = {run.batch_size for _, run in open_runs}
+            known = runs + expected_runs(costs, runs, pending & untried(costs, runs))
+            size = next_size(costs, known).batch_size
+            if size is None or size in pending:
+                break
+            best_s = min((r.cost for r in runs if r.cost is not None), default=math.inf)
+            cap_s = min(limit_s, CAP * best_s)
+            reached = seconds[size] <= cap_s
+            took_s = min(seconds[size], cap_s)
+            updates = took_s / costs.update_costs[size]
+            run = FinishedRun(size, took_s if reached else None, updates, curves.noise[seed])
+            open_runs.append((now_s + took_s, run))
+        if not open_runs:
+            found = [run.cost for run in runs if run.cost is not None]
+            return now_s, min(found, default=math.inf) / min(seconds.values()), len(runs)
+        ended = min(open_runs, key=lambda one: one[0])
+        open_runs.remove(ended)
+        now_s = ended[0]
+        runs.append(ended[1])
+
+
+def goodput(options, number):
+    sooner, choices, runs = [], [], []
+    for task, counts in json.loads(TABLES.read_text()).items():
+        curves = Curves(counts, MACHINES[task.split("-")[0]])
+        for seed in range(SEEDS):
+            loss = math.exp(curves.losses[int(0.8 * len(curves.losses))])
+            (one_s, one, few), (four_s, four, more) = (
+                replay(curves, seed, loss, n) for n in (1, 4)
+            )
+            if one < math.inf:
+                sooner.append(one_s / four_s)
+                choices.append(four / one)
+                runs.append((few, more))
+    return {
+        "searches": len(sooner),
+        "ratio_sooner": statistics.median(sooner),
+        "least_sooner": min(sooner),
+        "mean_runs": [statistics.fmean(each) for each in zip(*runs, strict=True)],
+        "choice_cost": statistics.fmean(choices),
+        "worst_choice_cost": max(choices),
+    }
+
+
+PARTS = {part.__name__: part for part in (overhead, workers, stubs, goodput)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=list(PARTS))
+    parser.add_argument("--rounds", type=int, default=2)
+    parser.add_argument("--wait", type=float, default=30.0, metavar="SECONDS")
+    parser.add_argument("--store", type=Path, default=Path("parallel_search.jsonl"))
+    options = parser.parse_args()
+    for part in options.parts:
+        found = []
+        for number in range(1 if part in ("stubs", "goodput") else options.rounds):
+            row = {"part": part, "round": number, "load": os.getloadavg()[0]}
+            row |= PARTS[part](options, number)
+            found.append(row)
+            with options.store.open("a") as lines:
+                lines.write(json.dumps(row) + "\n")
+            print(json.dumps(row), flush=True)
+        for name in [name for name in found[0] if name.startswith("ratio")]:
+            values = [row[name] for row in found]
+            low, high = min(values), max(values)
+            print(f"{part} {name}: {statistics.median(values):.2f} ({low:.2f} to {high:.2f})")
+
+
+if __name__ == "__main__":
+    main()
