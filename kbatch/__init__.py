@@ -53,7 +53,7 @@ _HOME_OF = {
     "profile_training": "kbatch.throughput.measure",
     "quiet_start": "kbatch.device.quiet_start",
     "ray_executor": "kbatch.search.executors",
-    "recommend": "kbatch.recommendation.recommend",
+    "recommend": "kbatch.recommendation.measure",
     "scale_learning_rate": "kbatch.analysis.learning_rate",
     "write_report": "kbatch.report.pages",
 }
@@ -131,7 +131,7 @@ if TYPE_CHECKING:
     from kbatch.memory.find import find_max_batch_size
     from kbatch.memory.record import MaxBatchSizeResult
     from kbatch.recommendation.figure import plot_limits
-    from kbatch.recommendation.recommend import recommend
+    from kbatch.recommendation.measure import recommend
     from kbatch.recommendation.record import Recommendation
     from kbatch.report.pages import write_report
     from kbatch.search.executors import ray_executor

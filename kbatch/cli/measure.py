@@ -223,7 +223,7 @@ def _run_recommend(options: argparse.Namespace) -> None:
         )
     console = starting_console()
     with quiet_start():
-        from kbatch.recommendation.recommend import recommend
+        from kbatch.recommendation.measure import recommend
     from kbatch.plotting.saving import save_figure
     from kbatch.recommendation.figure import plot_limits
 

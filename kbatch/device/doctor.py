@@ -16,7 +16,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.document.numbers import gibibytes, pluralize
+from kbatch.document.section import processes_text
 from kbatch.records.record import EnvironmentRecord, check_choice
+from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlDriver, NvmlGpu
@@ -118,12 +120,10 @@ def read_package_findings() -> tuple[Finding, ...]:
         return (Finding("kbatch", "warning", text, "pip install ."), backend)
     requirements = importlib.metadata.requires("kbatch") or []
     required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
-    versions = {name: _version(name) for name in map(_name, requirements)}
-    return (
-        python_finding(platform.python_version(), required),
-        *package_findings(requirements, {n: v for n, v in versions.items() if v is not None}),
-        backend,
-    )
+    names = map(_name, requirements)
+    installed = {name: version for name in names if (version := _version(name)) is not None}
+    python = python_finding(platform.python_version(), required)
+    return (python, *package_findings(requirements, installed), backend)
 
 
 def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
@@ -177,7 +177,7 @@ class ListedGpu(NamedTuple):
 
     gpu: "NvmlGpu"
     memory_used_bytes: int | None  # None if the driver does not tell.
-    process_texts: tuple[str, ...] = ()  # What computes on it, and how much memory it holds.
+    processes: tuple[GpuProcess, ...] = ()  # What computes on it.
 
 
 class NvidiaReading(NamedTuple):
@@ -208,14 +208,23 @@ class TensorFlowBuild(NamedTuple):
 
 def read_nvidia() -> NvidiaReading:
     """Read what the driver and NVML show. Call it before TensorFlow takes the memory."""
-    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver
+    from kbatch.device.gpus import (
+        NvmlUnavailableError,
+        opened_nvml,
+        read_driver,
+        read_gpu,
+        read_processes,
+    )
 
     gpus = driver = error = None
     mismatch = False
     try:
         with opened_nvml() as found:
             driver = read_driver()
-            gpus = tuple(map(_listed, found))
+            gpus = tuple(
+                ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, read_processes(gpu))
+                for gpu in found
+            )
     except NvmlUnavailableError as reason:
         error, mismatch = str(reason), reason.mismatch
     return NvidiaReading(
@@ -227,18 +236,6 @@ def read_nvidia() -> NvidiaReading:
         nvml_error=error,
         mismatch=mismatch,
     )
-
-
-def _listed(gpu: "NvmlGpu") -> ListedGpu:
-    from kbatch.device.gpus import read_gpu, read_processes
-
-    texts = []
-    for process in read_processes(gpu):
-        name = process.name or "a process that cannot be seen here"
-        held_bytes = process.memory_bytes
-        size = "" if held_bytes is None else f", {gibibytes(held_bytes)}"
-        texts.append(f"{name} ({process.pid}{size})")
-    return ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, tuple(texts))
 
 
 def _is_nvidia_gpu(device: Path) -> bool:
@@ -411,7 +408,9 @@ def _one_gpu_finding(reading: ListedGpu, build: TensorFlowBuild) -> Finding:
     warnings = []
     shared = not gpu.mig  # What lies in other instances is in nobody's way.
     if shared and total is not None and used is not None and used > _SMALL_SHARE * total:
-        whose = ", ".join(reading.process_texts) or "nvidia-smi on the host names them"
+        whose = "nvidia-smi on the host names them"
+        if reading.processes:
+            whose = processes_text(reading.processes)
         warnings.append(f"other processes hold {gibibytes(used)}: {whose}")
     if capability and capability < _TENSOR_CORES:
         warnings.append(
@@ -459,10 +458,9 @@ def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple
 
     memory = psutil.virtual_memory()
     group = read_control_group()
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else None
     return (
         memory_finding(memory.total, memory.available, group.memory_limit_bytes),
-        cpu_finding(cpu_count, group.cpu_quota, load),
+        cpu_finding(cpu_count, group.cpu_quota, psutil.getloadavg()[0]),
         variables_finding(variables),
     )
 
@@ -478,14 +476,12 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
     return Finding("memory", "warning", f"{text}: a second process with TensorFlow needs 1 GiB")
 
 
-def cpu_finding(cpu_count: int, quota: float | None, load: float | None) -> Finding:
+def cpu_finding(cpu_count: int, quota: float | None, load: float) -> Finding:
     """Judge the processors."""
     usable = cpu_count if quota is None else min(cpu_count, quota)
     text = pluralize(cpu_count, "core")
     if usable < cpu_count:
         text = f"{text}, of whose time the control group allows {usable:g}"
-    if load is None:
-        return Finding("CPU", "ok", text)
     text = f"{text}, load {load:.1f}"
     if load > _BUSY_SHARE * usable:
         return Finding("CPU", "warning", f"{text}: other work disturbs timings")

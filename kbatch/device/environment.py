@@ -43,7 +43,7 @@ def read_environment() -> EnvironmentRecord:
             f"GPU:{i} {each.get('device_name', '')}".strip() for i, each in enumerate(details)
         )
         or ("CPU",),
-        load_average=os.getloadavg()[0] if hasattr(os, "getloadavg") else None,
+        load_average=psutil.getloadavg()[0],
         command=_command(),
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )

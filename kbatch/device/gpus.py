@@ -211,13 +211,8 @@ _IN_DESCRIPTION = re.compile(r"pci bus id: ([^,]+)")
 
 
 def normal_bus_id(text: str) -> str | None:
-    """Write a PCI bus id in one form.
-
-    NVML writes the domain with eight digits, TensorFlow with four; either may use capitals.
-
-    >>> normal_bus_id("0000:0A:00.0"), normal_bus_id("<undefined>")
-    ('00000000:0a:00.0', None)
-    """
+    """Write a PCI bus id in one form, such as "00000000:0a:00.0"; None where it is none."""
+    # NVML writes the domain with eight digits, TensorFlow with four; either may use capitals.
     match = _BUS_ID.fullmatch(text.strip())
     if match is None:
         return None
@@ -226,11 +221,7 @@ def normal_bus_id(text: str) -> str | None:
 
 
 def devices_by_bus_id(descriptions: Iterable[tuple[str, str]]) -> Mapping[str, tuple[str, ...]]:
-    """Find the bus ids in TensorFlow's descriptions of its devices.
-
-    >>> devices_by_bus_id([("/device:GPU:0", "device: 0, pci bus id: 0000:01:00.0")])
-    {'00000000:01:00.0': ('GPU:0',)}
-    """
+    """Map the bus ids in TensorFlow's descriptions of its devices to names such as "GPU:0"."""
     found: dict[str, tuple[str, ...]] = {}
     for name, description in descriptions:
         match = _IN_DESCRIPTION.search(description)

@@ -1,7 +1,6 @@
 """Memory of the device that trains, from TensorFlow's allocator, and of the host."""
 
 import contextlib
-import operator
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -11,6 +10,7 @@ from typing import NamedTuple
 import psutil
 import tensorflow as tf
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.device.gpu_monitor import TensorFlowMemory
 from kbatch.device.gpus import (
     NO_GPU,
@@ -31,7 +31,6 @@ from kbatch.records.usage import GpuProcess
 MEBIBYTE = 2**20
 # A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.
 _SMALL_SHARE = 0.05
-_MOST_BYTES = 2**53
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
@@ -39,26 +38,24 @@ def check_memory_limit(limit_bytes: int | None) -> int | None:
     check_named_gpus()
     if limit_bytes is None:
         return None
-    message = (
-        "`memory_limit_bytes` must be an integer of at least one MiB (2**20) and at most 2**53, "
-        f"such as 2 * 2**30, or None. Received: memory_limit_bytes={limit_bytes!r}."
-    )
-    if isinstance(limit_bytes, bool) or not hasattr(limit_bytes, "__index__"):
-        raise TypeError(message)
-    if not MEBIBYTE <= operator.index(limit_bytes) <= _MOST_BYTES:
-        raise ValueError(message)
-    largest = 0
+    unit = " of bytes, at least one MiB (2**20), such as 2 * 2**30, or None"
+    limit, largest = check_size(limit_bytes, "memory_limit_bytes", unit=unit), 0
+    if limit < MEBIBYTE:
+        raise ValueError(
+            "`memory_limit_bytes` must be at least one MiB (2**20). "
+            f"Received: memory_limit_bytes={limit_bytes!r}."
+        )
     if gpu_visible():
         # Of all GPUs of the host: which one is used shows when it starts.
         with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
             largest = max((gpu.memory_total_bytes or 0 for gpu in listed), default=0)
-    if largest and limit_bytes > largest:
+    if largest and limit > largest:
         raise ValueError(
             f"`memory_limit_bytes` must be at most the memory of the GPU, {largest} bytes: give "
             "less, or None for what TensorFlow can have of it. "
             f"Received: memory_limit_bytes={limit_bytes!r}."
         )
-    return operator.index(limit_bytes)
+    return limit
 
 
 def limited_cpu(limit_bytes: int) -> dict[str, str]:
@@ -123,12 +120,12 @@ class DeviceMemory:
             return None
         device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
         gpu = nvml_gpu()
-        return usable_bytes(
-            device.memory_limit,
-            # Of a GPU in instances NVML gives the memory of all of them.
-            total_bytes=None if gpu is None or gpu.mig else gpu.memory_total_bytes,
-            workers=1 if set_limit_bytes() is not None else workers_on_device() or 1,
-        )
+        # Of a GPU in instances NVML gives the memory of all of them.
+        total_bytes = None if gpu is None or gpu.mig else gpu.memory_total_bytes
+        workers = 1 if set_limit_bytes() is not None else workers_on_device() or 1
+        if total_bytes is None:
+            return device.memory_limit // workers
+        return min(device.memory_limit, total_bytes // workers)
 
     def reset(self) -> None:
         """Start a new peak at what is held now."""
@@ -170,13 +167,6 @@ def _read_resident_memory() -> dict[str, int]:
             return {"current": 1024 * int(found["VmRSS"]), "peak": 1024 * int(found["VmHWM"])}
     # A host that keeps no peak.
     return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
-
-
-def usable_bytes(limit_bytes: int, *, total_bytes: int | None, workers: int) -> int:
-    """Return how much of a GPU one process may take."""
-    if total_bytes is None:
-        return limit_bytes // workers
-    return min(limit_bytes, total_bytes // workers)
 
 
 def nvml_gpu() -> NvmlGpu | None:

@@ -166,9 +166,6 @@ class Worker:
     its parent, whose folder it removes then. What its functions start ends with it. `environment`
     is set beside the variables of this process; `subject` makes an object in each new process,
     which functions get as their first argument.
-
-    >>> with Worker({"TF_CPP_MIN_LOG_LEVEL": "2"}) as worker:
-    ...     worker.call(train, model, x)
     """
 
     def __init__(

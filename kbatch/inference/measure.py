@@ -34,7 +34,7 @@ from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.inference.variants import variants_of
-from kbatch.memory.curve import MemoryPass, ascend_memory
+from kbatch.memory.find import MemoryPass, ascend_memory
 from kbatch.memory.probe import (
     Probes,
     ProcessProbes,

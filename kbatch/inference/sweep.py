@@ -17,7 +17,7 @@ from kbatch.device.failures import failure_text
 from kbatch.inference.call_paths import CallPath, Prepare
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
-from kbatch.memory.curve import MemoryPass
+from kbatch.memory.find import MemoryPass
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.timing.rounds import ReadClock, TimingPlan, TimingRounds, WarmUp, block_clocks
@@ -163,7 +163,7 @@ class InferenceSweep:
                 self._copies_s[size] = _copy_s(self._inputs.batch(size))
             return self._prepare[setting[:2]](size)
 
-        return self.rounds.admit_prepared(setting, prepare)
+        return self.rounds.admit(setting, prepare)
 
     def each_round(
         self, *, read_clock: ReadClock = lambda: (None, None)

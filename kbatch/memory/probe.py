@@ -14,7 +14,6 @@ import keras
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
 from kbatch.device.memory import (
     DeviceMemory,
-    FreeMemory,
     available_bytes,
     free_memory,
     gpu_in_use,
@@ -30,35 +29,13 @@ from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.document.numbers import memory_text
 from kbatch.document.section import neighbours_text
 from kbatch.errors import DeviceLostError, OutOfMemoryError
-from kbatch.memory.workload import Ran, Run, Workload
+from kbatch.memory.workload import Reading, Run, Workload
 from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
 # Of what the host and its control group leave to all workers; the rest is for everything else.
 _SHARE_OF_HOST = 0.5
 _BESIDE_THEM = " Memory and speed were measured beside that: measure again on a free GPU."
-
-
-class Reading(NamedTuple):
-    """What one probe showed."""
-
-    # Most bytes held at once in the steps after the first, in all of them where the first was not
-    # told apart; None where memory ran out.
-    peak_bytes: int | None
-    rows: int  # Examples that the batch really had.
-    duration_s: float
-    free: FreeMemory | None = None  # When memory ran out, if the allocator told it.
-    died: WorkerDied | None = None  # How the worker process ended of it, if it did.
-    lost: bool = False  # Whether nothing more may run in the process that ran it.
-    step_s: float | None = None  # Of a train step after the first, if one was timed.
-    # The same of the first step, which also compiles and tries algorithms.
-    first_step_bytes: int | None = None
-    stopped_after: int | None = None  # Train steps after which slow ones ended it.
-
-    def bytes_below(self, limit_bytes: float) -> int | None:
-        """Return the bytes that decide: those of later steps, if the first one fits too."""
-        peak, first = self.peak_bytes, self.first_step_bytes
-        return max(peak, first) if peak and first and first > limit_bytes else peak
 
 
 class WorkloadFacts(NamedTuple):
@@ -163,10 +140,7 @@ class WorkerProbes:
 
 
 class ProcessProbes:
-    """Probes in this process, with a note of why here and what that risks.
-
-    A GPU that it holds already leaves nothing to another one.
-    """
+    """Probes in this process, with a note of why here and what that risks."""
 
     isolated = False
 
@@ -241,9 +215,9 @@ class _Subject:
             peaks.append(held + run.left_out_bytes(batch_size))
             memory.reset()
 
-        peak, ran, lost = None, Ran(batch_size), False
+        reading, peak, lost = Reading(None, batch_size), None, False
         try:
-            ran = run.run(batch_size, keep_peak)
+            reading = run.run(batch_size, keep_peak)
             keep_peak()
             peak = peaks[-1]
         except Exception as error:
@@ -254,12 +228,11 @@ class _Subject:
             on_cpu = memory.device == "CPU:0"
             freed = on_cpu and run.training and bool(run.model.jit_compile)
             lost = device_is_lost(error) or freed
-        return Reading(
-            peak,
+        return reading._replace(
+            peak_bytes=peak,
             duration_s=time.perf_counter() - started_s,
             lost=lost,
             first_step_bytes=peaks[0] if len(peaks) > 1 else None,
-            **ran._asdict(),
         )
 
 

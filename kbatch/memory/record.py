@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.memory.search import MemoryFit, check_window, fit_memory
 from kbatch.records.record import (
     EnvironmentRecord,
     SavedRecord,
@@ -95,11 +95,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
                 "`max_batch_size` must be a size whose memory was probed. "
                 f"Received: max_batch_size={self.max_batch_size}."
             )
-        if len(self.memory_window) != 2 or not 0 < self.memory_window[0] <= self.memory_window[1]:
-            raise ValueError(
-                "`memory_window` must be two shares in ascending order. "
-                f"Received: memory_window={self.memory_window}."
-            )
+        check_window(self.memory_window)
 
     def __repr__(self) -> str:
         """Sum the result up in a line."""

@@ -61,12 +61,7 @@ class MaxBatchSearch:
         max_batch_size: int | None = None,
         cap_reason: str = REACHED_MOST,
     ):
-        low, high = check_window(memory_window)
-        if limit_bytes <= 0 or (max_batch_size is not None and max_batch_size < 1):
-            raise ValueError(
-                "`limit_bytes` and `max_batch_size` must be positive. Received: "
-                f"limit_bytes={limit_bytes}, max_batch_size={max_batch_size}."
-            )
+        low, high = memory_window
         self.memory_bytes: dict[int, float | None] = {}  # By size; None where memory ran out.
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
@@ -87,11 +82,6 @@ class MaxBatchSearch:
 
     def tell(self, batch_size: int, memory_bytes: float | None) -> None:
         """Take the bytes of a size, None where memory ran out."""
-        if memory_bytes is not None and not memory_bytes > 0:
-            raise ValueError(
-                "`memory_bytes` must be a positive number, or None where memory ran out. "
-                f"Received: {memory_bytes} for batch {batch_size}."
-            )
         self.memory_bytes[batch_size] = memory_bytes
 
     @property
@@ -161,7 +151,7 @@ class MaxBatchSearch:
         return max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
 
 
-def check_window(memory_window: tuple[float, float]) -> tuple[float, float]:
+def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
     """Check that a window is (low, high) with 0 < low < high <= 1."""
     try:
         low, high = memory_window
@@ -180,14 +170,11 @@ SURE_SHARE = 0.5
 
 
 class MemoryFit(NamedTuple):
-    """Memory M(b) = fixed + b each, fitted to measured sizes, with standard errors.
-
-    The errors are None from fewer than three sizes.
-    """
+    """Memory M(b) = fixed + b each, fitted to measured sizes."""
 
     fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
     bytes_per_example: float
-    fixed_error_bytes: float | None
+    fixed_error_bytes: float | None  # Standard errors: None from fewer than three sizes.
     bytes_per_example_error: float | None
     covariance: float = 0.0  # Of the two, in bytes squared an example.
     degrees_of_freedom: int = 0  # Sizes less two.
@@ -221,19 +208,10 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
         return None
     sizes = np.array(list(memory_bytes), float)
     memory = np.array(list(memory_bytes.values()), float)
-    scale = np.maximum(memory, 1.0)
-    design = np.stack([np.ones_like(sizes), sizes], axis=1) / scale[:, None]
-    # Columns of one length keep the normal equations well conditioned.
-    lengths = np.linalg.norm(design, axis=0)
-    scaled = design / lengths
-    solution = np.linalg.lstsq(scaled, memory / scale, rcond=None)[0]
-    fixed, each = solution / lengths
-    freedom = len(sizes) - 2
+    weights, freedom = 1 / np.maximum(memory, 1.0), len(sizes) - 2
     if freedom == 0:
-        return MemoryFit(float(fixed), float(each), None, None)
-    residual = memory / scale - scaled @ solution
-    covariance = np.linalg.inv(scaled.T @ scaled) * (residual @ residual) / freedom
-    covariance /= np.outer(lengths, lengths)
-    errors = np.sqrt(np.diag(covariance))
-    both = float(covariance[0, 1])
-    return MemoryFit(float(fixed), float(each), float(errors[0]), float(errors[1]), both, freedom)
+        each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
+        return MemoryFit(fixed, each, None, None)
+    line, covariance = np.polyfit(sizes, memory, 1, w=weights, cov=True)
+    (each, fixed), errors = line.tolist(), np.sqrt(np.diag(covariance)).tolist()
+    return MemoryFit(fixed, each, errors[1], errors[0], float(covariance[0, 1]), freedom)

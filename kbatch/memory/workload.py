@@ -9,6 +9,8 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.device.memory import FreeMemory
+from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.clock import InputMeter
@@ -71,12 +73,26 @@ class Workload:
             )
 
 
-class Ran(NamedTuple):
-    """What a run of one batch size showed beside its memory; as in `Reading`."""
+class Reading(NamedTuple):
+    """What one probe showed."""
 
-    rows: int
-    step_s: float | None = None
-    stopped_after: int | None = None
+    # Most bytes held at once in the steps after the first, in all of them where the first was not
+    # told apart; None where memory ran out.
+    peak_bytes: int | None
+    rows: int  # Examples that the batch really had.
+    duration_s: float = 0.0
+    free: FreeMemory | None = None  # When memory ran out, if the allocator told it.
+    died: WorkerDied | None = None  # How the worker process ended of it, if it did.
+    lost: bool = False  # Whether nothing more may run in the process that ran it.
+    step_s: float | None = None  # Of a train step after the first, if one was timed.
+    # The same of the first step, which also compiles and tries algorithms.
+    first_step_bytes: int | None = None
+    stopped_after: int | None = None  # Train steps after which slow ones ended it.
+
+    def bytes_below(self, limit_bytes: float) -> int | None:
+        """Return the bytes that decide: those of later steps, if the first one fits too."""
+        peak, first = self.peak_bytes, self.first_step_bytes
+        return max(peak, first) if peak and first and first > limit_bytes else peak
 
 
 class Run:
@@ -121,7 +137,7 @@ class Run:
             self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves if leaf is not None)
         return self._row_bytes * (self._workload.accumulate_below - self._rows(batch_size))
 
-    def run(self, batch_size: int, after_first: Callable[[], None]) -> Ran:
+    def run(self, batch_size: int, after_first: Callable[[], None]) -> Reading:
         """Run one batch size; the batch may have fewer rows, where the data have no more."""
         rows, replicas = self._rows(batch_size), self._workload.replicas
         if self.training:
@@ -134,7 +150,7 @@ class Run:
             given = 0 if first is None else rows_of(first)
             del first
         if not given:
-            return Ran(self._too_few_rows(batch_size))
+            return Reading(None, self._too_few_rows(batch_size))
         meter = InputMeter()
         batches = batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE)
         if replicas == 1:  # A strategy takes batches ahead of the steps.
@@ -147,7 +163,10 @@ class Run:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
         seen = meter.read().largest_batch if replicas == 1 else given // replicas
         found = batch_size if seen == rows else min(seen, batch_size)
-        return Ran(found, steps.step_s, steps.stopped_after) if self.training else Ran(found)
+        reading = Reading(None, found)
+        if self.training:
+            return reading._replace(step_s=steps.step_s, stopped_after=steps.stopped_after)
+        return reading
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
@@ -189,10 +208,7 @@ class Run:
 
 
 class _Steps(keras.callbacks.Callback):
-    """Times the steps after the first, which is traced, and ends the run where they are slow.
-
-    An epoch ends when the device has.
-    """
+    """Times the steps after the first, which is traced, and ends the run where they are slow."""
 
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()
@@ -215,7 +231,7 @@ class _Steps(keras.callbacks.Callback):
             model.stop_training = True
             self.stopped_after = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None):
+    def on_epoch_end(self, epoch: int, logs: Any = None):  # The device has ended too.
         if self._steps > 1:
             self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
 

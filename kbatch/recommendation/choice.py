@@ -125,8 +125,6 @@ class TrainedRuns:
     @functools.cached_property
     def ways(self) -> dict[int, TimedUpdate]:
         """The fastest way of each size, ascending."""
-        if not self.rounds:
-            return {}
         times = (TimedUpdate(t.batch_size, t.micro_batch_size, t.median_s) for t in self.rounds)
         return {way.batch_size: way for way in fastest_of_each(times)}
 
@@ -137,7 +135,7 @@ class TrainedRuns:
         for size in [run.batch_size for run in self.tried[:1] if run.batch_size not in costs]:
             # Read off the two nearest sizes that were timed.
             near = sorted(costs, key=lambda timed: abs(math.log(timed / size)))[:2]
-            costs[size] = TimeInFit.through({b: costs[b] for b in near}).time_s(size)
+            costs[size] = TimeInFit({b: costs[b] for b in near}).time_s(size)
         return SizeCosts(dict(sorted(costs.items())))
 
     @functools.cached_property
@@ -366,9 +364,6 @@ class CheckPlan(NamedTuple):
 class CandidateSearch:
     """Which sizes to train to the pilot's loss, while one may be better and time is left.
 
-    >>> while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
-    ...     search.tell(run_size_check(build, data, plan=plan), left_s=clock.left_s)
-
     Of the sizes that can finish in the time left, the one with the largest expected gain is next;
     then the best ones are trained again with other seeds.
     """
@@ -395,11 +390,12 @@ class CandidateSearch:
         """Return the run to make next, which is ended after `most_s`; None to stop."""
         pilot, self._left_s = self._pilot, left_s
         found = trained_runs(self._timings, in_fit=self._in_fit, pilot=pilot, checks=self.checks)
-        if pilot is None or pilot.missing is not None or not found.tried:
+        if pilot is None or pilot.missing is not None or found.forecast is None:
             self.ended = "the pilot reached no loss that other sizes could be trained to"
             return None
         worth = found.worth_training() or found.worth_repeating()
-        needed_s = {size: self._build_s + _training_s(found, pilot, size) for size in worth}
+        updates = found.forecast.updates
+        needed_s = {b: self._build_s + _training_s(found, pilot, b, updates[b]) for b in worth}
         size = next((size for size, seconds in needed_s.items() if seconds <= left_s), None)
         if size is None:
             needed_s = {b: s for b, s in needed_s.items() if b in untried(found.costs, found.tried)}
@@ -411,16 +407,17 @@ class CandidateSearch:
             self.ended = "; ".join([*self._failures, *short]) or None
             self.short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
             return None
-        update_costs, updates = found.costs.update_costs, _updates(found, pilot, size)
-        best_s = _updates(found, pilot, found.best) * update_costs[found.best]
+        update_costs, best = found.costs.update_costs, found.best
         return CheckPlan(
             size,
             found.ways[size].micro_batch_size,
             *self._settings,
             target=pilot.target or 0.0,
             held_out=pilot.has_held_out,
-            stretch=max(1, round(updates / _STRETCHES)),
-            most_updates=max(1, round(_LOST * best_s / update_costs[size])),
+            stretch=max(1, round(updates[size] / _STRETCHES)),
+            most_updates=max(
+                1, round(_LOST * updates[best] * update_costs[best] / update_costs[size])
+            ),
             budget_s=most_s,
             seed=pilot.seed,
             run=sum(run.batch_size == size for run in found.tried),
@@ -435,7 +432,7 @@ class CandidateSearch:
             self._failures.append(f"at batch size {check.batch_size:,} {failure}")
 
 
-def _training_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
+def _training_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int, updates: float) -> float:
     """Estimate the seconds of a run after its first update, looks at the held-out loss included."""
     looks_s = pilot.look_s or 0.0
     update_s, beside_s = found.ways[batch_size].time_s, 0.0
@@ -444,8 +441,4 @@ def _training_s(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> floa
         base = found.ways.get(pilot.batch_size)
         pilot_s = (pilot.trained_s - looks_s * len(pilot.stretches)) / pilot.updates
         beside_s = max(0.0, pilot_s - (base.time_s if base else 0.0))
-    return _updates(found, pilot, batch_size) * (update_s + beside_s) + _STRETCHES * looks_s
-
-
-def _updates(found: TrainedRuns, pilot: PilotRecord, batch_size: int) -> float:
-    return found.forecast.updates[batch_size] if found.forecast else pilot.updates_to_target
+    return updates * (update_s + beside_s) + _STRETCHES * looks_s

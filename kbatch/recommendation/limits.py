@@ -17,8 +17,10 @@ its throughput.
 import dataclasses
 import itertools
 import math
+import operator
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Self
+
+import numpy as np
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.noise_scale import NoiseScale
@@ -41,47 +43,23 @@ class TimeInFit:
 
     Beside the train step it holds what Keras does for each update, which does not grow with the
     batch, the wait for data, and a batch's share of what each epoch takes to start, which do.
-
     """
 
-    smaller_size: int
-    smaller_s: float
-    larger_size: int  # The smaller one again, taken to have no fixed part, where one was measured.
-    larger_s: float
+    times_s: Mapping[int, float]  # Positive, by batch size; a single one has no fixed part.
     # What `fit` adds to the step of a batch that goes through the device in parts: the lines are of
     # whole batches, whose step takes another time. None where not known.
     beside: "TimeInFit | None" = None
     example_s: float = 0.0  # That the data take an example, at the least.
 
-    @classmethod
-    def through(
-        cls,
-        times_s: Mapping[int, float],
-        *,
-        beside: "TimeInFit | None" = None,
-        example_s: float = 0.0,
-    ) -> Self:
-        """Make it from measured times."""
-        known = sorted(times_s.items())
-        if not 1 <= len(known) <= 2 or not all(b >= 1 and 0 < s < math.inf for b, s in known):
-            raise ValueError(
-                "A time in `fit` goes through positive times of one or two batch sizes. "
-                f"Received: times_s={dict(known)}."
-            )
-        return cls(*known[0], *known[-1], beside, example_s)
-
     def time_s(self, batch_size: int) -> float:
         """Return the seconds of an update; outside of the sizes no part is below 0."""
-        slope = self.larger_s / self.larger_size
-        if self.larger_size != self.smaller_size:
-            slope = (self.larger_s - self.smaller_s) / (self.larger_size - self.smaller_size)
-        if batch_size > self.larger_size:
-            line_s = self.larger_s + max(0.0, slope) * (batch_size - self.larger_size)
-        elif batch_size > self.smaller_size:
-            line_s = self.smaller_s + slope * (batch_size - self.smaller_size)
-        else:
-            fixed_s = min(max(0.0, self.smaller_s - slope * self.smaller_size), self.smaller_s)
-            line_s = fixed_s + (self.smaller_s - fixed_s) * batch_size / self.smaller_size
+        sizes = sorted(self.times_s)
+        times_s = [self.times_s[size] for size in sizes]
+        smaller, larger = (0, *sizes)[-2:]
+        slope = (times_s[-1] - (0.0, *times_s)[-2]) / (larger - smaller)
+        fixed_s = min(max(0.0, times_s[0] - slope * sizes[0]), times_s[0])
+        line_s = float(np.interp(batch_size, [0, *sizes], [fixed_s, *times_s]))
+        line_s += max(0.0, slope) * max(0, batch_size - larger)
         return max(line_s, self.example_s * batch_size)
 
 
@@ -92,14 +70,6 @@ class TimedUpdate:
     batch_size: int
     micro_batch_size: int
     time_s: float
-
-    def __post_init__(self):
-        if not 1 <= self.micro_batch_size <= self.batch_size or not 0 < self.time_s < math.inf:
-            raise ValueError(
-                "An update has 1 <= micro_batch_size <= batch_size and takes a positive time. "
-                f"Received: batch_size={self.batch_size}, "
-                f"micro_batch_size={self.micro_batch_size}, time_s={self.time_s}."
-            )
 
     @property
     def accumulated(self) -> bool:
@@ -126,10 +96,6 @@ def relative_time(
     update: TimedUpdate, *, noise_scale: float, in_fit: TimeInFit | None = None
 ) -> float:
     """Compute the time to a target, in units that are the same for all batch sizes."""
-    if not noise_scale >= 0:
-        raise ValueError(
-            f"`noise_scale` must not be negative. Received: noise_scale={noise_scale}."
-        )
     time_s = update_time_s(update, in_fit)
     if noise_scale == math.inf:
         return time_s / update.batch_size
@@ -138,18 +104,14 @@ def relative_time(
 
 def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
     """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
-    by_size: dict[int, list[TimedUpdate]] = {}
-    for update in updates:
-        by_size.setdefault(update.batch_size, []).append(update)
-    if not by_size:
-        raise ValueError("`updates` must hold at least one timed update. Received: none.")
-
-    def fastest(size: int) -> TimedUpdate:
-        limit = (1 + TIE) * min(update.time_s for update in by_size[size])
-        near = [update for update in by_size[size] if update.time_s <= limit]
-        return max(near, key=lambda update: update.micro_batch_size)
-
-    return tuple(fastest(size) for size in sorted(by_size))
+    found: list[TimedUpdate] = []
+    key = operator.attrgetter("batch_size")
+    for _, same in itertools.groupby(sorted(updates, key=key), key):
+        ways = list(same)
+        limit = (1 + TIE) * min(way.time_s for way in ways)
+        near = [way for way in ways if way.time_s <= limit]
+        found.append(max(near, key=lambda way: way.micro_batch_size))
+    return tuple(found)
 
 
 def noise_bounds(noise: NoiseScale) -> tuple[float, float]:

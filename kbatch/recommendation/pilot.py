@@ -5,7 +5,7 @@ import statistics
 import time
 import warnings
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -35,7 +35,7 @@ from kbatch.training.data.forms import (
     tensors_of,
     with_held_out,
 )
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, Source, batch_of
+from kbatch.training.data.sample_rows import SampleRows, Source, batch_of, rows_for
 from kbatch.training.learning_rate import (
     current_learning_rate,
     scale_late_layers,
@@ -68,14 +68,9 @@ def run_pilot(
     began_s = time.perf_counter()
     stretches: list[PilotStretch] = []
 
-    def keep(found: Stretch) -> str | None:
-        moments = (found.metrics.get(name) for name in MOMENT_METRICS)
-        if "loss" not in found.metrics:
-            names = sorted(found.metrics)
-            raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
-        loss = found.metrics["loss"]
-        stretches.append(PilotStretch(found.updates, loss, found.held_out_loss, *moments))
-        if loss is None:
+    def keep(found: PilotStretch) -> str | None:
+        stretches.append(found)
+        if found.loss is None:
             return "diverged"
         enough = max(_FEWEST_STRETCHES, 2 * useful_count(stretches))
         return "progress" if len(stretches) >= enough else None
@@ -133,11 +128,12 @@ def run_size_check(
     build: Callable[[], keras.Model], data: FitData, *, plan: CheckPlan
 ) -> SizeCheck:
     """Train from the start until the loss is at the target, or what the plan allows is spent."""
-    ends_s, losses = time.perf_counter() + plan.budget_s, [math.nan]
+    ends_s = time.perf_counter() + plan.budget_s
+    losses: list[float | None] = []
 
-    def end(found: Stretch) -> str | None:
-        loss = found.held_out_loss if plan.held_out else found.metrics.get("loss")
-        losses.append(math.nan if loss is None else loss)
+    def end(found: PilotStretch) -> str | None:
+        loss = found.held_out_loss if plan.held_out else found.loss
+        losses.append(loss)
         if loss is None:
             return "diverged"
         return "target" if loss <= plan.target else None
@@ -164,7 +160,7 @@ def run_size_check(
         plan.micro_batch_size,
         learning_rate,
         watch.updates,
-        losses[-1] if math.isfinite(losses[-1]) else None,
+        losses[-1],
         watch.trained_s,
         "lost" if watch.ended_by == "updates" else watch.ended_by,
         scaling,
@@ -196,24 +192,9 @@ def held_out_batches(
     else:
         arrays, rows = tensors_of(FitData(*keras.utils.unpack_x_y_sample_weight(given)))
         order = np.sort(np.random.default_rng(seed).permutation(rows)[:_MOST_HELD_OUT])
-        held = (
-            keras.tree.map_structure(
-                lambda leaf, kept=order[start : start + _VALIDATION_BATCH_SIZE]: (
-                    None if leaf is None else tf.gather(leaf, kept)
-                ),
-                arrays,
-            )
-            for start in range(0, len(order), _VALIDATION_BATCH_SIZE)
-        )
+        parts = np.split(order, range(_VALIDATION_BATCH_SIZE, len(order), _VALIDATION_BATCH_SIZE))
+        held = (each_part(lambda leaf, part=part: tf.gather(leaf, part), arrays) for part in parts)
     return batches._replace(validation_data=[held_on_device(batch) for batch in held])
-
-
-class Stretch(NamedTuple):
-    """Some updates in a row; a metric or loss that is not finite is None."""
-
-    updates: int
-    metrics: Mapping[str, float | None]
-    held_out_loss: float | None
 
 
 class _StretchWatch(keras.callbacks.Callback):
@@ -223,7 +204,7 @@ class _StretchWatch(keras.callbacks.Callback):
 
     def __init__(
         self,
-        on_stretch: Callable[[Stretch], str | None],
+        on_stretch: Callable[[PilotStretch], str | None],
         *,
         stretch: int,  # Updates between two looks at the held-out examples.
         ends_s: float,  # By `time.perf_counter`.
@@ -244,9 +225,9 @@ class _StretchWatch(keras.callbacks.Callback):
 
     def fit(self, model: Any, batches: Batches) -> None:
         """Train."""
-        held_out: Any = batches.validation_data
-        self._held_out = held_out
+        self._held_out[:] = batches.validation_data or ()
         scale_late_layers(model, batches.dataset)
+        self._before = updates_made(model)
         model.fit(
             batches.dataset.repeat(),
             steps_per_epoch=2**31,
@@ -259,16 +240,14 @@ class _StretchWatch(keras.callbacks.Callback):
         self.built_s = self._first_s + self._looks_s[0] - self.look_s
         self.trained_s = time.perf_counter() - self._first_s
 
-    def on_train_begin(self, logs: Any = None):
-        self._before = updates_made(self.model)
-
     def on_train_batch_end(self, batch: int, logs: Any = None):
         now_s = time.perf_counter()
         if math.isnan(self._first_s):
             self._first_s = self._looked_s = now_s  # What came before traced and compiled.
             self._ends_s = max(self._ends_s, now_s + self._least_s)
         # One call of the train step may make several updates, and skip some that overflowed.
-        self._made += steps_at_once(self.model)
+        model: Any = self.model
+        self._made += model.steps_per_execution
         end = "updates" if self._made >= self._most_updates else None
         end = "budget" if now_s > self._ends_s else end
         long = now_s - self._looked_s >= self._longest_s
@@ -276,19 +255,23 @@ class _StretchWatch(keras.callbacks.Callback):
             self._look(logs or {}, end)
 
     def _look(self, logs: Mapping[str, Any], end: str | None) -> None:
-        began_s, model = time.perf_counter(), self.model
-        target: Any = model
-        target.reset_metrics()
+        if "loss" not in logs:
+            names = sorted(logs)
+            raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
+        began_s = time.perf_counter()
+        model: Any = self.model
+        model.reset_metrics()
         held_out: Mapping[str, Any] = {}
         if self._held_out:
-            target.make_test_function()
+            model.make_test_function()
         for batch in self._held_out:
             # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-            held_out = target.test_function(iter((batch,)))
-        metrics = {name: _finite(value) for name, value in logs.items()}
+            held_out = model.test_function(iter((batch,)))
+        loss, *moments = (_finite(logs.get(name)) for name in ("loss", *MOMENT_METRICS))
         made = updates_made(model) - self._before
-        found = Stretch(made - self.updates, metrics, _finite(held_out.get("loss")))
-        target.reset_metrics()
+        held_out_loss = _finite(held_out.get("loss"))
+        found = PilotStretch(made - self.updates, loss, held_out_loss, *moments)
+        model.reset_metrics()
         self.updates, self._looked_at = made, self._made
         self._looked_s = time.perf_counter()
         self._looks_s.append(self._looked_s - began_s)
@@ -296,17 +279,12 @@ class _StretchWatch(keras.callbacks.Callback):
         end = self._on_stretch(found) or end
         if end is not None:
             self.ended_by = end
-            target.stop_training = True
+            model.stop_training = True
 
 
 def _finite(value: Any) -> float | None:
     number = math.nan if value is None else float(np.asarray(value))
     return number if math.isfinite(number) else None
-
-
-def steps_at_once(model: Any) -> int:
-    """Return the updates that one call of a model's train function makes."""
-    return max(1, int(getattr(model, "steps_per_execution", 1)))
 
 
 _MOST_ROUNDS = 9
@@ -348,7 +326,7 @@ def time_fit(
             if most:
                 x, y = each_part(lambda leaf: leaf[: most * size], (x, y))
             arguments = {"x": x, "y": y, "batch_size": size}
-        watch = EpochWatch(longest_s, steps_at_once(model))
+        watch = EpochWatch(longest_s, model.steps_per_execution)
         with warnings.catch_warnings():
             # Of data that do not tell their length, at the end of the first epoch.
             warnings.filterwarnings("ignore", message="Your input ran out of data")
@@ -362,22 +340,21 @@ def time_fit(
             # What is cut short lacks its end, which an epoch of two batches has. Data that start
             # slowly are not started again for it.
             if not watch.whole and watch.epoch_s < _SLOW_START * longest_s:
-                ends_s[size] = epochs_of(size, 2 * steps_at_once(model), 2, math.inf).end_s
+                ends_s[size] = epochs_of(size, 2 * model.steps_per_execution, 2, math.inf).end_s
         found = interleaved(
             {str(size): lambda size=size: turn(size) for size in sizes},
             until_s=time.perf_counter() + budget_s,
             most_rounds=_MOST_ROUNDS,
         )
-    if isinstance(source, SampleElements):
-        source = source.rows(model)
-    examples = source.examples if isinstance(source, SampleRows) else None
+    known = rows_for(source, model)
+    examples = known.examples if isinstance(known, SampleRows) else None
     times = []
     for size in sizes:
         steps_s, watches = zip(*found[str(size)], strict=True)
-        known = None if examples is None else -(-examples // size)
-        batches = max((watch.batches for watch in watches if watch.whole), default=known)
-        if batches is not None and known is not None:
-            batches = min(batches, known)
+        filled = None if examples is None else -(-examples // size)
+        batches = max((watch.batches for watch in watches if watch.whole), default=filled)
+        if batches is not None and filled is not None:
+            batches = min(batches, filled)
         between_s = tuple(watch.batch_s for watch in watches)
         epochs_s = tuple(watch.epoch_s for watch in watches)
         times.append(FitTime(size, steps_s, between_s, epochs_s, batches))

@@ -15,6 +15,7 @@ from kbatch.analysis.next_size import FinishedRun
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.recommendation.limits import TimeInFit
+from kbatch.records.record import check_choice
 
 # What a pilot lacks for sizes to be compared.
 PILOT_DIVERGED, FEW_UPDATES, NO_PROGRESS = "pilot diverged", "few updates", "no progress"
@@ -67,8 +68,7 @@ class PilotRecord:
     target_share: float = 0.98  # As in the versions that did not record it.
 
     def __post_init__(self):
-        if self.ended_by not in ENDS:
-            raise ValueError(f"`ended_by` must be one of {ENDS}. Received: {self.ended_by!r}.")
+        check_choice(ENDS, ended_by=self.ended_by)
 
     @property
     def updates(self) -> int:
@@ -175,10 +175,7 @@ class SizeCheck:
     scaling: LearningRateScaling | None = None
 
     def __post_init__(self):
-        if self.ended_by not in CHECK_ENDS:
-            raise ValueError(
-                f"`ended_by` must be one of {CHECK_ENDS}. Received: {self.ended_by!r}."
-            )
+        check_choice(CHECK_ENDS, ended_by=self.ended_by)
 
     def as_run(self, update_s: float) -> FinishedRun:
         """Return it as a run of a search, whose updates take so many seconds each."""
@@ -210,13 +207,11 @@ class FitTime:
     epoch_batches: int | None  #: Batches of a whole epoch; None where that is not known.
 
     def __post_init__(self):
-        if not self.step_times_s or not (
-            len(self.step_times_s) == len(self.batch_times_s) == len(self.epoch_times_s)
-        ):
+        counts = [len(t) for t in (self.step_times_s, self.batch_times_s, self.epoch_times_s)]
+        if not counts[0] or len(set(counts)) > 1:
             raise ValueError(
-                "A `FitTime` has one value a round of each kind, one at least. Received: "
-                f"{len(self.step_times_s)}, {len(self.batch_times_s)} and "
-                f"{len(self.epoch_times_s)} values."
+                "A `FitTime` has one value a round of each kind, one at least. "
+                f"Received: numbers of values={counts}."
             )
 
     @property
@@ -275,13 +270,13 @@ def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = 
         if pipeline is None or not examples_s:
             return FitLines(None, (), None)
         size = pipeline.batch_size
-        line, *ends = (TimeInFit.through({size: size * one_s}) for one_s in examples_s)
+        line, *ends = (TimeInFit({size: size * one_s}) for one_s in examples_s)
         return FitLines(line, tuple(ends), None)
-    beside = TimeInFit.through({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
+    beside = TimeInFit({t.batch_size: max(_LEAST_S, t.beside_s) for t in times})
     own_s = max(_LEAST_S, min(time.wait_s for time in times))
-    own = TimeInFit.through(
+    own = TimeInFit(
         {time.batch_size: time.step_s + own_s for time in times},
-        beside=TimeInFit.through({1: own_s, 2: own_s}),
+        beside=TimeInFit({1: own_s, 2: own_s}),
     )
     updates = {t.batch_size: estimate for t in times if (estimate := over_rounds(t.update_times_s))}
     spans = {
@@ -289,7 +284,7 @@ def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = 
         for size, found in updates.items()
     }
     line, *ends = (
-        TimeInFit.through(
+        TimeInFit(
             {size: max(_LEAST_S, span[end % len(span)]) for size, span in spans.items()},
             beside=beside,
             example_s=examples_s[end] if examples_s else 0.0,

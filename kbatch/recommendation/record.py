@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import importlib
 import math
 from collections.abc import Mapping
 
@@ -34,9 +33,6 @@ from kbatch.recommendation.pilot_record import (
 from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
 from kbatch.throughput.record import TimedRounds
 
-# Looked up when a recommendation is printed, so that it is read without what writes; as in
-# `shown_record`.
-_PAGE = "kbatch.recommendation.report"
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
 _NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
@@ -107,7 +103,9 @@ class Recommendation(SavedRecord, ShownRecord):
 
     def __str__(self) -> str:
         """Write the recommendation as a page: the answer, why, and how sure it is."""
-        return importlib.import_module(_PAGE).recommendation_text(self)
+        from kbatch.recommendation.report import recommendation_text  # It imports this module.
+
+        return recommendation_text(self)
 
     @property
     def batch_size(self) -> int | None:
@@ -160,7 +158,7 @@ class Recommendation(SavedRecord, ShownRecord):
     @property
     def fastest(self) -> tuple[TimedUpdate, ...]:
         """The fastest way of each batch size, ascending."""
-        return fastest_of_each(self.updates) if self.updates else ()
+        return fastest_of_each(self.updates)
 
     @functools.cached_property
     def updates(self) -> tuple[TimedUpdate, ...]:
@@ -234,33 +232,23 @@ def _older_answer(found: Recommendation) -> BatchDecision:
     if not ways:
         return BatchDecision(None, None, None, NO_TIMES, older=True)
 
-    def nearly_least(times: Mapping[TimedUpdate, float]) -> TimedUpdate | None:
-        limit = (1 + TIE) * min(times.values(), default=0.0)
-        return next((way for way, time in times.items() if time <= limit), None)
-
-    def relative(scale: float) -> dict[TimedUpdate, float]:
-        return {way: relative_time(way, noise_scale=scale, in_fit=in_fit) for way in ways}
-
-    scale = ways[-1].batch_size
     if len(runs.tried) > 1 and runs.forecast:
-        updates = runs.forecast.updates
-        best = nearly_least(
-            {
-                way: updates[way.batch_size] * update_time_s(way, in_fit)
-                for way in ways
-                if way.batch_size <= max(made.reached)
-            }
-        )
+        scale, updates = ways[-1].batch_size, runs.forecast.updates
+        candidates = [way for way in ways if way.batch_size <= max(made.reached)]
+        ends = [{way: updates[way.batch_size] * update_time_s(way, in_fit) for way in candidates}]
     else:
         # The learning rate went no further than the noise scale.
         scale = max(found.base_batch_size, round(noise.value or noise.at_least or 0))
-        if noise.value is not None:
-            best = nearly_least(relative(noise.value))
-        else:
-            ends = [relative(end) for end in noise_bounds(noise)]
-            lost = {way: max(one[way] / min(one.values()) - 1 for one in ends) for way in ways}
-            best = min(ways, key=lambda way: lost[way])
-            best = best if lost[best] <= _MOST_LOST else None
+        candidates = ways
+        scales = noise_bounds(noise) if noise.value is None else (noise.value,)
+        ends = [
+            {way: relative_time(way, noise_scale=one, in_fit=in_fit) for way in ways}
+            for one in scales
+        ]
+    lost = {way: max(one[way] / min(one.values()) - 1 for one in ends) for way in candidates}
+    allowed = TIE if len(ends) == 1 else min(lost.values())
+    near = [way for way in candidates if lost[way] <= allowed <= _MOST_LOST]
+    best = near[0] if near else None
     rows = tuple(map(runs.outlook, runs.ways))
     if best is None or found.diverged:
         micro = max(ways, key=lambda way: way.samples_per_second).micro_batch_size

@@ -13,10 +13,9 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
-from kbatch.document.numbers import format_number, memory_text
+from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.memory.curve import MemoryPass, ascend_memory
-from kbatch.memory.find import data_source
+from kbatch.memory.find import MemoryPass, ascend_memory, data_source
 from kbatch.memory.probe import limit_below_weights, open_probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
@@ -113,14 +112,14 @@ def profile_training(
     run = start()
     plan = dataclasses.replace(TRAINING_TIMING, time_budget_s=time_budget_s)
     with micro_batch_steps(run.model) as steps:
-        sweep = TrainingSweep(steps, run.batch, plan, seed=seed)
+        sweep = TrainingSweep(steps, run.batch, plan, seed=seed, say=say)
         measured = sizes.up_to(run.examples)
-        not_run = _warm_up(sweep, sizes, measured, memory, say)
+        not_run = _warm_up(sweep, sizes, measured, memory)
         if not not_run and not sweep.rounds.failures:
             fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
             most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
             larger = [size for size in sizes.larger(run.examples) if size <= most]
-            measured = sweep.go_on(measured, larger, say)
+            measured = sweep.go_on(measured, larger)
         for number, live in enumerate(sweep.each_round(), start=1):
             say(f"round {number}: {len(live)} sizes go on")
     points = {s: sweep.point(sizes.config(s), not_run=not_run.get(s)) for s in measured}
@@ -228,11 +227,7 @@ def _measure_memory(
 
 
 def _warm_up(
-    sweep: TrainingSweep,
-    sizes: _Sizes,
-    measured: Sequence[int],
-    memory: MemoryPass,
-    say: Callable[[str], None],
+    sweep: TrainingSweep, sizes: _Sizes, measured: Sequence[int], memory: MemoryPass
 ) -> dict[int, str]:
     """Warm sizes up in ascending order; returns why some were not."""
     probed = {record.batch_size: record for record in memory.records}
@@ -252,11 +247,7 @@ def _warm_up(
             continue
         if warm_up is None:
             end = f"memory ran out at micro-batch size {size}"
-            say(f"micro-batch {size}: out of memory")
             continue
-        say(
-            f"micro-batch {size}: {format_number(1000 * warm_up.call_s)} ms a step after warming up"
-        )
         if not sizes.chosen and sweep.rounds.too_slow_to_double(warm_up.call_s):
             end = "too slow for the time budget"
     return not_run

@@ -62,20 +62,13 @@ class TrainingPoint:
 
     def __post_init__(self) -> None:
         check_choice(POINT_OUTCOMES, outcome=self.outcome)
-        if not 1 <= self.micro_batch_size <= self.batch_size:
+        check_ranges(1, micro_batch_size=self.micro_batch_size)
+        check_ranges(self.micro_batch_size, batch_size=self.batch_size)
+        rounds, times = len(self.rounds), len(self.step_times_s)
+        if rounds != times or self.measured != bool(times):
             raise ValueError(
-                "A micro-batch has one example at least and its batch at most. Received: "
-                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
-            )
-        if (self.outcome == "measured") != bool(self.step_times_s):
-            raise ValueError(
-                "There are step times if, and only if, they were measured. Received: "
-                f"outcome={self.outcome!r}, {len(self.step_times_s)} step times."
-            )
-        if len(self.rounds) != len(self.step_times_s):
-            raise ValueError(
-                "Each step time needs its round. Received: "
-                f"{len(self.rounds)} rounds, {len(self.step_times_s)} step times."
+                "There are step times, one a round, if, and only if, they were measured. "
+                f"Received: outcome={self.outcome!r}, {rounds} rounds, {times} step times."
             )
         check_ranges(SHORTEST_S, step_times_s=self.step_times_s)
         check_ranges(0, first_step_s=self.first_step_s, peak_memory_bytes=self.peak_memory_bytes)

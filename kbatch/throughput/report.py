@@ -22,8 +22,7 @@ def training_section(profile: TrainingProfile) -> Section:
     # The figure says the clocks too: it imports this module.
     from kbatch.throughput.figure import HEIGHT_IN, plot_training_profile, training_profile_info
 
-    lines, environment = training_lines(profile), profile.environment
-    headline, *details = lines[: len(lines) - len(profile.notes)]
+    (headline, *details), environment = training_lines(profile), profile.environment
     limit, took_s = profile.memory_limit_bytes, profile.duration_s
     chosen, conditions, figures = None, "", ()
     if profile.measured:
@@ -85,7 +84,7 @@ def training_lines(profile: TrainingProfile) -> list[str]:
         lines.append(
             f"The GPU clock differed between sizes ({apart}), which also affects their times."
         )
-    return [*lines, *(f"Note: {note}" for note in profile.notes)]
+    return lines
 
 
 def training_clocks(profile: TrainingProfile) -> str:

@@ -46,36 +46,39 @@ class StepConfig(NamedTuple):
 
 
 class TrainingSweep:
-    """Train steps of a model, open for timing; `gpus` is what the rounds took of each GPU.
-
-    A batch of as many examples as asked comes from `batch_of`, on the device.
-    """
+    """Train steps of a model, open for timing; `gpus` is what the rounds took of each GPU."""
 
     def __init__(
         self,
         steps: MicroBatchSteps,
-        batch_of: Callable[[int], Any],
+        batch_of: Callable[[int], Any],  # Returns a batch of so many examples, on the device.
         timing: TimingPlan,
         *,
         seed: int = 0,
+        say: Callable[[str], None] = lambda line: None,  # Receives a line for each warm-up.
     ):
         clock = time.perf_counter
         self.rounds: TimingRounds[StepConfig] = TimingRounds(timing, seed=seed, clock=clock)
         self.gpus: tuple[GpuUsage, ...] = ()
         self._steps = steps
         self._batch_of = batch_of
+        self._say = say
 
     def warm_up(self, config: StepConfig, *, traced: bool = False) -> WarmUp | None:
         """Run the first steps and let them take part; None where memory ran out."""
-        return self.rounds.admit_prepared(
+        batch_size, micro_batch_size = config
+        warm_up = self.rounds.admit(
             config,
-            lambda: self._steps.step(self._batch_of(config.batch_size), config.micro_batch_size),
+            lambda: self._steps.step(self._batch_of(batch_size), micro_batch_size),
             traced=traced,
         )
+        found = "out of memory"
+        if warm_up is not None:
+            found = f"{format_number(1000 * warm_up.call_s)} ms a step after warming up"
+        self._say(f"micro-batch {micro_batch_size}: {found}")
+        return warm_up
 
-    def go_on(
-        self, sizes: Sequence[int], larger: Sequence[int], say: Callable[[str], None]
-    ) -> tuple[int, ...]:
+    def go_on(self, sizes: Sequence[int], larger: Sequence[int]) -> tuple[int, ...]:
         """Warm larger sizes up while throughput grows and time is left."""
         tried = tuple(sizes)
         for size in larger:
@@ -85,13 +88,9 @@ class TrainingSweep:
             saturated = is_saturated((tried[-2], tried[-1]), (times_s[0], times_s[1]))
             if saturated or self.rounds.late(SHARE_TO_WARM_UP):
                 break
-            warm_up = self.warm_up(StepConfig(size, size))
             tried = (*tried, size)
-            if warm_up is None:
-                say(f"micro-batch {size}: out of memory")
+            if self.warm_up(StepConfig(size, size)) is None:
                 break
-            warm_ms = format_number(1000 * warm_up.call_s)
-            say(f"micro-batch {size}: {warm_ms} ms a step after warming up")
         return tried
 
     def each_round(self) -> Iterator[list[StepConfig]]:
@@ -132,14 +131,6 @@ _BUILDING_SHARE = 0.5
 _ROUNDS_SHARE = 0.6
 
 
-class UpdateTimes(NamedTuple):
-    """Updates that were timed, by batch size."""
-
-    timings: tuple[TimedRounds, ...]
-    notes: tuple[str, ...]  # Which were not, and why.
-    reason: str | None  # Why none was.
-
-
 def time_updates(
     model: keras.Model,
     source: Source,
@@ -149,8 +140,8 @@ def time_updates(
     budget_s: float,
     checks: PartsChecks,
     first: int | None = None,
-) -> UpdateTimes:
-    """Time updates of whole batches, and of those that do not fit in the largest part that does."""
+) -> tuple[tuple[TimedRounds, ...], tuple[str, ...]]:
+    """Time updates, whole or in the largest part that fits; say which were not timed, and why."""
     fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
     first = fitting[0] if first not in fitting and fitting else first
     smaller = [size for size in reversed(fitting) if first is not None and size < first]
@@ -194,8 +185,7 @@ def time_updates(
         notes.append(
             f"Sizes were timed at different clocks ({apart}), which also affects their times."
         )
-    reason = None if found else "not even the smallest batch size could be run"
-    return UpdateTimes(tuple(found), tuple(notes), reason)
+    return tuple(found), tuple(notes)
 
 
 def _build(

@@ -105,17 +105,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
 
 
 class TimingRounds(Generic[Key]):
-    """Contenders that are timed in turns.
-
-    >>> rounds = TimingRounds(TimingPlan(), seed=0)
-    >>> for batch_size in (1, 2, 4):
-    ...     rounds.admit(batch_size, functools.partial(model, x[:batch_size]))
-    >>> rounds.run()
-    >>> rounds.blocks[4]
-
-    Where `is_result(error, smaller_worked=...)` holds for an error of a call, as for want of
-    memory, the contender leaves and the others go on.
-    """
+    """Contenders that are timed in turns; one that runs out of memory leaves, the others go on."""
 
     def __init__(
         self,
@@ -123,12 +113,10 @@ class TimingRounds(Generic[Key]):
         *,
         seed: int,
         clock: Clock = time.perf_counter,
-        is_result: Callable[..., bool] = ran_out_of_memory,
     ):
         self.blocks: dict[Key, list[Block]] = {}  # The turns of each contender, in order.
         self.warm_ups: dict[Key, WarmUp] = {}  # The calls before them.
-        self.failures: dict[Key, Exception] = {}  # The errors that were results.
-        self._is_result = is_result
+        self.failures: dict[Key, Exception] = {}  # Of those that ran out of memory.
         self._plan = plan
         self._clock = clock
         self._started_s = clock()
@@ -161,19 +149,15 @@ class TimingRounds(Generic[Key]):
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         return 4 * call_s * self._plan.needed_calls * contenders > self.rest_s
 
-    def admit(self, key: Key, call: Call, *, traced: bool = False) -> WarmUp | None:
-        """Warm a contender up and let it take part; None where its error is a result."""
-        return self.admit_prepared(key, lambda: call, traced=traced)
-
-    def admit_prepared(
+    def admit(
         self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
     ) -> WarmUp | None:
-        """Make a contender ready, as by copying its inputs to the device, and admit it."""
+        """Make a contender ready, and warm it up to take part; None where memory ran out."""
         try:
             call = prepare()
             warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
         except Exception as error:
-            self._keep_if_result(key, error)
+            self._keep_if_memory(key, error)
             return None
         self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
         self._first_calls_s += warm_up.first_call_s
@@ -184,13 +168,8 @@ class TimingRounds(Generic[Key]):
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def run(self, *, read_clock: ReadClock = lambda: (None, None)) -> None:
-        """Time all contenders until each has been timed enough."""
-        for _ in self.each_round(read_clock=read_clock):
-            pass
-
     def each_round(self, *, read_clock: ReadClock = lambda: (None, None)) -> Iterator[list[Key]]:
-        """Time all contenders as `run` does, and yield after each round which of them go on."""
+        """Time all contenders until each was timed enough; yield each round which go on."""
         self._live = list(self._calls)
         for number in itertools.count():
             for key in self._order.sample(self._live, len(self._live)):
@@ -199,7 +178,7 @@ class TimingRounds(Generic[Key]):
                 try:
                     durations_s = self._timed(key, least_calls=1, least_s=self._plan.block_s)
                 except Exception as error:
-                    self._keep_if_result(key, error)
+                    self._keep_if_memory(key, error)
                 else:
                     self.blocks[key].append(Block(number, durations_s, *read_clock()))
             self._live = [
@@ -218,16 +197,16 @@ class TimingRounds(Generic[Key]):
     def fresh_calls(
         self, key: Key, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
-        """Time calls of one contender in a row; None where their error is a result."""
+        """Time calls of one contender in a row; None where memory ran out."""
         try:
             return self._timed(key, least_calls=calls, least_s=least_s)
         except Exception as error:
-            if not self._is_result(error, smaller_worked=True):
+            if not ran_out_of_memory(error, smaller_worked=True):
                 raise
             return None
 
-    def _keep_if_result(self, key: Key, error: Exception) -> None:
-        if not self._is_result(error, smaller_worked=bool(self.warm_ups)):
+    def _keep_if_memory(self, key: Key, error: Exception) -> None:
+        if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
             raise error
         # The frames of a traceback hold the tensors of the call that ran out.
         self.failures[key] = error.with_traceback(None)

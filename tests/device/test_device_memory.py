@@ -23,7 +23,6 @@ from kbatch.device.memory import (
     nvml_gpu,
     other_processes,
     set_limit_bytes,
-    usable_bytes,
     worker_device,
     workers_on_device,
 )
@@ -40,20 +39,6 @@ FIVE, SEVEN, NINE = 5_000_005, 5_000_007, 5_000_009
 def no_variables(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "KBATCH_WORKERS_ON_DEVICE", "KBATCH_WORKERS_ON_HOST"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize(
-    ("limit_bytes", "total_bytes", "workers", "usable"),
-    [
-        (900, 1000, 1, 900),
-        (900, 1000, 3, 333),
-        (400, 1000, 2, 400),  # The other one holds its half already: the rest is not divided.
-        (4000, 1000, 1, 1000),
-        (900, None, 3, 300),
-    ],
-)
-def test_a_process_may_take_its_part_of_what_there_is(limit_bytes, total_bytes, workers, usable):
-    assert usable_bytes(limit_bytes, total_bytes=total_bytes, workers=workers) == usable
 
 
 @pytest.mark.parametrize("started", [True, False])
@@ -94,6 +79,7 @@ def gpus(monkeypatch, *, mig=None, first=None, second=None, **tensorflow):
     [
         ({"visible": [1], "memory_limit": 38 * GIB}, "1", 38),
         ({"visible": [1], "memory_limit": 38 * GIB}, "4", 10),
+        # The others hold their parts already: the rest is not divided.
         ({"visible": [1], "memory_limit": 9 * GIB}, "4", 9),
         # Who sets a limit has said what this process may take.
         ({"visible": [1], "memory_limit": 30 * GIB, "set_mib": 30 * 1024}, "4", 30),

@@ -32,7 +32,6 @@ def test_memory_is_told_with_what_narrows_it(available, group, status, text):
 @pytest.mark.parametrize(
     ("cores", "quota", "load", "status", "text"),
     [
-        (8, None, None, "ok", "8 cores"),
         (1, None, 0.2, "ok", "1 core, load 0.2"),
         (8, None, 4.0, "ok", "8 cores, load 4.0"),
         (8, None, 4.1, "warning", "other work disturbs timings"),

@@ -8,6 +8,7 @@ from kbatch.device.doctor import (
     read_nvidia,
 )
 from kbatch.device.gpus import NvmlDriver, NvmlGpu
+from kbatch.records.usage import GpuProcess
 
 GIB = 2**30
 BUILD = TensorFlowBuild((12, 5), ((6, 0), (9, 0)), ("nvidia-cudnn-cu12",))
@@ -130,3 +131,11 @@ def test_how_memory_is_taken_is_told_where_there_is_a_gpu():
 def test_nvml_gives_memory_or_the_reason_here():
     reading = read_nvidia()
     assert (reading.gpus is None) == (reading.nvml_error is not None)
+
+
+def test_who_holds_the_memory_of_a_gpu_is_named():
+    process = GpuProcess(4711, 30 * GIB, "python")
+    held = gpu(used=40 * GIB)._replace(processes=(process,))
+    assert "hold 40.0 GiB: process 4711 (python) 30.0 GiB" in found(here(held))["GPU 0"].text
+    unnamed = found(here(gpu(used=40 * GIB)))["GPU 0"].text
+    assert "hold 40.0 GiB: nvidia-smi on the host names them" in unnamed

@@ -10,7 +10,7 @@ import tensorflow as tf
 from kbatch.errors import OutOfMemoryError
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.measure import inference_plan, measure_predict_memory
-from kbatch.memory.curve import ascend_memory, expected_bytes
+from kbatch.memory.find import ascend_memory, expected_bytes
 from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Workload
 from kbatch.training.data.sample_rows import SampleRows

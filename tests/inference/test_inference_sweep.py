@@ -9,7 +9,7 @@ import pytest
 from kbatch.inference.call_paths import CallPath
 from kbatch.inference.measure import inference_plan
 from kbatch.inference.sweep import InferencePlan, InferenceSweep
-from kbatch.memory.curve import MemoryPass
+from kbatch.memory.find import MemoryPass
 from kbatch.timing.rounds import TimingPlan
 
 BULK = 64

@@ -21,19 +21,14 @@ class Sweep:
         self.now_s = 0.0
         self.room = room
         self.short = False
-        self.rounds = TimingRounds(
-            timing,
-            seed=0,
-            clock=lambda: self.now_s,
-            is_result=lambda error, **_: isinstance(error, MemoryError),
-        )
+        self.rounds = TimingRounds(timing, seed=0, clock=lambda: self.now_s)
         self.largest_allowed = {("compiled", "float32"): sizes[-1]}
         for size in sizes:
             self.admit(Setting("compiled", "float32", size))
         self.short = True
 
     def admit(self, setting):
-        return self.rounds.admit(setting, lambda: self.call(setting.batch_size))
+        return self.rounds.admit(setting, lambda: lambda: self.call(setting.batch_size))
 
     def call(self, size):
         if self.short and size > self.room:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kbatch.inference.sweep import InferencePlan, InferenceSweep
-from kbatch.memory.curve import MemoryPass
+from kbatch.memory.find import MemoryPass
 from kbatch.memory.record import MemoryRecord
 from kbatch.timing.rounds import TimingPlan
 from tests.inference_factory import HALF_PEAK, make_profile, time_s

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.memory.search import REACHED_DATA, MaxBatchSearch
+from kbatch.memory.search import REACHED_DATA, MaxBatchSearch, check_window
 
 GB = 1e9
 
@@ -137,19 +137,7 @@ def test_a_size_above_the_window_that_fitted_is_used():
 @pytest.mark.parametrize("window", [(0.0, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)])
 def test_a_window_that_is_none_is_refused(window):
     with pytest.raises(ValueError, match="memory_window"):
-        MaxBatchSearch(limit_bytes=10, memory_window=window)
-
-
-@pytest.mark.parametrize("bounds", [{"limit_bytes": 0}, {"limit_bytes": 1, "max_batch_size": 0}])
-def test_bounds_must_be_positive(bounds):
-    with pytest.raises(ValueError, match="must be positive"):
-        MaxBatchSearch(**bounds)
-
-
-@pytest.mark.parametrize("memory", [0, -1.0, float("nan")])
-def test_what_is_told_must_be_bytes(memory):
-    with pytest.raises(ValueError, match="for batch 1"):
-        MaxBatchSearch(limit_bytes=10).tell(1, memory)
+        check_window(window)
 
 
 @pytest.mark.parametrize("jump", [None, 0.97])

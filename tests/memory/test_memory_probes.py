@@ -8,8 +8,8 @@ import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.errors import DeviceLostError
-from kbatch.memory.probe import ProcessProbes, Reading, WorkerProbes, WorkloadFacts
-from kbatch.memory.workload import Ran, Workload
+from kbatch.memory.probe import ProcessProbes, WorkerProbes, WorkloadFacts
+from kbatch.memory.workload import Reading, Workload
 from kbatch.training.accumulation import accumulation_of
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
@@ -31,7 +31,7 @@ class FailingRun:
     def run(self, batch_size, after_first):
         if batch_size > self.above:
             raise tf.errors.InternalError(None, None, self.text)
-        return Ran(batch_size)
+        return Reading(None, batch_size)
 
     def left_out_bytes(self, batch_size):
         return 0
@@ -154,7 +154,7 @@ class GreedyFirstStep(FailingRun):
     def run(self, batch_size, after_first):
         tf.zeros([16 * 10**6]).numpy()
         after_first()
-        return Ran(batch_size)
+        return Reading(None, batch_size)
 
 
 def test_the_first_step_is_told_apart_from_later_ones():

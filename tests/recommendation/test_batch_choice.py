@@ -59,7 +59,7 @@ def test_the_size_does_not_fall_when_the_noise_grows():
 def test_a_pipeline_of_one_rate_never_asks_for_a_larger_batch():
     for seed, rate in itertools.product(range(20), [0.5, 2.0, 20.0, 400.0]):
         updates = random_updates(seed)
-        slowed = best_at(updates, 100.0, in_fit=TimeInFit.through({1: 1 / rate}))
+        slowed = best_at(updates, 100.0, in_fit=TimeInFit({1: 1 / rate}))
         assert slowed <= best_at(updates, 100.0)
 
 
@@ -73,12 +73,8 @@ def test_times_are_one_over_goodput():
 
 def test_a_pipeline_makes_an_update_last():
     update = TimedUpdate(100, 100, 0.5)
-    assert (
-        update_time_s(update)
-        == 0.5
-        == update_time_s(update, TimeInFit.through({50: 0.3, 150: 0.7}))
-    )
-    assert update_time_s(update, TimeInFit.through({50: 0.55, 150: 1.45})) == pytest.approx(1.0)
+    assert update_time_s(update) == 0.5 == update_time_s(update, TimeInFit({50: 0.3, 150: 0.7}))
+    assert update_time_s(update, TimeInFit({50: 0.55, 150: 1.45})) == pytest.approx(1.0)
 
 
 def test_the_bounds_of_a_noise_scale():
@@ -98,18 +94,4 @@ def test_the_fastest_micro_batch_stands_for_a_size_and_the_larger_of_equals():
         (32, 32),
         (64, 32),
     ]
-
-
-@pytest.mark.parametrize("fields", [(0, 1, 1.0), (4, 8, 1.0), (4, 4, 0.0), (4, 4, math.inf)])
-def test_an_impossible_update_is_refused(fields):
-    with pytest.raises(ValueError, match="1 <= micro_batch_size <= batch_size"):
-        TimedUpdate(*fields)
-
-
-def test_numbers_out_of_range_are_refused():
-    update = TimedUpdate(4, 4, 1.0)
-    for scale in (-1.0, math.nan):
-        with pytest.raises(ValueError, match="must not be negative"):
-            relative_time(update, noise_scale=scale)
-    with pytest.raises(ValueError, match="at least one timed update"):
-        fastest_of_each([])
+    assert fastest_of_each([]) == ()

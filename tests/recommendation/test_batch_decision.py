@@ -130,7 +130,7 @@ def test_the_budget_that_is_named_holds_what_was_short():
 
 def test_the_wait_for_data_counts():
     tried = runs((32, 128, 512))
-    waiting = TimeInFit.through({1: 1e-4})
+    waiting = TimeInFit({1: 1e-4})
     free, slow = (
         decide(TrainedRuns(rounds_of(), in_fit, tried), base_batch_size=32, rule=None)
         for in_fit in (None, waiting)

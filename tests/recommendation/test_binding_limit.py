@@ -44,7 +44,7 @@ def limits(updates, noise, *, saturation=None, input_rate=None):
         updates,
         noise,
         saturation=saturation,
-        spans_in_fit=[TimeInFit.through({1: 1 / rate}) for rate in rates],
+        spans_in_fit=[TimeInFit({1: 1 / rate}) for rate in rates],
         without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
     )
 
@@ -116,7 +116,7 @@ def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way()
         def least(ways, in_fit, scale=scale):
             return min(relative_time(w, noise_scale=scale, in_fit=in_fit) for w in ways)
 
-        made = TimeInFit.through({1: 1 / rate})
+        made = TimeInFit({1: 1 / rate})
         now = least(updates, made)
         gains = {MEMORY: now / least(free, made), INPUT: now / least(updates, None)}
         if max(gains.values()) > 1.05:

@@ -13,10 +13,10 @@ from kbatch.recommendation.limits import INPUT
 from kbatch.recommendation.measure import (
     Ledger,
     measure_input,
-    measure_updates,
     pilot_notes,
     sizes_to_time,
 )
+from kbatch.throughput.update_timing import time_updates
 from kbatch.training.data.sample_rows import DataEnded
 
 
@@ -84,10 +84,17 @@ def test_a_batch_is_compared_with_its_parts_once():
     model.compile("sgd", "mse")
     x, _ = models.rows(64)
     task = make_task(x, x[:, :3], budget_s=2.0)
-    measure_updates(task, model, batch_sizes=(8, 16), fits=8)
+    updates(task, model, fits=8)
     calls = TALLY.calls
     assert pilot_notes(task, model, make_pilot()) == ()
     assert TALLY.calls == calls > 0
+
+
+def updates(task, model, *, fits):
+    sizes, checks = (8, 16), task.checks
+    return time_updates(
+        model, task.source, batch_sizes=sizes, largest_whole=fits, budget_s=2.0, checks=checks
+    )
 
 
 class Refusing:
@@ -106,8 +113,8 @@ def test_what_fits_whole_is_not_compared(monkeypatch):
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
-    found = measure_updates(task, model, batch_sizes=(8, 16), fits=16)
-    assert [(t.batch_size, t.micro_batch_size) for t in found.timings] == [(8, 8), (16, 16)]
+    timings, _ = updates(task, model, fits=16)
+    assert [(t.batch_size, t.micro_batch_size) for t in timings] == [(8, 8), (16, 16)]
 
 
 def test_what_the_pilot_trains_otherwise_is_said_by_how_much():

@@ -7,13 +7,13 @@ SIZES = (1, 16, 32, 100, 256, 1000)
 
 
 def test_the_line_goes_through_both_times():
-    line = TimeInFit.through({256: 4e-3, 32: 1e-3})
+    line = TimeInFit({256: 4e-3, 32: 1e-3})
     assert (line.time_s(32), line.time_s(256)) == pytest.approx((1e-3, 4e-3))
     assert line.time_s(144) == pytest.approx(2.5e-3)
 
 
 def test_a_line_is_met_wherever_its_parts_are_positive():
-    line = TimeInFit.through({b: 1e-3 + 1e-5 * b for b in (32, 256)})
+    line = TimeInFit({b: 1e-3 + 1e-5 * b for b in (32, 256)})
     times = [line.time_s(size) for size in SIZES]
     np.testing.assert_allclose(times, [1e-3 + 1e-5 * size for size in SIZES])
 
@@ -30,34 +30,28 @@ def test_a_line_is_met_wherever_its_parts_are_positive():
     ],
 )
 def test_no_part_is_below_0(times_s, expected):
-    line = TimeInFit.through(times_s)
+    line = TimeInFit(times_s)
     assert {size: line.time_s(size) for size in expected} == pytest.approx(expected)
 
 
 def test_slower_measurements_never_give_a_shorter_time_between_them():
     fast, slow = (
-        TimeInFit.through({32: 1e-3, 256: 4e-3}),
-        TimeInFit.through({32: 3e-3, 256: 4.1e-3}),
+        TimeInFit({32: 1e-3, 256: 4e-3}),
+        TimeInFit({32: 3e-3, 256: 4.1e-3}),
     )
     for size in range(32, 257):
         assert fast.time_s(size) <= slow.time_s(size)
 
 
-@pytest.mark.parametrize("times_s", [{}, {1: 1.0, 2: 2.0, 3: 3.0}, {4: 0.0}, {0: 1.0}])
-def test_other_times_are_refused(times_s):
-    with pytest.raises(ValueError, match="one or two batch sizes"):
-        TimeInFit.through(times_s)
-
-
 def test_parts_of_a_batch_take_their_own_time_and_what_fit_adds():
-    beside = TimeInFit.through({32: 1e-4, 256: 1e-4})
-    line = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-6)
+    beside = TimeInFit({32: 1e-4, 256: 1e-4})
+    line = TimeInFit({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-6)
     assert update_time_s(TimedUpdate(256, 256, 7e-3), line) == pytest.approx(8e-3)
     assert update_time_s(TimedUpdate(256, 32, 4e-3), line) == pytest.approx(4.1e-3)
     # No update is faster than its data.
-    slow = TimeInFit.through({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-4)
+    slow = TimeInFit({32: 1e-3, 256: 8e-3}, beside=beside, example_s=1e-4)
     for micro in (256, 32):
         assert update_time_s(TimedUpdate(256, micro, 4e-3), slow) == pytest.approx(25.6e-3)
     # Where what is added is not known the whole batch's time is the least.
-    plain = TimeInFit.through({32: 1e-3, 256: 8e-3})
+    plain = TimeInFit({32: 1e-3, 256: 8e-3})
     assert update_time_s(TimedUpdate(256, 32, 4e-3), plain) == pytest.approx(8e-3)

@@ -128,9 +128,9 @@ def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
     [
         ({"outcome": "slow"}, "`outcome` must be one of"),
         ({"outcome": "not_run"}, "if, and only if"),
-        ({"micro_batch_size": 0}, "one example at least"),
-        ({"batch_size": 32}, "its batch at most"),
-        ({"rounds": (0,)}, "needs its round"),
+        ({"micro_batch_size": 0}, "`micro_batch_size` must be at least 1"),
+        ({"batch_size": 32}, "`batch_size` must be at least 64"),
+        ({"rounds": (0,)}, "one a round"),
     ],
 )
 def test_a_point_that_contradicts_itself_is_refused(change, message):

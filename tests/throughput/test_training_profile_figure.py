@@ -112,7 +112,8 @@ def test_the_words_tell_saturation_fit_memory_and_what_is_missing():
     assert "2.01 ms + 0.100 ms x B." in text
     assert "of 64.0 MiB that may be taken" in text
     assert "Micro-batches of 1,024 ran out of memory." in text
-    assert lines[-1] == "Note: Rows of the dataset differ in length."
+    notes = [note.text for note in training_section(training_profile()).notes]
+    assert notes == ["Rows of the dataset differ in length."]
 
 
 def test_lack_of_fit_and_ties_are_said():

@@ -35,15 +35,10 @@ def gone_on(*, time_budget_s=1e6, room=10**6, larger=LARGER, room_for_batch=10**
     steps = Steps(room)
     timing = TimingPlan(time_budget_s=time_budget_s, needed_calls=6)
     sweep = TrainingSweep(steps, lambda size: batch_of(size, room_for_batch), timing)
-    sweep.rounds = TimingRounds(
-        timing,
-        seed=0,
-        clock=lambda: steps.now_s,
-        is_result=lambda error, smaller_worked: isinstance(error, MemoryError),
-    )
+    sweep.rounds = TimingRounds(timing, seed=0, clock=lambda: steps.now_s)
     for size in SIZES:
         sweep.warm_up(StepConfig(size, size))
-    return sweep.go_on(SIZES, larger, lambda line: None)
+    return sweep.go_on(SIZES, larger)
 
 
 @pytest.mark.parametrize(

@@ -5,6 +5,7 @@ import itertools
 import math
 
 import pytest
+import tensorflow as tf
 
 from kbatch.timing.rounds import (
     Block,
@@ -36,14 +37,11 @@ class Clock:
         return work
 
 
-def of_memory(error, *, smaller_worked):
-    return isinstance(error, MemoryError)
-
-
 def rounds_of(clock, durations_s, **plan):
     rounds = TimingRounds(TimingPlan(**plan), seed=0, clock=clock)
     for key, duration_s in durations_s.items():
-        rounds.admit(key, clock.worker(*duration_s))
+        work = clock.worker(*duration_s)
+        rounds.admit(key, lambda work=work: work)
     return rounds
 
 
@@ -72,8 +70,8 @@ def test_a_call_that_another_has_traced_for_is_warm_when_its_first_two_agree():
     assert warm_up_calls(clock.worker(1.0, 1.0), clock=clock, least=2).later_calls_s == (1.0,)
     assert len(warm_up_calls(clock.worker(9.0, 1.0), clock=clock, least=2).later_calls_s) == 2
     rounds = TimingRounds(TimingPlan(), seed=0, clock=clock)
-    assert len(rounds.admit("traced", clock.worker(1.0), traced=True).later_calls_s) == 1
-    assert len(rounds.admit("first", clock.worker(1.0)).later_calls_s) == 2
+    assert len(rounds.admit("traced", lambda: clock.worker(1.0), traced=True).later_calls_s) == 1
+    assert len(rounds.admit("first", lambda: clock.worker(1.0)).later_calls_s) == 2
 
 
 def test_who_leaves_after_a_round_takes_no_further_turn():
@@ -97,9 +95,10 @@ def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
 
     rounds = TimingRounds(TimingPlan(needed_calls=100), seed=3, clock=clock)
     for key, duration_s in {"a": 0.06, "b": 0.07, "c": 0.08}.items():
-        rounds.admit(key, named(key, clock.worker(duration_s)))
+        work = named(key, clock.worker(duration_s))
+        rounds.admit(key, lambda work=work: work)
     order.clear()
-    rounds.run()
+    list(rounds.each_round())
     turns = [tuple(order[i : i + 3]) for i in range(0, len(order), 3)]
     assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
     assert len(set(turns)) == 6
@@ -110,7 +109,7 @@ def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
 @pytest.mark.parametrize("duration_s", [0.0004, 0.03, 0.049, 0.05, 0.3])
 def test_a_block_lasts_at_least_50_ms_and_no_call_longer_than_needed(duration_s):
     rounds = rounds_of(Clock(), {"a": (duration_s,)})
-    rounds.run()
+    list(rounds.each_round())
     for block in rounds.blocks["a"]:
         assert math.fsum(block.durations_s) >= 0.05 - 1e-9
         assert math.fsum(block.durations_s[:-1]) < 0.05
@@ -118,7 +117,7 @@ def test_a_block_lasts_at_least_50_ms_and_no_call_longer_than_needed(duration_s)
 
 def test_a_steady_contender_leaves_with_the_calls_that_the_quantile_needs():
     rounds = rounds_of(Clock(), {"fast": (0.001,), "slow": (0.1,)})
-    rounds.run()
+    list(rounds.each_round())
     assert len(rounds.blocks["fast"]) == 6
     assert len(rounds.blocks["slow"]) == 59
 
@@ -153,14 +152,14 @@ def test_the_time_budget_ends_the_rounds_and_each_contender_had_a_block():
     clock = Clock()
     rounds = rounds_of(clock, {"a": (1.0,), "b": (10.0,)}, time_budget_s=40)
     began_s = clock.now_s
-    rounds.run()
+    list(rounds.each_round())
     assert began_s == 33
     assert 40 <= clock.now_s < 40 + 11
     assert len(rounds.blocks["a"]) >= 1
     assert len(rounds.blocks["b"]) >= 1
 
     late = rounds_of(Clock(), {"a": (1.0,), "b": (10.0,)}, time_budget_s=1)
-    late.run()
+    list(late.each_round())
     assert {key: len(blocks) for key, blocks in late.blocks.items()} == {"a": 1, "b": 1}
 
 
@@ -180,26 +179,21 @@ def test_what_a_contender_raises_comes_as_it_is_and_it_takes_no_part():
     clock = Clock()
     rounds = rounds_of(clock, {"a": (0.01,)})
     with pytest.raises(ZeroDivisionError):
-        rounds.admit("b", lambda: 1 / 0)
-    rounds.run()
+        rounds.admit("b", lambda: lambda: 1 / 0)
+    list(rounds.each_round())
     assert set(rounds.blocks) == {"a"}
 
 
 def test_who_is_withdrawn_takes_no_part():
     rounds = rounds_of(Clock(), {"a": (0.01,), "b": (0.02,)})
     assert rounds.withdraw("b").call_s == pytest.approx(0.02)
-    rounds.run()
+    list(rounds.each_round())
     assert set(rounds.blocks) == set(rounds.warm_ups) == {"a"}
 
 
 def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     clock = Clock()
-    rounds = TimingRounds(
-        TimingPlan(),
-        seed=0,
-        clock=clock,
-        is_result=of_memory,
-    )
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=clock)
     work = clock.worker(0.1)
     left = [None] * 6
     called = []
@@ -214,10 +208,10 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
     def fails():
         raise MemoryError("at once")
 
-    assert rounds.admit("steady", work) is not None
-    assert rounds.admit("later", fails_later) is not None
-    assert rounds.admit("never", fails) is None
-    rounds.run()
+    assert rounds.admit("steady", lambda: work) is not None
+    assert rounds.admit("later", lambda: fails_later) is not None
+    assert rounds.admit("never", lambda: fails) is None
+    list(rounds.each_round())
     assert {key: str(error) for key, error in rounds.failures.items()} == {
         "later": "later",
         "never": "at once",
@@ -228,54 +222,42 @@ def test_an_error_that_is_a_result_ends_one_contender_and_not_the_others():
 
 
 def test_what_a_contender_is_made_of_may_end_in_a_result_too():
-    rounds = TimingRounds(
-        TimingPlan(),
-        seed=0,
-        clock=Clock(),
-        is_result=of_memory,
-    )
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=Clock())
 
     def no_room():
         raise MemoryError("no room for the batch")
 
-    assert rounds.admit_prepared("fits", lambda: lambda: None) is not None
-    assert rounds.admit_prepared("large", no_room) is None
+    assert rounds.admit("fits", lambda: lambda: None) is not None
+    assert rounds.admit("large", no_room) is None
     assert set(rounds.blocks) == {"fits"}
     assert str(rounds.failures["large"]) == "no room for the batch"
     # Its frames would hold what the call had of the device.
     assert rounds.failures["large"].__traceback__ is None
     with pytest.raises(ZeroDivisionError):
-        rounds.admit_prepared("broken", lambda: 1 / 0)
+        rounds.admit("broken", lambda: 1 / 0)
 
 
 def test_an_error_may_be_a_result_only_where_another_contender_ran():
-    rounds = TimingRounds(
-        TimingPlan(), seed=0, clock=Clock(), is_result=lambda _, *, smaller_worked: smaller_worked
-    )
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=Clock())
 
     def does_not_start():
-        raise RuntimeError("the library did not start")
+        raise tf.errors.InternalError(None, None, "failed to create cublas handle")
 
-    with pytest.raises(RuntimeError, match="did not start"):
-        rounds.admit("first", does_not_start)
-    rounds.admit("small", lambda: None)
-    assert rounds.admit("large", does_not_start) is None
+    with pytest.raises(tf.errors.InternalError, match="cublas"):
+        rounds.admit("first", lambda: does_not_start)
+    rounds.admit("small", lambda: lambda: None)
+    assert rounds.admit("large", lambda: does_not_start) is None
 
 
 def test_fresh_calls_that_end_in_a_result_give_none_and_other_errors_come_as_they_are():
-    rounds = TimingRounds(
-        TimingPlan(),
-        seed=0,
-        clock=Clock(),
-        is_result=of_memory,
-    )
+    rounds = TimingRounds(TimingPlan(), seed=0, clock=Clock())
     errors = []
 
     def call():
         if errors:
             raise errors[0]
 
-    rounds.admit("a", call)
+    rounds.admit("a", lambda: call)
     errors.append(MemoryError("later"))
     assert rounds.fresh_calls("a", 7) is None
     errors[0] = ZeroDivisionError("a fault")
@@ -288,9 +270,9 @@ def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
     seen = set()
     rounds = TimingRounds(TimingPlan(), seed=0, clock=clock)
     work = clock.worker(0.01)
-    rounds.admit("a", lambda: (seen.add(gc.isenabled()), work()))
+    rounds.admit("a", lambda: lambda: (seen.add(gc.isenabled()), work()))
     seen.clear()
-    rounds.run()
+    list(rounds.each_round())
     rounds.fresh_calls("a", 1)
     assert seen == {False}
     assert gc.isenabled()
@@ -309,14 +291,18 @@ def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(count, s
     plan = {"time_budget_s": 14.0, "needed_calls": 1, "block_s": 1.0}
     rounds = rounds_of(clock, {"a": (100.0, 1.0)}, first_calls_count=count, **plan)
     assert rounds.spent_s == spent_s
-    rounds.run()
+    list(rounds.each_round())
     assert len(rounds.blocks["a"]) == made
 
 
 def test_the_clock_of_the_gpu_is_read_after_each_turn_and_not_within():
     clock, read = Clock(), itertools.count(1000)
     rounds = rounds_of(clock, {"a": (0.1,), "b": (0.1,)}, needed_calls=6)
-    rounds.run(read_clock=lambda: (clock.worker(5.0)() or float(next(read)), ("power cap",)))
+    list(
+        rounds.each_round(
+            read_clock=lambda: (clock.worker(5.0)() or float(next(read)), ("power cap",))
+        )
+    )
     blocks = rounds.blocks["a"] + rounds.blocks["b"]
     assert sorted(block.sm_clock_mhz for block in blocks) == list(range(1000, 1012))
     assert {round(s, 6) for block in blocks for s in block.durations_s} == {0.1}
