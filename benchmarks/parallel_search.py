@@ -45,7 +45,7 @@ from kbatch.records.json_codec import record_text
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.search.executors import TaskResult
 from kbatch.search.goodput_costs import expected_runs
-from kbatch.study.loading import RECORD_NAME
+from kbatch.study.study import RECORD_NAME
 from kbatch.study.trial import Objective, TrialRecord
 
 BATCHES = 40

@@ -19,8 +19,8 @@ import tempfile
 import time
 from pathlib import Path
 
-from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.json_codec import write_record
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord

@@ -28,7 +28,7 @@ _HOME_OF = {
     "accumulate_gradients": "kbatch.training.accumulation",
     "analysis": "kbatch.analysis",
     "find_max_batch_size": "kbatch.memory.find",
-    "load_study": "kbatch.study.loading",
+    "load_study": "kbatch.study.study",
     "plot_goodput": "kbatch.study.figures.goodput",
     "plot_gpu_timeline": "kbatch.study.figures.gpu_timeline",
     "plot_inference_memory": "kbatch.inference.figures",
@@ -146,8 +146,7 @@ if TYPE_CHECKING:
     from kbatch.study.figures.ranking import plot_ranking
     from kbatch.study.figures.time_to_target import plot_time_to_target
     from kbatch.study.figures.trials import plot_trials
-    from kbatch.study.loading import load_study
-    from kbatch.study.study import Study
+    from kbatch.study.study import Study, load_study
     from kbatch.throughput.figure import plot_training_profile
     from kbatch.throughput.measure import profile_training
     from kbatch.throughput.record import TrainingProfile

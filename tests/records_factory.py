@@ -1,7 +1,7 @@
 """Records for tests: every argument has a plausible value, a test names those it is about."""
 
-from kbatch.records.environment import EnvironmentRecord
 from kbatch.records.notes import RunNote
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
 from kbatch.study.study import SearchRecord, Study

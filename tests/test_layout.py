@@ -62,8 +62,8 @@ EXPERIMENTS = {
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # Both may only fall.
-MOST_LINES = 38_277
-MOST_FILES = 176
+MOST_LINES = 37_778
+MOST_FILES = 172
 
 
 def dotted(path):

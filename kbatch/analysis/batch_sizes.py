@@ -87,10 +87,6 @@ def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
 
 
 def equal_parts(batch_size: int, largest: int) -> int:
-    """Return the size of the fewest parts of a batch that are at most `largest` and about equal.
-
-    >>> equal_parts(512, 300), equal_parts(512, 512)
-    (256, 512)
-    """
+    """Return the size of the fewest parts of a batch that are at most `largest` and about equal."""
     parts = -(-batch_size // largest)
     return -(-batch_size // parts)

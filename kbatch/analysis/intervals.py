@@ -60,11 +60,7 @@ def t_quantile(degrees_of_freedom: int) -> float:
 
 
 def median_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a median; None for fewer than six values.
-
-    >>> median_interval([3.0, 1.0, 2.0, 6.0, 5.0, 4.0])
-    Interval(low=1.0, high=6.0)
-    """
+    """Compute the 95 % interval of a median; None for fewer than six values."""
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
         return None
@@ -85,15 +81,10 @@ class RoundEstimate:
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
     """Summarise positive values of several rounds.
 
-    With nine rounds or more the interval is that of a median: one disturbed round does not widen
-    it. With fewer it is Student's, of the logarithms.
+    From nine rounds on the interval is that of a median, below Student's of the logarithms.
     """
     if not len(values):
         return None
-    if not all(value > 0 and math.isfinite(value) for value in values):
-        raise ValueError(
-            f"Values of rounds must be positive and finite. Received: values={list(values)}."
-        )
     interval = median_interval(values)
     if len(values) < _ROUNDS_FOR_ORDER:
         logs = mean_interval([math.log(value) for value in values])
@@ -105,11 +96,6 @@ def ratio_over_rounds(
     numerator: Sequence[float], denominator: Sequence[float]
 ) -> RoundEstimate | None:
     """Summarise the ratio of two contenders, paired by round."""
-    if len(numerator) != len(denominator):
-        raise ValueError(
-            "Both contenders must have been measured in the same rounds. Received: "
-            f"{len(numerator)} and {len(denominator)} rounds."
-        )
     return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
 
 

@@ -76,21 +76,18 @@ def next_pair(
     most: int,
     pending: Sequence[tuple[int, float]] = (),
 ) -> NextPair:
-    """Choose the pair to run next, or describe why none is.
+    """Choose the pair to run next of `most` in all, or describe why none is.
 
-    Args:
-        batch_sizes: Batch sizes to choose from, ascending.
-        factors: Factors of the learning rate to choose from, ascending.
-        runs: All executions so far.
-        larger_is_better: Direction of the objective.
-        tolerance: Difference of the objective that does not matter, in its units.
-        most: Executions in all.
-        pending: Pairs that run, each counted as if it showed what the model expects of it.
+    Each of the `pending` pairs counts as if it showed what the model expects of it.
     """
     left = [(b, a) for b in batch_sizes for a in factors if _may_run(b, a, runs)]
     tried = [*((run.batch_size, run.factor) for run in runs), *pending]
-    opening = [pair for pair in _opening(batch_sizes, factors) if pair in left]
-    begun = next((pair for pair in opening if pair not in tried), None)
+    # It begins with the rule's rate at both ends and in the middle, and around that.
+    rule = min(range(len(factors)), key=lambda i: abs(math.log(factors[i])))
+    middle = batch_sizes[len(batch_sizes) // 2]
+    opening = [(size, factors[rule]) for size in (middle, batch_sizes[0], batch_sizes[-1])]
+    opening += [(middle, factors[i]) for i in (max(0, rule - 2), min(len(factors) - 1, rule + 2))]
+    begun = next((pair for pair in opening if pair in left and pair not in tried), None)
     if begun is not None and len(tried) < most:
         return NextPair(begun, "start")
     model = PairModel.of(runs, left, larger_is_better=larger_is_better, tolerance=tolerance)
@@ -112,16 +109,6 @@ def next_pair(
         fewest = min(repeats, key=lambda pair: (tried.count(pair), finals.index(pair)))
         return NextPair(fewest, "final", best, chance)
     return NextPair(None, "settled" if untried else "all tried", best, chance)
-
-
-def _opening(batch_sizes: Sequence[int], factors: Sequence[float]) -> list[tuple[int, float]]:
-    """Return the pairs to begin with: the rule's at both ends and the middle, and around that."""
-    rule = min(factors, key=lambda factor: abs(math.log(factor)))
-    place, reach = factors.index(rule), 2
-    around = [factors[max(0, place - reach)], factors[min(len(factors) - 1, place + reach)]]
-    middle = batch_sizes[len(batch_sizes) // 2]
-    pairs = [(middle, rule), (batch_sizes[0], rule), (batch_sizes[-1], rule)]
-    return list(dict.fromkeys([*pairs, *((middle, factor) for factor in around)]))
 
 
 def _may_run(batch_size: int, factor: float, runs: Sequence[PairRun]) -> bool:
@@ -267,10 +254,7 @@ class PairModel(NamedTuple):
         return [self.pairs[i] for i in order if not self.counts[i]]
 
     def finals(self) -> list[tuple[int, float]]:
-        """Return the best pair of each size that may be as good as the best, the best first.
-
-        There are two where two sizes were tried: one alone is compared with nothing.
-        """
+        """Return the best pair of each size that may be as good as the best, at least two."""
         tried = np.where(self.counts > 0, self.means, -np.inf)
         draws, order = self._draws(), np.argsort(-tried, kind="stable")
         found: dict[int, tuple[int, float]] = {}

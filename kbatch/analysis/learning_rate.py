@@ -146,12 +146,8 @@ def scale_weight_decay(
 ) -> float:
     """Scale a decoupled weight decay so that its timescale in examples stays.
 
-    An update takes the share eta lambda of a weight away, as in Keras's AdamW. To first order in
-    that share the decay over a pass through the data is then the same at every batch size. With the
+    An update takes the share eta lambda of a weight away, as in Keras's AdamW. With the
     `learning_rate` of the base batch size, which need not be known, the share is at most 1.
-
-    >>> scale_weight_decay(0.004, batch_size=256, base_batch_size=64, learning_rate_ratio=2.0)
-    0.008
     """
     if not learning_rate_ratio > 0:
         received = f"Received: learning_rate_ratio={learning_rate_ratio}."
@@ -162,11 +158,7 @@ def scale_weight_decay(
 
 
 def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scale BatchNormalization's momentum so that its half-life in examples stays.
-
-    >>> scale_batch_norm_momentum(0.99, batch_size=128, base_batch_size=64)
-    0.9801
-    """
+    """Scale BatchNormalization's momentum so that its half-life in examples stays."""
     if not 0 <= momentum <= 1:
         raise ValueError(f"`momentum` must lie in [0, 1]. Received: momentum={momentum}.")
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)

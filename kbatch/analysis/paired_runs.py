@@ -84,12 +84,10 @@ def judge(
 ) -> Verdict:
     """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
 
-    A candidate with fewer executions than others has been dropped by a race: it stays in `worse`.
-    With one execution each nothing is certain, since what seeds do is not known. The smallest size
-    comes first, which is preferred where nothing else decides. `tolerance` is in the metric's unit;
-    a certain answer is right with `confidence` at all `looks` at growing data, this one included.
+    A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
+    smallest size comes first, which is preferred where nothing else decides. A certain answer is
+    right with `confidence` at all `looks` at growing data, this one included.
     """
-    _check(candidates, tolerance, confidence, looks)
     counts = [len(candidate.values) for candidate in candidates]
     rounds = max(counts)
     dropped = {index for index, count in enumerate(counts) if count < rounds}
@@ -242,33 +240,10 @@ def _distances(rows: np.ndarray) -> np.ndarray:
 
 
 def _example_share(candidates: Sequence[Candidate]) -> float:
-    """Return the square of what one example on which two sizes disagree adds to a difference.
-
-    It is the smallest step of the blocks' means, which is next to nothing for a loss.
-    """
+    """Return the square of what one example on which two sizes disagree adds to a difference."""
     # The last block may have fewer examples than the others.
     first = np.array([c.outcomes[0, :-1] for c in candidates if c.outcomes is not None], float)
     blocks = first.shape[1] + 1
     step = blocks / (candidates[0].examples or blocks)
     steps = np.diff(np.unique(np.round(first, 6)))
     return (float(steps.min(initial=step)) / blocks) ** 2
-
-
-def _check(
-    candidates: Sequence[Candidate], tolerance: float, confidence: float, looks: int
-) -> None:
-    counts = [len(candidate.values) for candidate in candidates]
-    known = [(k, c.outcomes) for k, c in zip(counts, candidates, strict=True)]
-    known = [(count, outcomes) for count, outcomes in known if outcomes is not None]
-    if not counts or not min(counts) or not all(np.isfinite(c.values).all() for c in candidates):
-        fault = "`candidates` must be at least one, each with values, all of them finite"
-    elif not (tolerance >= 0 and 0.5 < confidence < 1 and looks >= 1):
-        fault = "`tolerance` is not negative, `confidence` in (0.5, 1) and `looks` at least 1"
-    elif len({o.shape[1:] for _, o in known}) > 1 or any(len(o) < count for count, o in known):
-        fault = "`outcomes` must be [executions, blocks], with the same blocks for all candidates"
-    else:
-        return
-    raise ValueError(
-        f"{fault}. Received: {counts} values, outcomes of shape {[o.shape for _, o in known]}, "
-        f"tolerance={tolerance}, confidence={confidence}, looks={looks}."
-    )

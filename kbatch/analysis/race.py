@@ -39,11 +39,10 @@ def race(
     confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
 ) -> RaceState:
-    """Find where a race is, and what it executes next.
+    """Find where a race is, and what it executes next, from the executions there are.
 
-    All follows from the executions there are: earlier looks are repeated, so that what has left the
-    race stays out. Candidates come smallest size first, without values where none was executed
-    yet; `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
+    Candidates come smallest size first, without values where none was executed yet;
+    `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
     """
     counts = [len(candidate.values) for candidate in candidates]
     looks = race_looks(len(candidates), max_executions)

@@ -59,11 +59,7 @@ def ratio_of_estimates(
 def ratio_of_means(
     numerators: np.ndarray, denominators: np.ndarray, *, weights: np.ndarray
 ) -> Ratio:
-    """Divide the mean of one quantity by the mean of another.
-
-    Assumes independent pairs, such as blocks of consecutive steps. Their covariance is that of
-    a weighted mean about itself, the linearised ("sandwich") form.
-    """
+    """Divide the mean of one quantity by that of another, of independent pairs such as blocks."""
     count = len(weights)
     if count < FEWEST_VALUES:
         return UNRESOLVED

@@ -67,16 +67,6 @@ class LatencyCurve:
         return dataclasses.replace(self, latencies_s=latencies)
 
 
-def fit_latency_curve(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> LatencyCurve:
-    """Join measurements at several batch sizes: takes and raises what `fit_latency` does."""
-    from scipy.optimize import isotonic_regression
-
-    sizes, latencies = check_measurements(batch_sizes, latencies_s)
-    places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
-    medians = [np.log(np.median(latencies[index == i])) for i in range(len(places))]
-    return LatencyCurve(places, np.exp(isotonic_regression(medians, weights=counts).x), counts)
-
-
 def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
     """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""
     return float(np.exp2(np.interp(np.log2(x), np.log2(xs), np.log2(ys))))
@@ -119,7 +109,13 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     >>> latency.peak_throughput.value, latency.half_peak_batch_size.value
     (1000.0, 4.0)
     """
-    return Latency(fit_line(batch_sizes, latencies_s), fit_latency_curve(batch_sizes, latencies_s))
+    from scipy.optimize import isotonic_regression
+
+    sizes, latencies = check_measurements(batch_sizes, latencies_s)
+    places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    medians = [np.log(np.median(latencies[index == i])) for i in range(len(places))]
+    joined = np.exp(isotonic_regression(medians, weights=counts).x)
+    return Latency(fit_line(sizes, latencies), LatencyCurve(places, joined, counts))
 
 
 # A size that is whole but for rounding.
@@ -171,13 +167,7 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer
 
 
 def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
-    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained.
-
-    On the line a size of k times another one, at 9 n_half, has 0.9 + 0.1 k times its throughput.
-
-    >>> is_saturated((64, 128), (0.010, 0.0195))
-    True
-    """
+    """Return whether the larger of two sizes has 90 % of the peak throughput, by what it gained."""
     factor = batch_sizes[1] / batch_sizes[0]
     gain = factor * latencies_s[0] / latencies_s[1]
     return gain <= 0.9 + 0.1 * factor

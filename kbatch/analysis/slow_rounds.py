@@ -67,11 +67,7 @@ class _TwoGroups(NamedTuple):
 
 
 def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
-    """Leave out the times of slow rounds where two groups of rounds can be told apart.
-
-    >>> without_slow_rounds([[1.0, 1.9, 0.97, 1.05, 2.1], [2.0, 2.02, 3.9, 1.98, 4.1]])
-    [(1.0, 0.97, 1.05), (2.0, 2.02, 1.98)]
-    """
+    """Leave out the times of slow rounds where two groups of rounds can be told apart."""
     everything = [tuple(group) for group in groups]
     counts = [len(group) for group in groups]
     if sum(counts) - len(groups) < 3:

@@ -40,11 +40,7 @@ def throughput_of_windows(
 def steady_windows(
     examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
 ) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps into windows of at least 50 ms.
-
-    A timer's resolution and a callback's hiccup weigh little in a window that long. Steps
-    left over at the end, the ragged last batch among them, join the last window.
-    """
+    """Join consecutive steady steps into windows of at least 50 ms; what is left joins the last."""
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
     shortest = max(SHORTEST_WINDOW_S, sum(s for _, s in counted) / MOST_WINDOWS)
     windows: list[tuple[int, float]] = []
@@ -61,14 +57,7 @@ def steady_windows(
 
 
 class PowerIntegral(NamedTuple):
-    """The energy between the first and the last reading of a power.
-
-    E = sum over i of (P_i + P_(i+1)) / 2 (t_(i+1) - t_i), the trapezoid rule: exact for a power
-    that is linear between its readings.
-
-    >>> PowerIntegral().add(0.0, 100.0).add(2.0, 200.0).energy_j
-    300.0
-    """
+    """The energy between the first and the last reading of a power, by the trapezoid rule."""
 
     energy_j: float = 0.0  # So far; 0 before the second reading.
     first_s: float | None = None
@@ -104,12 +93,6 @@ class ThinnedSeries:
 
     Whenever the number of pieces reaches the bound, which is even, neighbours are joined: memory
     and record stay small however long the series grows, and the mean of the whole is kept.
-
-    >>> series = ThinnedSeries(columns=1, most=2)
-    >>> for reading in (1, 2, 3, 4):
-    ...     series.add((reading,))
-    >>> series.means
-    [(1.5,), (3.5,)]
     """
 
     def __init__(self, *, columns: int, most: int = _MOST_PIECES):

@@ -6,34 +6,41 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-_UNITS = {"": 1, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
-_UNITS |= {f"{prefix}I": 2 ** (10 * power) for power, prefix in enumerate("KMGT", start=1)}
-_SIZE = re.compile(r"([\d.]+)\s*([KMGT]?I?)B?")
+    from kbatch.document.section import Section
+    from kbatch.document.tables import Table
+
+
+def quantity(text: str, units: Mapping[str, float], required: str) -> float:
+    """Read a positive number with its unit; `required` says what is required and how it came."""
+    found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
+    try:
+        value = float(found[1]) * units[found[2]] if found else 0.0
+    except (KeyError, ValueError):
+        value = 0.0
+    if value <= 0:
+        raise ValueError(f"{required} {text}.")
+    return value
+
+
+_POWERS = {
+    f"{unit}{i}": base**power
+    for power, unit in enumerate("kmgt", start=1)
+    for i, base in (("", 1000), ("i", 1024))
+}
+_BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS.items()}
 
 
 def memory_size(text: str) -> int:
-    """Read a size of memory.
-
-    >>> memory_size("2GiB"), memory_size("500MB")
-    (2147483648, 500000000)
-    """
-    found = _SIZE.fullmatch(text.strip().upper())
-    try:
-        size = int(float(found[1]) * _UNITS[found[2]]) if found else 0
-    except (KeyError, ValueError):
-        size = 0
-    if size <= 0:
-        raise ValueError(
-            f"A size of memory is a number with a unit, such as 2GiB or 500MB. Received: {text}."
-        )
-    return size
+    """Read a size of memory, such as 2GiB or 500MB."""
+    required = "A size of memory is a number with a unit, such as 2GiB or 500MB. Received:"
+    return int(quantity(text, _BYTES, required))
 
 
 BUILD, DATA = "MODULE:BUILD", "--data"
@@ -91,20 +98,20 @@ def named(text: str, option: str) -> Any:
     return found
 
 
-def named_build(text: str, option: str) -> Any:
+def named_build(text: str) -> Any:
     """Return the model, or what builds it, that a name stands for."""
-    given = named(text, option)
+    given = named(text, BUILD)
     if callable(given) or hasattr(given, "build"):
         return given
     raise ValueError(
-        f"`{option}` must name a compiled model or a function that returns one. "
-        f"Received: {option} {text}, a {type(given).__name__}."
+        f"`{BUILD}` must name a compiled model or a function that returns one. "
+        f"Received: {BUILD} {text}, a {type(given).__name__}."
     )
 
 
-def named_data(text: str, option: str) -> Any:
+def named_data(text: str) -> Any:
     """Return the data that a name stands for; a function that wants a batch size stays one."""
-    given = named(text, option)
+    given = named(text, DATA)
     if not callable(given) or hasattr(given, "element_spec"):
         return given
     parameters = inspect.signature(given).parameters.values()
@@ -112,15 +119,15 @@ def named_data(text: str, option: str) -> Any:
     return given if required else given()
 
 
-def named_x_y(text: str, option: str) -> tuple[Any, Any]:
+def named_x_y(text: str) -> tuple[Any, Any]:
     """Return the x and y that a name stands for."""
-    data = named_data(text, option)
+    data = named_data(text)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
     if isinstance(data, (tuple, list)):
         raise ValueError(
-            f"`{option}` must give (x, y), a dataset or a function batch_size -> dataset. "
-            f"Received: {option} {text}, which gives {len(data)} values."
+            f"`{DATA}` must give (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {DATA} {text}, which gives {len(data)} values."
         )
     return data, None
 
@@ -191,23 +198,27 @@ def say(console: "Console", line: str) -> None:
     console.print(line, highlight=False, markup=False, soft_wrap=True)
 
 
-def print_table(
-    console: "Console",
-    titles: Sequence[str],
-    rows: Iterable[Sequence[str]],
-    *,
-    left: Collection[int],
-    widths: Sequence[int] | None = None,
-    bold: int | None = None,
-) -> None:
-    """Print a table whose columns stand to the right but for some, and one row perhaps bold."""
-    from rich import box
-    from rich.table import Table
+def print_section(console: "Console", section: "Section") -> None:
+    """Print what a report says of a record: the answer, its tables and its notes."""
+    for line in (section.headline, *section.lead, *section.details):
+        say(console, line)
+    for table in section.tables:
+        say(console, f"\n{table.title}")
+        print_table(console, table)
+    for note in section.notes:
+        say(console, f"Note: {note.text}")
 
-    table = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i, title in enumerate(titles):
-        justify = "left" if i in left else "right"
-        table.add_column(title, justify=justify, width=None if widths is None else widths[i])
-    for i, row in enumerate(rows):
-        table.add_row(*row, style="bold" if i == bold else None)
-    console.print(table)
+
+def print_table(console: "Console", table: "Table", widths: Sequence[int] | None = None) -> None:
+    """Print a table, numbers to the right and the best row bold."""
+    from rich import box
+    from rich.markup import escape
+    from rich.table import Table as Printed
+
+    printed = Printed(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for i, column in enumerate(table.columns):
+        side, width = "right" if column.numeric else "left", widths[i] if widths else None
+        printed.add_column(column.title, justify=side, width=width, overflow="fold")
+    for row in table.rows:
+        printed.add_row(*map(escape, row.texts), style="bold" if row.best else None)
+    console.print(printed)

@@ -6,15 +6,14 @@ import sysconfig
 from collections import Counter
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.tuner import BatchSizeTuner
-from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.study import Study
+from kbatch.study.study import RECORD_NAME, Study, load_study
 from kbatch.training.dtype_policy import slow_float16_text
 
 PROJECT_NAME = "demo-search"
@@ -44,7 +43,12 @@ def run_demo(
     seed: int,
 ) -> Study:
     """Search over batch sizes."""
-    _check_folder(directory / PROJECT_NAME)
+    folder = directory / PROJECT_NAME
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            "The demonstration replaces an earlier one only: give another `--output`. Received: "
+            f"{folder}, which is no earlier demonstration."
+        )
     x, y = task.load()
     hypermodel = BatchSizeHyperModel(
         task.build,
@@ -76,14 +80,6 @@ def default_policy(slowdown: float | None) -> tuple[str, str | None]:
     )
 
 
-def _check_folder(folder: Path) -> None:
-    if folder.exists() and not (folder / RECORD_NAME).exists():
-        raise FileExistsError(
-            "The demonstration replaces an earlier one only: give another `--output`. Received: "
-            f"{folder}, which is no earlier demonstration."
-        )
-
-
 def load_images() -> tuple[np.ndarray, np.ndarray]:
     """Load 5,000 images of MNIST, shape (5000, 28, 28, 1) in [0, 1], with their digits."""
     try:
@@ -100,29 +96,27 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
 
 def build_image_model() -> keras.Model:
     """Build a small convolutional net whose learning rate suits the smallest batch."""
-    model = keras.Sequential(
-        [
-            layers.Input((28, 28, 1)),
-            layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
-            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
-            layers.Flatten(),
-            layers.Dense(64, activation="relu"),
-            # Probabilities in float32: float16 rounds them to 0.
-            layers.Dense(10, activation="softmax", dtype="float32"),
-        ]
+    return _classifier(
+        layers.Input((28, 28, 1)),
+        layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
+        layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+        layers.Flatten(),
+        classes=10,
+        learning_rate=1e-3,
     )
-    model.compile(
-        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
+
+
+def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
+    # Probabilities in float32: float16 rounds them to 0.
+    answer = layers.Dense(classes, activation="softmax", dtype="float32")
+    model = keras.Sequential([*first, layers.Dense(64, activation="relu"), answer])
+    adam = keras.optimizers.Adam(learning_rate)
+    model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
 
 def load_texts() -> tuple[np.ndarray, np.ndarray]:
-    """Load the functions of Python's standard library as tokens, with their package.
-
-    Returns:
-        Token ids of shape (functions, 80), padded with 0, and the index of the package of each.
-    """
+    """Load the functions of Python's library as 80 padded token ids each, with their package."""
     library = Path(sysconfig.get_path("stdlib"))
     texts = [
         (re.findall(r"\w+|[^\w\s]", text), label)
@@ -157,19 +151,13 @@ def _functions(source: str) -> Iterator[str]:
 
 def build_text_model() -> keras.Model:
     """Build a net that masks the padding, whose learning rate suits the smallest batch."""
-    model = keras.Sequential(
-        [
-            layers.Input((TOKENS,), dtype="int32"),
-            layers.Embedding(VOCABULARY, 32, mask_zero=True),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(64, activation="relu"),
-            layers.Dense(len(PACKAGES), activation="softmax", dtype="float32"),
-        ]
+    return _classifier(
+        layers.Input((TOKENS,), dtype="int32"),
+        layers.Embedding(VOCABULARY, 32, mask_zero=True),
+        layers.GlobalAveragePooling1D(),
+        classes=len(PACKAGES),
+        learning_rate=2e-3,
     )
-    model.compile(
-        keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
-    )
-    return model
 
 
 TASKS = {

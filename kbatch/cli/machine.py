@@ -38,10 +38,7 @@ def _run_doctor(options: argparse.Namespace) -> None:
 
 
 def _examine(variables: Mapping[str, str]) -> "Examination":
-    """Look at versions, devices, memory and the speed of dtype policies.
-
-    Where a package is missing the rest is left out: it could not be read.
-    """
+    """Examine versions, devices, memory and the speed of policies as far as packages are there."""
     from kbatch.device.doctor import Examination, Finding, read_package_findings
 
     packages = read_package_findings()

@@ -2,13 +2,10 @@
 
 import argparse
 import contextlib
-import re
 from pathlib import Path
 from typing import Any
 
 from kbatch.cli.arguments import (
-    BUILD,
-    DATA,
     add_model_arguments,
     add_output,
     check_model_arguments,
@@ -17,7 +14,8 @@ from kbatch.cli.arguments import (
     named_build,
     named_data,
     named_x_y,
-    print_table,
+    print_section,
+    quantity,
     say,
     starting_console,
 )
@@ -25,7 +23,6 @@ from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
 _UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-_FIGURES = ("throughput", "operating_curve", "paths", "memory", "tails", "noise")
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 
 
@@ -53,25 +50,16 @@ def add_inference(commands: Any) -> None:
 
 
 def milliseconds(text: str) -> float:
-    """Read a time with its unit.
-
-    >>> milliseconds("20ms"), milliseconds("0.5s")
-    (20.0, 500.0)
-    """
-    found = re.fullmatch(r"\s*([0-9]*\.?[0-9]+)\s*(us|ms|s)\s*", text)
-    if found is None or float(found[1]) == 0:
-        raise ValueError(
-            "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s. "
-            f"Received: --slo {text}."
-        )
-    return float(found[1]) * _UNITS_MS[found[2]]
+    """Read a time with its unit, such as 20ms or 0.5s."""
+    required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
+    return quantity(text, _UNITS_MS, f"{required} Received: --slo")
 
 
 def _run_inference(options: argparse.Namespace) -> None:
     from rich.markup import escape
 
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.inference.report import inference_lines, inference_rows
+    from kbatch.inference.report import inference_section
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
     sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
@@ -102,13 +90,11 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    print_table(console, *inference_rows(profile), left=(0, 1))
-    for line in inference_lines(profile, target_ms):
-        console.print(line, highlight=False, markup=False)
+    print_section(console, inference_section(profile))
     profile.save(options.output / "profile.json")
     profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
     say(console, f"profile: {options.output / 'profile.json'}")
-    for name in _FIGURES:
+    for name in figures.FIGURES:
         path = options.output / f"{name}.png"
         try:
             save_figure(getattr(figures, f"plot_inference_{name}")(profile), path)
@@ -140,13 +126,14 @@ def _run_input(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
 
     check_model_arguments(options)
+    console = starting_console()
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
     from kbatch.input_pipeline.figure import plot_input_pipeline
-    from kbatch.input_pipeline.report import input_lines
+    from kbatch.input_pipeline.report import input_section
     from kbatch.plotting.saving import save_figure
 
-    build, data = named_build(options.build, BUILD), named_data(options.data, DATA)
+    build, data = named_build(options.build), named_data(options.data)
     given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
     budgets = {name: value for name, value in given.items() if value is not None}
     profile = profile_input_pipeline(
@@ -155,8 +142,8 @@ def _run_input(options: argparse.Namespace) -> None:
     record, figure = options.output / "input.json", options.output / "input.png"
     profile.save(record)
     save_figure(plot_input_pipeline(profile), figure)
-    print("\n".join(input_lines(profile)))
-    print(f"record: {record}\nfigure: {figure}")
+    print_section(console, input_section(profile))
+    say(console, f"record: {record}\nfigure: {figure}")
 
 
 def add_max_batch(commands: Any) -> None:
@@ -178,7 +165,7 @@ def add_max_batch(commands: Any) -> None:
 
 def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.memory.report import max_batch_lines, probe_rows
+    from kbatch.memory.report import max_batch_section
 
     check_model_arguments(options)
     limit_bytes = options.limit and memory_size(options.limit)
@@ -186,8 +173,8 @@ def _run_max_batch(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
-    build = named_build(options.build, BUILD)
-    x, y = named_x_y(options.data, DATA)
+    build = named_build(options.build)
+    x, y = named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
         result = find_max_batch_size(
@@ -199,10 +186,7 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    titles = ("batch size", "peak memory", "of the limit", "outcome", "seconds", "run")
-    print_table(console, titles, probe_rows(result), left=(3, 5))
-    for line in max_batch_lines(result):
-        say(console, line)
+    print_section(console, max_batch_section(result))
     if options.output is not None:
         result.save(options.output)
         say(console, f"result: {options.output}")
@@ -243,8 +227,8 @@ def _run_recommend(options: argparse.Namespace) -> None:
     from kbatch.plotting.saving import save_figure
     from kbatch.recommendation.figure import plot_limits
 
-    build = named_build(options.build, BUILD)
-    x, y = named_x_y(options.data, DATA)
+    build = named_build(options.build)
+    x, y = named_x_y(options.data)
     found = recommend(
         build,
         x,

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbatch.cli.arguments import add_output, integers, print_table, say, starting_console
+from kbatch.document.tables import Cell
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -106,8 +107,7 @@ def add_export(commands: Any) -> None:
 
 def _export(options: argparse.Namespace) -> None:
     from kbatch.records.json_codec import write_whole_file
-    from kbatch.study.loading import load_study
-    from kbatch.study.study import refuse_empty
+    from kbatch.study.study import load_study, refuse_empty
     from kbatch.study.trackers import check_trackers
 
     output = options.output or Path("kbatch-trials.csv")
@@ -194,14 +194,10 @@ def print_trials(study: "Study", console: "Console") -> None:
     shown = varying
     while len(shown) > _FEWEST_COLUMNS and not fit(shown):
         shown = shown[:-1]
-    print_table(
-        console,
-        [titles[i] for i in shown],
-        [[row[i] for i in shown] for row in rows],
-        left=[place for place, i in enumerate(shown) if not table.columns[i].numeric],
-        widths=[widths[i] for i in shown],
-        bold=next((place for place, row in enumerate(table.rows) if row.best), None),
-    )
+    columns = tuple(table.columns[i] for i in shown)
+    cells = (tuple(Cell(row[i]) for i in shown) for row in rows)
+    kept = tuple(row._replace(cells=each) for row, each in zip(table.rows, cells, strict=True))
+    print_table(console, table._replace(columns=columns, rows=kept), [widths[i] for i in shown])
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
         say(console, f"in the report too: {', '.join(left_out)}")
     if rows and len(varying) < len(titles):

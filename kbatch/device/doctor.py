@@ -17,8 +17,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from kbatch.document.numbers import gibibytes, pluralize
 from kbatch.document.section import processes_text
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import check_choice
+from kbatch.records.record import EnvironmentRecord, check_choice
 from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ import psutil
 import tensorflow as tf
 
 from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
-from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import EnvironmentRecord
 
 _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
 

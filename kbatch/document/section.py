@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kbatch.document.numbers import gibibytes, join_words, memory_text, shortened
 from kbatch.document.tables import Table
-from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:

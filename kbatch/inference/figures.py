@@ -12,6 +12,7 @@ from kbatch.document.numbers import count_range, format_number, join_words, memo
 from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
+from kbatch.memory.record import peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
@@ -178,9 +179,6 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on, whose place two panels take; a new figure if None.
 
-    Returns:
-        The (upper) Axes; their label, `get_label()`, describes the figure.
-
     Raises:
         ValueError: If nothing was timed.
     """
@@ -215,9 +213,6 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     Args:
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If nothing was timed.
@@ -286,9 +281,6 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
         profile: A profile with several call paths or policies.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If there is nothing to compare, with what to measure.
     """
@@ -331,8 +323,8 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
     series = []
     for policy in dict.fromkeys(m.dtype_policy for m in profile.memory):
         records = [m for m in profile.memory if m.dtype_policy == policy]
-        known = {m.batch_size: m.peak_bytes for m in records if m.peak_bytes is not None}
-        fit = fit_memory({size: float(peak) for size, peak in known.items()})
+        known = peaks_under(policy, records)
+        fit = fit_memory(known)
         largest, most_bytes = 0, _GUARD_SHARE * (profile.memory_limit_bytes or 0)
         # Less than a byte an example is rounding, not growth.
         if fit is not None and fit.bytes_per_example >= 1:
@@ -356,9 +348,6 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
     Args:
         profile: A profile whose memory was measured.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If no memory was measured.
@@ -412,9 +401,6 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If there are no single calls.
     """
@@ -467,9 +453,6 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
     Args:
         profile: A profile, from `profile_inference`.
         ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If nothing was timed on the first call path.

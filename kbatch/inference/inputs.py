@@ -11,7 +11,7 @@ from kbatch.errors import InputError
 from kbatch.library_internals import declared_structure, is_called_in_graph, layers_of
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
-from kbatch.training.data.sample_rows import SampleElements, SampleRows, sample_of
+from kbatch.training.data.sample_rows import SampleElements, sample_of
 
 _MADE_ROWS = 64
 _MADE_NOTE = "Inputs were made at random for the model's input shapes."
@@ -28,11 +28,6 @@ class InferenceInputs(NamedTuple):
         count = len(keras.tree.flatten(self.rows)[0])
         index = np.arange(batch_size) % count
         return keras.tree.map_structure(lambda leaf: leaf[index], self.rows)
-
-    @property
-    def source(self) -> SampleRows:
-        """The rows as a probe of memory takes them."""
-        return SampleRows((self.rows,), None, self.note)
 
 
 def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:

@@ -45,6 +45,7 @@ from kbatch.memory.probe import (
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.workload import Workload
 from kbatch.timing.rounds import TimingPlan
+from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
 
 _LARGEST_DEFAULT = 4096
@@ -248,10 +249,11 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
-    passes: list[MemoryPass] = []
+    records: list[MemoryRecord] = []
+    notes: list[str] = []
+    limits_bytes: list[int] = []
     for policy, model in models.items():
         with _probes(model, inputs, plan.memory_limit_bytes) as (probes, facts):
-            records: list[MemoryRecord] = []
             for record in ascend_memory(
                 probes,
                 plan.batch_sizes,
@@ -265,22 +267,17 @@ def measure_predict_memory(
                 if record.peak_bytes is not None:
                     found = memory_text(record.peak_bytes)
                 say(f"memory of batch {record.batch_size} under {policy}: {found}")
-            notes = tuple(note for note in facts.notes if note != inputs.note)
-            passes.append(MemoryPass(tuple(records), facts.limit_bytes, notes))
-    return MemoryPass(
-        tuple(record for one in passes for record in one.records),
-        passes[0].limit_bytes,
-        tuple(note for one in passes for note in one.notes),
-    )
+            notes += [note for note in facts.notes if note != inputs.note]
+            limits_bytes.append(facts.limit_bytes)
+    return MemoryPass(tuple(records), limits_bytes[0], tuple(notes))
 
 
 @contextlib.contextmanager
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
 ) -> Iterator[tuple[Probes, WorkloadFacts]]:
-    workload = Workload(
-        lambda: model, inputs.source, keras.config.dtype_policy().name, training=False
-    )
+    rows = SampleRows((inputs.rows,), None, inputs.note)
+    workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:

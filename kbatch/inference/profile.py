@@ -22,10 +22,9 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
 from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
@@ -333,14 +332,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
     @property
     def memory_fit(self) -> MemoryFit | None:
         """The line through the memory of the first policy, None from fewer than two sizes."""
-        policy = self.series[0][1]
-        return fit_memory(
-            {
-                m.batch_size: float(m.peak_bytes)
-                for m in self.memory
-                if m.peak_bytes is not None and m.dtype_policy == policy
-            }
-        )
+        return fit_memory(peaks_under(self.series[0][1], self.memory))
 
     def predict_memory_bytes(self, batch_size: int) -> float:
         """Estimate the memory of a batch from the fitted line, in bytes.

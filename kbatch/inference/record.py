@@ -11,7 +11,7 @@ from kbatch.analysis.intervals import (
     quantile_upper_bound,
 )
 from kbatch.inference.target_search import keeps_to
-from kbatch.records.record import SHORTEST_S, check_ranges
+from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
 from kbatch.records.usage import median_known
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")
@@ -46,11 +46,7 @@ class TimingRecord:
     throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.outcome not in TIMING_OUTCOMES:
-            raise ValueError(
-                f"`outcome` must be one of {', '.join(TIMING_OUTCOMES)}. "
-                f"Received: outcome={self.outcome!r}."
-            )
+        check_choice(TIMING_OUTCOMES, outcome=self.outcome)
         if (self.outcome == "measured") != bool(self.block_medians_s):
             raise ValueError(
                 "A timing has blocks if, and only if, it was measured. Received: "
@@ -125,10 +121,7 @@ class TwinRecord:
 
     @property
     def noise_floor(self) -> float | None:
-        """The difference that equal settings may show, as a share; None from too few rounds.
-
-        It is the farther end from 0 of the 95 % interval of the median log ratio.
-        """
+        """The difference that equal settings may show, as a share; None from too few rounds."""
         interval = median_interval(self.log_ratios)
         return None if interval is None else max(abs(interval.low), abs(interval.high))
 

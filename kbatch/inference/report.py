@@ -1,4 +1,4 @@
-"""An inference profile in words: the lines and rows of a terminal, and the section of a page."""
+"""An inference profile in words: the section of a page or a terminal."""
 
 import contextlib
 import functools
@@ -24,19 +24,12 @@ from kbatch.inference.record import OutputChange
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
-_CLOCKS_DIFFER = "the GPU clock differed between batches ({}), which also affects their times"
 # Property of the profile, question, and what the batch size does, as the end of a sentence.
 _QUESTIONS = (
     ("efficient", "90 % of the peak throughput", "is the smallest with 90 % of the peak rate"),
     ("knee", "Largest throughput over latency", "has the largest throughput over latency"),
     ("fastest", "Largest measured throughput", "had the largest throughput"),
 )
-
-
-def inference_rows(profile: InferenceProfile) -> tuple[tuple[str, ...], list[tuple[str, ...]]]:
-    """Write a row a call path, policy and batch size, under titles."""
-    table = _timing_table(profile)
-    return tuple(title.lower() for title in table.headers), [row.texts for row in table.rows]
 
 
 def _timing_table(profile: InferenceProfile) -> Table:
@@ -74,76 +67,39 @@ def _timing_table(profile: InferenceProfile) -> Table:
 class _Answer(NamedTuple):
     """A question, with the batch size that answers it or the reason why none does."""
 
-    name: str
     question: str
     words: str
     found: InferenceAnswer | None
     reason: str
     has_target: bool
 
-    @property
-    def line(self) -> str:
-        """The answer in a line."""
-        if self.found is None:
-            return f"{self.name}: n/a ({self.reason})"
-        status, span = ", not measured" if self.found.extrapolated else "", ""
-        if self.has_target:
-            status = ", verified" if self.found.verified else ", not verified"
-        elif self.found.interval is not None:
-            span = f", 95 % interval {interval_text(self.found.interval)}"
-        return f"{self.name}: batch size {self.found.batch_size:,}{status} ({self.reason}{span})"
 
-
-def _answers(profile: InferenceProfile, latency_ms: float | None = None) -> list[_Answer]:
+def _answers(profile: InferenceProfile) -> list[_Answer]:
     """Ask a profile for the batch sizes that it knows, those of latency targets first."""
-    targets = [] if latency_ms is None else [(latency_ms, profile.quantile)]
-    if latency_ms is None:
-        first = profile.series[0]
-        checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
-        targets += dict.fromkeys((check.latency_ms, check.quantile) for check in checks)
+    first = profile.series[0]
+    checks = [c for c in profile.checks if (c.call_path, c.dtype_policy) == first]
     asked = []
-    for target_ms, quantile in targets:
-        name = f"within {target_ms:g} ms at the {quantile:g} quantile"
+    for target_ms, quantile in dict.fromkeys((c.latency_ms, c.quantile) for c in checks):
+        question = f"Within {target_ms:g} ms at the {quantile:g} quantile"
         keeps = f"is the largest with {100 * quantile:g} % of the calls within {target_ms:g} ms"
         ask = functools.partial(profile.batch_for, latency_ms=target_ms, quantile=quantile)
-        asked.append((name, f"W{name[1:]}", keeps, ask, True))
+        asked.append((question, keeps, ask, True))
     asked += [
-        (*words, functools.partial(getattr, profile, words[0]), False) for words in _QUESTIONS
+        (question, words, functools.partial(getattr, profile, name), False)
+        for name, question, words in _QUESTIONS
     ]
     answers = []
-    for name, question, words, ask, has_target in asked:
+    for question, words, ask, has_target in asked:
         try:
             found = ask()
             reason = found.reason
         except ValueError as error:
             found, reason = None, str(error)
-        answers.append(_Answer(name, question, words, found, reason, has_target))
+        answers.append(_Answer(question, words, found, reason, has_target))
     return answers
 
 
-def inference_lines(profile: InferenceProfile, latency_ms: float | None = None) -> list[str]:
-    """Describe the batch sizes that a profile answers, how sure they are and their caveats."""
-    path, policy = profile.series[0]
-    clocks, noise = inference_clocks(profile), []
-    if profile.twin is not None:
-        made, floor = len(profile.twin.log_ratios), profile.noise_floor
-        needed = f"{FEWEST_VALUES_OF_A_MEDIAN} rounds show it, {made} were made: give more time"
-        text = f"n/a ({needed})" if floor is None else percent(floor)
-        noise = [f"noise floor (A/A test): {text}"]
-    return [
-        *(answer.line for answer in _answers(profile, latency_ms)),
-        *_fit_lines(profile),
-        *(_change_line(change) for change in profile.output_changes),
-        *noise,
-        *unsettled_lines(profile),
-        *left_out_lines(profile),
-        *([_CLOCKS_DIFFER.format(clocks)] if clocks else []),
-        f"answers refer to {path} under {policy}",
-        *(f"note: {note}" for note in profile.notes),
-    ]
-
-
-def unsettled_lines(profile: InferenceProfile) -> list[str]:
+def _unsettled(profile: InferenceProfile) -> list[str]:
     """Describe how many times are not known to 5 %, a line where there are such."""
     timed, rounds = 0, []
     for timing in profile.timings:
@@ -157,11 +113,11 @@ def unsettled_lines(profile: InferenceProfile) -> list[str]:
     return [
         f"{len(rounds):,} of {pluralize(timed, 'time')} may be off by more than "
         f"{percent(_PRECISION)} (the least timed has {pluralize(min(rounds), 'round')}): give more "
-        "time, or fewer sizes, call paths and policies"
+        "time, or fewer sizes, call paths and policies."
     ]
 
 
-def left_out_lines(profile: InferenceProfile) -> list[str]:
+def _left_out(profile: InferenceProfile) -> list[str]:
     """Describe what was not timed, and why: a line a call path, policy and reason."""
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for timing in profile.timings:
@@ -169,13 +125,13 @@ def left_out_lines(profile: InferenceProfile) -> list[str]:
             reason = (timing.call_path, timing.dtype_policy, timing.reason or timing.outcome)
             sizes.setdefault(reason, []).append(timing.batch_size)
     return [
-        f"not timed: {path} under {policy} at batch size {join_words(f'{s:,}' for s in of)}: "
-        f"{reason}"
+        f"Not timed: {path} under {policy} at batch size {join_words(f'{s:,}' for s in of)}: "
+        f"{reason}."
         for (path, policy, reason), of in sizes.items()
     ]
 
 
-def _fit_lines(profile: InferenceProfile) -> list[str]:
+def _fit(profile: InferenceProfile) -> list[str]:
     try:
         latency = profile.latency
     except ValueError:  # The answers say what is missing.
@@ -189,17 +145,17 @@ def _fit_lines(profile: InferenceProfile) -> list[str]:
             why = f"the times deviate from it by up to {percent(latency.line.departure.worst)}"
         words = f"no line, {why}: interpolated between measured sizes"
     share = profile.disturbed_share
-    left_out = f"left out of the fit as outliers: {percent(share)} of the rounds"
-    return [f"fit: {words}", *([left_out] if share else [])]
+    left_out = f"Left out of the fit as outliers: {percent(share)} of the rounds."
+    return [f"Fit: {words}.", *([left_out] if share else [])]
 
 
 def _change_line(change: OutputChange) -> str:
-    of = f"outputs under {change.dtype_policy}, {pluralize(change.examples, 'example')}"
+    of = f"Outputs under {change.dtype_policy}, {pluralize(change.examples, 'example')}"
     if change.mean_relative is None or change.largest_relative is None:
-        return f"{of}: not finite, or all zeros in float32"
+        return f"{of}: not finite, or all zeros in float32."
     return (
         f"{of}: {format_number(100 * change.mean_relative)} % from those in float32 on average, at "
-        f"most {format_number(100 * change.largest_relative)} % of the largest output"
+        f"most {format_number(100 * change.largest_relative)} % of the largest output."
     )
 
 
@@ -228,7 +184,7 @@ def inference_section(profile: InferenceProfile) -> Section:
         name=profile.model_name,
         headline=headline,
         lead=tuple(filter(None, (_certainty(known), _memory(profile)))),
-        details=(compared,),
+        details=(compared, *_fit(profile)),
         conditions=conditions_line(profile),
         figures=_figures(profile),
         tables=(_answer_table(answers, best=known), _timing_table(profile)),
@@ -285,14 +241,21 @@ def _answer_table(answers: Iterable[_Answer], *, best: _Answer | None) -> Table:
 
 def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
     texts = list(profile.notes)
-    if profile.noise_floor is not None:
+    if profile.twin is not None:
+        floor = profile.noise_floor
         texts.append(
-            f"Equal settings differed by up to {percent(profile.noise_floor)} here (A/A test): "
-            "smaller differences mean nothing."
+            f"The noise floor (A/A test) is not known: {FEWEST_VALUES_OF_A_MEDIAN} rounds show it, "
+            f"{len(profile.twin.log_ratios)} were made. Give more time."
+            if floor is None
+            else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
+            "differences mean nothing."
         )
-    lines = [_change_line(change) for change in profile.output_changes]
-    lines += [*unsettled_lines(profile), *left_out_lines(profile)]
-    texts += [f"{line[0].upper()}{line[1:]}." for line in lines]
+    texts += map(_change_line, profile.output_changes)
+    texts += [*_unsettled(profile), *_left_out(profile)]
+    if apart := inference_clocks(profile):
+        texts.append(
+            f"The GPU clock differed between batches ({apart}), which also affects their times."
+        )
     return tuple(Note("", "", text) for text in texts)
 
 

@@ -18,7 +18,7 @@ from kbatch.inference.call_paths import CallPath, Prepare
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
 from kbatch.memory.find import MemoryPass
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.timing.rounds import ReadClock, TimingPlan, TimingRounds, WarmUp, block_clocks
 
@@ -137,13 +137,7 @@ class InferenceSweep:
 
     def _go_on(self, series: Series, memory: MemoryPass) -> Iterator[tuple[Setting, WarmUp | None]]:
         """Warm larger sizes up, as far as memory is known to suffice, until throughput is flat."""
-        fit = fit_memory(
-            {
-                record.batch_size: float(record.peak_bytes)
-                for record in memory.records
-                if record.dtype_policy == series[1] and record.peak_bytes is not None
-            }
-        )
+        fit = fit_memory(peaks_under(series[1], memory.records))
         # Nothing is probed above these sizes, so only a part of the limit is sure.
         most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
         sizes = (self.plan.batch_sizes[-1], *self.plan.larger)

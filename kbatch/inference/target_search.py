@@ -58,15 +58,7 @@ class Look(NamedTuple):
 
 
 class LatencyTargetSearch:
-    """A search for the largest batch size whose calls keep to a target.
-
-    Example:
-
-    >>> search = LatencyTargetSearch(guess, target_s=0.02, quantile=0.95, largest=512)
-    >>> while look := search.ask():
-    ...     search.tell([timed(look.batch_size) for _ in range(look.calls)])
-    >>> search.best
-    """
+    """A search for the largest batch size whose calls keep to a target."""
 
     def __init__(
         self,
@@ -92,10 +84,8 @@ class LatencyTargetSearch:
         self._next: Look | None = self._first_look(self._guessed())
 
     def ask(self, *, more_sizes: bool = True) -> Look | None:
-        """Return the next calls to make, None at the end.
-
-        Without time for `more_sizes` the size at hand is finished; the first is always called.
-        """
+        """Return the next calls to make, None at the end."""
+        # Without time for more sizes the one at hand is finished; the first is always called.
         if not more_sizes and self.tries and not self._stretches[-1]:
             self._next = None
         return self._next

@@ -50,18 +50,14 @@ class BlockLength(NamedTuple):
 
 
 class Block(NamedTuple):
-    """What was measured in a block, with the processor seconds of this process over all cores.
-
-    Without a pipeline there is no first batch, without training no spans and no mean of the numbers
-    in a batch.
-    """
+    """What was measured in a block."""
 
     examples: int
     duration_s: float
-    cpu_s: float
-    first_batch_s: float | None
-    spans: tuple[StepSpan, ...] = ()
-    batch_numbers: float | None = None
+    cpu_s: float  # Of this process, over all cores.
+    first_batch_s: float | None  # None without a pipeline.
+    spans: tuple[StepSpan, ...] = ()  # Of training.
+    batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
     # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
     sm_clock_mhz: float | None = None
     throttle_reasons: tuple[str, ...] | None = None
@@ -203,25 +199,15 @@ _MANY = 16
 _GROWN = 1.3
 
 
-class Epoch(NamedTuple):
-    """How long the data are: batches, and seconds of the pipeline alone, with its start."""
-
-    batches: int
-    duration_s: float
-
-
 class InputPass(NamedTuple):
-    """What a long reading of a pipeline found; no epoch where it did not reach an end.
-
-    Of the batches of the first epoch it has some that stand for all, see `RepresentativeBatches`,
-    and of all how many numbers they hold on average.
-    """
+    """What a long reading of a pipeline found, with batches that stand for all of them."""
 
     record: LongRunRecord
     batches: tuple[Any, ...]
-    epoch: Epoch | None
+    # Its batches, and seconds with the start of the pipeline; None where the end was not reached.
+    epoch: tuple[int, float] | None
     duration_s: float
-    batch_numbers: float
+    batch_numbers: float  # The mean of the numbers in a batch.
     notes: tuple[str, ...]
 
     def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
@@ -230,10 +216,11 @@ class InputPass(NamedTuple):
         # such as a shuffle buffer that is filled.
         if self.epoch is None:
             return length
-        epoch_s = self.epoch.duration_s + self.epoch.batches * step_s
+        batches, alone_s = self.epoch
+        epoch_s = alone_s + batches * step_s
         several = epoch_s <= length.settle_s + length.measure_s
         few, slow_start = _FEW_BATCHES, self.record.first_batch_s > _START_SHARE * epoch_s
-        if epoch_s <= length.longest_s and (several or self.epoch.batches <= few or slow_start):
+        if epoch_s <= length.longest_s and (several or batches <= few or slow_start):
             return length._replace(counting="epochs")
         return length
 
@@ -272,7 +259,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     return InputPass(
         LongRunRecord(long_run(rows, arrivals_s, epochs=epochs), arrivals_s[0]),
         held.chosen(whole=ended),
-        Epoch(first, arrivals_s[first] - arrivals_s[0]) if ended else None,
+        (first, arrivals_s[first] - arrivals_s[0]) if ended else None,
         arrivals_s[-1],
         fmean(numbers),
         notes,
@@ -287,11 +274,7 @@ Shapes = tuple[tuple[int, ...], ...]
 
 
 class RepresentativeBatches:
-    """Keeps a few batches of many, and the shapes of them all.
-
-    Every second or fourth batch would not stand for the others where lengths alternate. So the
-    shapes of what is chosen are quantiles of all shapes, in the order of their size.
-    """
+    """Keeps a few batches of many: their shapes are quantiles of all shapes, in order of size."""
 
     def __init__(self):
         self._shapes: list[Shapes] = []
@@ -358,17 +341,13 @@ def _numbers(shapes: Shapes) -> int:
 
 
 class PreparedInput(NamedTuple):
-    """A pipeline that was read, and a train step that has seen the shapes it will be timed on.
-
-    The batches to train on in turn are held on the device; smaller ones are by their size, the
-    largest first.
-    """
+    """A pipeline that was read, and a train step that has seen the shapes it will be timed on."""
 
     source: BatchSource
     reading: InputPass
     step: BorrowedStep
-    batches: tuple[Any, ...]
-    smaller: dict[int, Any]
+    batches: tuple[Any, ...]  # To train on in turn, held on the device.
+    smaller: dict[int, Any]  # Parts of a batch by their size, the largest first.
     step_s: float
     notes: tuple[str, ...]
 

@@ -93,9 +93,6 @@ def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -
     Args:
         profile: What was measured.
         ax: Axes whose place the two panels take; a new figure if None.
-
-    Returns:
-        The Axes of the timeline; their label, `get_label()`, describes the figure in sentences.
     """
     info = input_pipeline_info(profile)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 3), share_x=False)

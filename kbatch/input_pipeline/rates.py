@@ -99,8 +99,7 @@ def crossing_batch_size(
 ) -> Crossing | None:
     """Compute the batch size from which on the pipeline is the slower one.
 
-    Errors of both sides are taken as independent. A machine that drifts slows both: then the
-    interval is too wide rather than too narrow.
+    Errors of both sides are taken as independent: a machine that drifts widens the interval.
     """
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:

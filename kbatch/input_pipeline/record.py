@@ -13,8 +13,14 @@ from kbatch.input_pipeline.rates import (
     input_verdict,
     is_impossible,
 )
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_choice, check_ranges
+from kbatch.records.record import (
+    SHORTEST_S,
+    EnvironmentRecord,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import median_known
 
 if TYPE_CHECKING:

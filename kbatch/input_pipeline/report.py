@@ -87,34 +87,13 @@ def _certainty(profile: InputPipelineProfile) -> str:
 def _change_row(remedy: RemedyRecord, *, best: bool) -> Row:
     times = span = Cell("n/a (not measured)")
     if gain := remedy.gain:
-        times, span = Cell(format_number(gain.value), gain.value), Cell("n/a (too few rounds)")
+        slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
+        sure = "" if remedy.is_clear_gain else " (slower)" if slower else " (no clear gain)"
+        times = Cell(f"{format_number(gain.value)}{sure}", gain.value)
+        span = Cell("n/a (too few rounds)")
         span = Cell(_span(gain.interval), gain.interval.low) if gain.interval else span
     cells = (Cell(remedy.name), times, span, Cell(remedy.code), Cell(remedy.condition or ""))
     return Row(remedy.name, "", best and remedy.is_clear_gain, cells)
-
-
-def input_lines(profile: InputPipelineProfile) -> tuple[str, ...]:
-    """Return the verdict, its evidence and what the remedies gave, a line each."""
-    lines = [f"{profile.verdict}: {headline(profile)}", *_evidence(profile)]
-    if profile.remedies:
-        lines.append("Tried one at a time, training speed over that of the pipeline as it is:")
-    for remedy in profile.best_first:
-        lines.append(f"  {_gain_text(remedy)}")
-        if remedy.condition and remedy.is_clear_gain:
-            lines.append(f"      mind: {remedy.condition}")
-    if profile.untried:
-        lines.append("Not measured:")
-    lines += [f"  {u.code or u.name}  ({u.reason})" for u in profile.untried]
-    return (*lines, *(f"Note: {note}" for note in profile.notes))
-
-
-def _gain_text(remedy: RemedyRecord) -> str:
-    gain = remedy.gain
-    if gain is None:
-        return f"n/a  {remedy.code}  (no clear gain)"
-    slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
-    certainty = "" if remedy.is_clear_gain else "  (slower)" if slower else "  (no clear gain)"
-    return f"{format_number(gain.value)}x{in_brackets(gain.interval)}  {remedy.code}{certainty}"
 
 
 def headline(profile: InputPipelineProfile) -> str:

@@ -17,15 +17,7 @@ Rebuild = Callable[[Any, Any], Any]
 
 
 class Pipeline:
-    """A pipeline taken apart, down to where it branches or starts.
-
-    What `rebatch` and `unbatch` put before themselves, a map of TensorFlow's own, is left out.
-
-    Attributes:
-        dataset: The pipeline.
-        stages: Its stages, the last one first.
-        kinds: The kind of each, such as `"Map"`.
-    """
+    """A pipeline taken apart, down to where it branches or starts."""
 
     def __init__(self, dataset: tf.data.Dataset):
         self.dataset = dataset
@@ -43,7 +35,9 @@ class Pipeline:
     ) -> tf.data.Dataset | None:
         """Put the stages above one of them on another dataset; None where one is not known."""
         # Where a shuffle has a seed, its order may be another.
-        ways = _AGAIN | ({"Map": _in_parallel} if parallel else {})
+        ways, at_once = _AGAIN, {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
+        if parallel:
+            ways = ways | {"Map": lambda d, s: d.map(function_of(s), **at_once)}
         for stage, kind in zip(self.stages[:at][::-1], self.kinds[:at][::-1], strict=True):
             if kind not in ways:
                 return None
@@ -84,16 +78,10 @@ def has_operation(stage: Any, *words: str) -> bool:
     return any(word in node.op for node in nodes for word in words)
 
 
-def _in_parallel(dataset: tf.data.Dataset, stage: Any) -> tf.data.Dataset:
-    return dataset.map(function_of(stage), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True)
-
-
 def _parallel(stage: Any) -> dict[str, Any]:
     deterministic = {"true": True, "false": False}.get(given(stage, "deterministic"))
-    return {
-        "num_parallel_calls": given(stage, "num_parallel_calls"),
-        "deterministic": deterministic,
-    }
+    calls = given(stage, "num_parallel_calls")
+    return {"num_parallel_calls": calls, "deterministic": deterministic}
 
 
 def _cut(stage: Any) -> dict[str, bool]:

@@ -1,11 +1,17 @@
 """Records of memory: a search for the largest batch, a micro-batch limit, and one batch size."""
 
 import dataclasses
+from collections.abc import Iterable
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, check_window, fit_memory
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord, check_choice, check_ranges
+from kbatch.records.record import (
+    EnvironmentRecord,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
@@ -181,3 +187,9 @@ class MemoryRecord:
         check_choice(MEMORY_OUTCOMES, outcome=self.outcome)
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(0, peak_bytes=self.peak_bytes)
+
+
+def peaks_under(dtype_policy: str, records: Iterable[MemoryRecord]) -> dict[int, int]:
+    """Return the known peak memory of each batch size under a policy, in bytes."""
+    peaks = {r.batch_size: r.peak_bytes for r in records if r.dtype_policy == dtype_policy}
+    return {size: peak for size, peak in peaks.items() if peak is not None}

@@ -12,21 +12,6 @@ _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory"
 _MORE_AT_FIRST = 1.05
 
 
-def probe_rows(result: MaxBatchSizeResult) -> list[tuple[str, ...]]:
-    """Write each probe: size, peak memory, its share of the limit, outcome, seconds, purpose."""
-    return [
-        (
-            f"{probe.batch_size:,}",
-            "" if (peak := probe.peak_memory_bytes) is None else memory_text(peak),
-            "" if peak is None else percent(peak / result.limit_bytes),
-            _OUTCOMES[probe.outcome],
-            format_number(probe.duration_s),
-            probe.purpose,
-        )
-        for probe in result.probes
-    ]
-
-
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
     """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
@@ -127,11 +112,17 @@ def max_batch_section(result: MaxBatchSizeResult) -> Section:
 
 def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
     rows = []
-    for index, (probe, texts) in enumerate(zip(result.probes, probe_rows(result), strict=True)):
+    for index, probe in enumerate(result.probes):
         peak, out = probe.peak_memory_bytes, probe.outcome == "out_of_memory"
         share = None if peak is None else peak / result.limit_bytes
-        keys = (probe.batch_size, peak, share, None, probe.duration_s, None)
-        cells = [Cell(t or "n/a (out of memory)", k) for t, k in zip(texts, keys, strict=True)]
+        cells = (
+            Cell(f"{probe.batch_size:,}", probe.batch_size),
+            Cell("n/a (out of memory)" if peak is None else memory_text(peak), peak),
+            Cell("n/a (out of memory)" if share is None else percent(share), share),
+            Cell(_OUTCOMES[probe.outcome]),
+            Cell(format_number(probe.duration_s), probe.duration_s),
+            Cell(probe.purpose),
+        )
         best = probe.batch_size == result.max_batch_size and not out
-        rows.append(Row(str(index), "out_of_memory" if out else "", best, tuple(cells)))
+        rows.append(Row(str(index), "out_of_memory" if out else "", best, cells))
     return tuple(rows)

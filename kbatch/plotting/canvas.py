@@ -138,10 +138,7 @@ def panels(
 def beside(
     ax: Axes, widths: Sequence[float], *, at: int = 0, gap: float = 0.04
 ) -> tuple[list[Axes], Axes]:
-    """Split Axes into several, side by side, that share the y axis.
-
-    The given Axes stand at one place among them. Last are Axes below all, for a caption.
-    """
+    """Split Axes into several that share the y axis, with Axes below all, for a caption."""
     place = ax.get_subplotspec()
     order = [i for i in range(len(widths)) if i != at]
     if place is None:

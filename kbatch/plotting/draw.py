@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Transform
 
@@ -24,12 +23,8 @@ _LABEL_EM, _LINE_EM = 0.62, 1.25
 # Between a mark and its label; half the width of a mark.
 _GAP_PT = 5.0
 _MARK_PT = 4.0
-RING_PT = 11.0  # From the middle of a ring to its label.
-# Of more marks of a series, those that cover each other are drawn once, and their bars as one: a
-# page of thousands would be heavy and slow. Marks cover each other in a cell of this grid over
-# their range, which is about a point wide.
-_MOST_MARKS, _CELLS = 500, 400
-COVERED_NOTE = "Marks that cover each other are drawn once."
+# More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
+_MOST_MARKS = 500
 
 
 def ends(interval: Interval | None, factor: float = 1.0) -> tuple[float, float] | None:
@@ -101,10 +96,6 @@ def points(
     zorder: float = 2,
 ) -> None:
     """Draw marks with an edge that keeps them apart."""
-    if line == "none" and covered(len(places)):
-        cells = np.stack([_cells(panel.xaxis, places), _cells(panel.yaxis, values)])
-        kept = np.sort(np.unique(cells, axis=1, return_index=True)[1])
-        places, values = np.asarray(places)[kept].tolist(), np.asarray(values)[kept].tolist()
     panel.plot(
         places,
         values,
@@ -118,6 +109,7 @@ def points(
         markeredgewidth=1.1 if hollow else 0.8,
         label=label,
         zorder=zorder,
+        rasterized=len(places) > _MOST_MARKS,
     )
 
 
@@ -126,31 +118,10 @@ def bars(
 ) -> None:
     """Draw the intervals that there are as upright bars, or across."""
     spans = [(x, *b) for x, b in zip(places, bounds, strict=False) if b is not None]
-    if covered(len(spans)):
-        cells = _cells(panel.yaxis if across else panel.xaxis, [x for x, *_ in spans])
-        ordered = sorted(
-            zip(cells.tolist(), spans, strict=True), key=lambda one: (one[0], one[1][1])
-        )
-        spans, last = [], None
-        for cell, (x, low, high) in ordered:
-            if cell == last and low <= spans[-1][2]:
-                spans[-1] = (*spans[-1][:2], max(high, spans[-1][2]))
-            else:
-                spans.append((x, low, high))
-            last = cell
     if spans:
+        look = {"color": color, "linewidth": 1.6, "alpha": 0.55}
         lines = panel.hlines if across else panel.vlines
-        lines(*zip(*spans, strict=True), color=color, linewidth=1.6, alpha=0.55)
-
-
-def covered(marks: int) -> bool:
-    """Return whether there are so many marks that those covering each other are drawn once."""
-    return marks > _MOST_MARKS
-
-
-def _cells(axis: Axis, values: Sequence[float]) -> np.ndarray:
-    along = axis.get_transform().transform(np.asarray(values, float))
-    return np.round(_CELLS * (along - along.min()) / (np.ptp(along) or 1.0))
+        lines(*zip(*spans, strict=True), **look, rasterized=len(spans) > _MOST_MARKS)
 
 
 def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> None:
@@ -205,12 +176,10 @@ def text(
     )
 
 
-def panel_shares(panel: Axes, words: str) -> tuple[float, float]:
-    """Return what a bold text beside a ring takes of a panel's width and height, about."""
-    lines = words.split("\n")
-    width_pt, height_pt = 72 * figure_of(panel).get_size_inches() * panel.get_position().size
-    height = RING_PT + TEXT_PT * _LINE_EM * len(lines)
-    return TEXT_PT * _LABEL_EM * max(map(len, lines)) / width_pt, min(0.6, height / height_pt)
+def height_share(panel: Axes, words: str) -> float:
+    """Return what a bold text takes of a panel's height, about."""
+    height_pt = 72 * figure_of(panel).get_size_inches()[1] * panel.get_position().height
+    return min(0.6, TEXT_PT * _LINE_EM * (1 + words.count("\n") + 0.5) / height_pt)
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:

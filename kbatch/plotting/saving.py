@@ -8,6 +8,7 @@ from typing import Any
 import matplotlib
 from matplotlib.axes import Axes
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 
 from kbatch.plotting.canvas import figure_of
@@ -84,10 +85,7 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
 
 
 def transparent_svg(ax: Axes) -> str:
-    """Render a figure for a page, whose ground shows through it, and which gets nothing else.
-
-    `savefig` draws twice, the first time to lay the figure out; an SVG lays out as it is drawn.
-    """
+    """Render a figure for a page, whose ground shows through it, and which gets nothing else."""
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
@@ -157,20 +155,16 @@ class SvgPage:
         return f' class="{name}"'
 
 
-def _channels(color: str) -> list[int]:
-    return [int(color[place : place + 2], 16) for place in (1, 3, 5)]
-
-
 def _luminance(color: str) -> float:
     """Return the relative luminance of a colour, from 0 to 1 (WCAG 2.2)."""
-    shares = [channel / 255 for channel in _channels(color)]
-    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in shares]
+    linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
 
 def _lighter(color: str) -> str:
     """Mix a colour with white in equal parts."""
-    return "#" + "".join(f"{(channel + 255) // 2:02x}" for channel in _channels(color))
+    red, green, blue = to_rgb(color)
+    return to_hex(((red + 1) / 2, (green + 1) / 2, (blue + 1) / 2))
 
 
 def _stroked_first(halo: re.Match[str]) -> str:

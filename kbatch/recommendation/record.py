@@ -30,8 +30,7 @@ from kbatch.recommendation.pilot_record import (
     SizeCheck,
     fit_lines,
 )
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
 from kbatch.throughput.record import TimedRounds
 
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)

@@ -17,10 +17,8 @@ class Outcomes:
     """A metric of the best epoch in each block of consecutive validation examples.
 
     Runs that were validated on the same examples in the same order are compared block by block:
-    what makes an example hard is in both and cancels. The mean over blocks of the difference is
-    the difference of the two metrics, and its standard error is the spread over blocks by the root
-    of their number, so that 512 blocks serve as well as a value for each of a million examples.
-
+    what makes an example hard is in both and cancels. The standard error of the difference is the
+    spread over blocks by the root of their number.
     """
 
     metric: str | None = None  # As Keras names it; None where no metric was to be had.

@@ -1,7 +1,8 @@
-"""What all records share: saving and loading, a notebook's view, and checks of their fields."""
+"""What all records share: saving, loading, a notebook's view, checks, and the environment."""
 
+import dataclasses
 import importlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -27,10 +28,7 @@ _WRITER = "kbatch.report.pages"
 
 
 class ShownRecord:
-    """A record that Jupyter, Colab and others show as HTML.
-
-    They ask the object itself, by its method `_repr_html_`; the page is written by `kbatch.report`.
-    """
+    """A record that Jupyter, Colab and others show as HTML; `kbatch.report` writes the page."""
 
     def _repr_html_(self) -> str | None:
         return importlib.import_module(_WRITER).notebook_html(self)
@@ -57,3 +55,28 @@ def check_choice(choices: Sequence[str], /, **fields: str) -> None:
             raise ValueError(
                 f"`{name}` must be one of {', '.join(choices)}. Received: {name}={found!r}."
             )
+
+
+@dataclasses.dataclass(frozen=True)
+class EnvironmentRecord:
+    """Where the numbers were measured."""
+
+    # By name, of each package that matters and of Python; where TensorFlow has a GPU, of its driver
+    # ("nvidia-driver"), and of the CUDA and cuDNN that TensorFlow was built with.
+    versions: Mapping[str, str]
+    platform: str  # Operating system and processor architecture.
+    cpu: str
+    cpu_count: int  # Processors that this process may use.
+    memory_bytes: int | None  # Of the host.
+    devices: tuple[str, ...]  # TensorFlow's, such as "GPU:0 NVIDIA H100"; "CPU" without a GPU.
+    # Mean number of running processes over the minute before, None where the system does not tell.
+    load_average: float | None
+    command: str
+    created_at: str  # Start of the study, ISO 8601 in UTC.
+
+    @property
+    def device(self) -> str:
+        """The devices in a few words, for a figure."""
+        if self.devices != ("CPU",):
+            return ", ".join(self.devices)
+        return f"CPU, {self.cpu_count} cores"

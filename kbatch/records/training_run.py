@@ -299,8 +299,7 @@ class ExecutionRecord:
     def data_wait_share(self) -> float | None:
         """Share of the training time spent waiting for data, from 0 to 1.
 
-        It is that of the epochs after the first, whose tracing and compiling would hide the
-        waiting, and of all training where there was a single epoch.
+        That of the epochs after the first, whose tracing would hide the waiting, where there are.
         """
         later_s = [(epoch.data_wait_s, epoch.train_s) for epoch in self.epochs[1:]]
         waits = later_s or [(self.data_wait_s, self.train_s)]
@@ -312,10 +311,7 @@ class ExecutionRecord:
 
     @property
     def joules_per_sample(self) -> float | None:
-        """Energy of the GPUs over the examples trained on, in joules.
-
-        It is that of the whole run: building graphs, validation and callbacks are in it.
-        """
+        """Energy of the GPUs in joules, validation included, over the examples trained on."""
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     @property

@@ -75,10 +75,7 @@ class GpuUsage:
 
     @property
     def sm_clocks_mhz(self) -> tuple[float, float, float] | None:
-        """Clock of the multiprocessors at the start, its median and at the end, None if not told.
-
-        The median is that of the samples in which some kernel ran, where there are such.
-        """
+        """Clock of the multiprocessors at the start, its median while busy, and at the end."""
         clocks = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz is not None]
         busy = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz and s.utilization != 0]
         if not clocks:

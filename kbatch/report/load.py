@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from kbatch.records.json_codec import RecordError, read_json, read_record, shown
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 
 if TYPE_CHECKING:
     from kbatch.report.content import Reported

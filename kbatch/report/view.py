@@ -14,9 +14,8 @@ from kbatch.document.numbers import join_words, pluralize
 from kbatch.records.json_codec import RecordError, printable, read_json
 from kbatch.report.content import ReportContent, report_content
 from kbatch.report.pages import render_page
-from kbatch.study.loading import RECORD_NAME, load_study
 from kbatch.study.names import at_most, outcome, trial_names
-from kbatch.study.study import UNFINISHED, Study, ended_part
+from kbatch.study.study import RECORD_NAME, UNFINISHED, Study, ended_part, load_study
 
 HOST = "127.0.0.1"
 _FILES = ("kbatch*.json", f"trial_*/{RECORD_NAME}", "trial_*/trial.json")

@@ -25,7 +25,7 @@ from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, base_noise_scale, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.study.loading import IDENTITY_NAME, SearchIdentity
+from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel

@@ -28,8 +28,7 @@ from kbatch.records.json_codec import (
 )
 from kbatch.search.trial_files import write_needed
 from kbatch.search.trial_states import ENDED, read_trial_states
-from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, SearchIdentity
-from kbatch.study.study import GOODPUT_NAME
+from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.study.trial import TrialRecord
 from kbatch.training.fingerprint import function_code, model_description
 

@@ -22,8 +22,7 @@ from kbatch.records.json_codec import write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials, trials_info
-from kbatch.study.loading import load_study
-from kbatch.study.study import Study
+from kbatch.study.study import Study, load_study
 
 # Drawing takes at most about this share of the time.
 _SHARE = 0.1

@@ -19,7 +19,7 @@ from kbatch.search.trial_states import (
     read_trial_states,
     write_trial_state,
 )
-from kbatch.study.learning_rates import other_hyperparameters
+from kbatch.study.decision import other_hyperparameters
 from kbatch.study.trial import Objective
 
 Values = dict[str, Any]

@@ -30,8 +30,7 @@ from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_
 from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
 from kbatch.search.trial_process import check_no_dataset
 from kbatch.search.trial_states import CHECKPOINT_NAME, STATE_NAME
-from kbatch.study.loading import RECORD_NAME
-from kbatch.study.study import GoodputRecord, read_goodput
+from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
 from kbatch.training.dtype_policy import PolicyUnsupported
 
 # Large arrays of the data, in the project directory while the search runs.

@@ -37,10 +37,11 @@ from kbatch.study.decision import (
     comparable_trials,
     count_race_looks,
     decide,
+    other_hyperparameters,
+    pair_runs,
     raced_trials,
     tolerance_in_units,
 )
-from kbatch.study.learning_rates import other_hyperparameters, pair_runs
 from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.callbacks import StopAtTarget, TimeBudget
@@ -181,7 +182,7 @@ class RaceStrategy(Strategy):
     def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
         """Judge the setting of the best mean, once all of it were executed three times."""
         completed = self._trials()
-        trials = comparable_trials(completed).trials
+        trials, _ = comparable_trials(completed)
         if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
             return trials, None
         candidates, _ = candidates_of(trials, max(len(trial.executions) for trial in trials))

@@ -27,9 +27,8 @@ from kbatch.records.outcomes import Outcomes
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
-from kbatch.study.loading import RECORD_NAME, load_study
 from kbatch.study.names import at_most, outcome
-from kbatch.study.study import SearchRecord, Study
+from kbatch.study.study import RECORD_NAME, SearchRecord, Study, load_study
 from kbatch.study.trial import Objective, TrialRecord
 
 # What kbatch measures is of the whole run, and stands in the record already, in full.

@@ -13,8 +13,7 @@ from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.errors import InputError
 from kbatch.records.json_codec import RecordError, load_if_readable, read_json, write_whole_file
-from kbatch.study.loading import RECORD_NAME, load_study
-from kbatch.study.study import SearchRecord, Study, as_compared
+from kbatch.study.study import RECORD_NAME, SearchRecord, Study, as_compared, load_study
 from kbatch.study.trial import TrialRecord
 
 if sys.platform != "win32":

@@ -51,8 +51,7 @@ from kbatch.search.tuner_arguments import (
     check_strategy,
 )
 from kbatch.study.decision import check_tolerance
-from kbatch.study.loading import RECORD_NAME, SearchIdentity
-from kbatch.study.study import GoodputRecord
+from kbatch.study.study import RECORD_NAME, GoodputRecord, SearchIdentity
 from kbatch.study.trackers import TrackerLog
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 

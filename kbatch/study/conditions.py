@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.document.numbers import count_range, pluralize, setting
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
-from kbatch.records.environment import EnvironmentRecord
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.trial import TrialRecord, device_kinds
@@ -132,29 +132,24 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
 
 
 def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
-    """Describe the bars of throughput, and of the metric too; empty where there are none."""
+    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
     found = spreads(trials)
-    if found.intervals:
-        return BARS
-    bars = (
-        (found.quartiles, "of throughput: quartiles of the timing windows"),
-        (of_metric and found.examples, "of the metric: 95 % interval over the validation examples"),
-    )
-    shown = "; ".join(text for holds, text in bars if holds)
-    return f"Bars {shown}, of one execution." if shown else ""
+    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
+    if found.single:
+        who = "Trials with one execution" if texts else "One execution a trial"
+        unknown = "none, because training was too short to time it more than once"
+        rates = "quartiles of the timing windows" if found.quartiles else unknown
+        metric = "95 % interval over the validation examples" if found.examples else "none"
+        of = f"; of the metric: {metric}" if of_metric else ""
+        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
+    return " ".join(texts)
 
 
 class PlottedEstimate(NamedTuple):
-    """A value with the ends of its interval, None if it has none."""
+    """A value with both ends of its interval, None if it has none."""
 
     value: float
-    low: float | None
-    high: float | None
-
-    @property
-    def bar(self) -> tuple[float, float] | None:
-        """Both ends of the interval, None if it has none."""
-        return None if self.low is None or self.high is None else (self.low, self.high)
+    bar: tuple[float, float] | None
 
 
 def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
@@ -177,7 +172,7 @@ def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
 def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
     """Join a value and its interval, which ends where accuracies end."""
     if value is None or interval is None:
-        return None if value is None else PlottedEstimate(value, None, None)
+        return None if value is None else PlottedEstimate(value, None)
     if is_fraction(name) and 0 <= value <= 1:
-        return PlottedEstimate(value, max(0.0, interval.low), min(1.0, interval.high))
-    return PlottedEstimate(value, interval.low, interval.high)
+        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
+    return PlottedEstimate(value, (interval.low, interval.high))

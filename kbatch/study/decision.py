@@ -15,7 +15,7 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
-from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
 from kbatch.analysis.race import first_executions, race_looks
 from kbatch.document.numbers import join_words, setting
@@ -118,13 +118,6 @@ class Decision:
         return _reason(self)
 
 
-class Comparable(NamedTuple):
-    """Trials that may be compared, one a batch size, and completed ones that may not."""
-
-    trials: tuple[TrialRecord, ...]
-    left_out: tuple[LeftOut, ...] = ()
-
-
 def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     """Return the trials of a race with the executions that completed, without those that failed."""
     found = []
@@ -136,8 +129,10 @@ def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
     return found
 
 
-def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
-    """Find the trials with the settings and the budget of the best mean objective.
+def comparable_trials(
+    trials: Sequence[TrialRecord],
+) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
+    """Find the trials with settings and budget of the best mean, one a size, and what is left out.
 
     A trial whose executions do not all have the objective is left out: it never met the target, or
     its metric was not finite.
@@ -145,7 +140,7 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
     completed = [trial for trial in trials if trial.status == "completed"]
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
-        return Comparable(())
+        return (), ()
     joint = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
     # A joint search repeats what may be the best: any of its many single executions may be luck.
     most = max(len(trial.executions) for trial in scored) if joint else 0
@@ -173,7 +168,29 @@ def comparable_trials(trials: Sequence[TrialRecord]) -> Comparable:
             left_out.append(LeftOut(trial, "another trial of its size"))
         else:
             kept[trial.batch_size] = trial
-    return Comparable(tuple(kept[size] for size in sorted(kept)), tuple(left_out))
+    return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
+
+
+def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
+    """Return the executions of a joint search that ended, as its model takes them."""
+    found = []
+    for trial in trials:
+        factor = trial.hyperparameters.get(FACTOR_NAME)
+        if not isinstance(factor, (int, float)):
+            continue
+        pair = trial.batch_size, float(factor or 1)
+        for run, value in zip(trial.executions, trial.objective_values, strict=True):
+            if run.status == "completed":
+                found.append(PairRun(*pair, value))
+            elif run.diverged or run.status in ("failed", "out_of_memory"):
+                outcome = "diverged" if run.diverged else run.status
+                found.append(PairRun(*pair, None, outcome))
+    return found
+
+
+def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the hyperparameters beside batch size and learning rate."""
+    return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
 
 
 def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[Candidate], str]:
@@ -205,7 +222,7 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
 def count_race_looks(trials: Sequence[TrialRecord], max_executions: int | None) -> int:
     """Count the looks of a race of the trials with the settings of the best mean, at least 1."""
     counted = raced_trials(trials)
-    raced = comparable_trials(counted).trials
+    raced, _ = comparable_trials(counted)
     ids = {trial.trial_id for trial in raced}
     spent = sum(len(trial.executions) for trial in counted if trial.trial_id not in ids)
     most = None if max_executions is None else max_executions - spent
@@ -224,15 +241,15 @@ def decide(
 
     `looks` is how often a race may look at the data, 0 where the trials were not raced.
     """
-    found = comparable_trials(raced_trials(trials) if looks else trials)
-    check_tolerance(tolerance, confidence, found.trials[0].objective.name if found.trials else "")
-    if not found.trials:
+    comparable, left_out = comparable_trials(raced_trials(trials) if looks else trials)
+    check_tolerance(tolerance, confidence, comparable[0].objective.name if comparable else "")
+    if not comparable:
         return Decision(None, None, None, confidence=confidence)
-    best = min(found.trials, key=lambda trial: trial.rank)
+    best = min(comparable, key=lambda trial: trial.rank)
     objective = best.objective
     if objective.name == "multi_objective":
         return Decision(best.batch_size, best, best, confidence=confidence)
-    tolerance = tolerance_in_units(found.trials, tolerance)
+    tolerance = tolerance_in_units(comparable, tolerance)
     judged = functools.partial(
         judge,
         larger_is_better=objective.direction == "max",
@@ -240,7 +257,7 @@ def decide(
         confidence=confidence,
         looks=max(1, looks),
     )
-    rounds, compared, behind = _in_step(found.trials, judged, raced=looks > 0)
+    rounds, compared, behind = _in_step(comparable, judged, raced=looks > 0)
     candidates, unpaired = candidates_of(compared, rounds)
     verdict = judged(candidates)
     sizes = [trial.batch_size for trial in compared]
@@ -271,7 +288,7 @@ def decide(
         baseline=None if base is None else baseline,
         changes={} if base is None else _changes(compared, candidates, base),
         devices=tuple(device_kinds(compared)),
-        left_out=(*found.left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
+        left_out=(*left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
     )
 
 
@@ -388,10 +405,7 @@ def _is_fraction(objective: Objective, best: float) -> bool:
 def _in_step(
     trials: Sequence[TrialRecord], judged: Callable[[list[Candidate]], Verdict], *, raced: bool
 ) -> tuple[int, list[TrialRecord], list[TrialRecord]]:
-    """Return the executions to compare, the trials that have them, and those that are behind.
-
-    A trial that was worse when it stopped, as one that a race dropped, is not behind.
-    """
+    """Return the executions to compare, the trials that have them, and those that are behind."""
     counts = [len(trial.executions) for trial in trials]
     rounds, behind = sorted(counts)[-2:][0], []
     for k, own in enumerate(counts):

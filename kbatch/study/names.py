@@ -79,11 +79,7 @@ def diverged(trial: TrialRecord) -> bool:
 
 
 def metric_words(name: str) -> str:
-    """Spell out a metric's name.
-
-    >>> metric_words("val_accuracy")
-    'validation accuracy'
-    """
+    """Spell out a metric's name, such as "validation accuracy" for `val_accuracy`."""
     words = name.removeprefix("val_").replace("_", " ")
     if name == "samples_per_second":
         return "throughput"

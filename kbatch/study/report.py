@@ -20,9 +20,8 @@ from kbatch.study.figures import (
     time_to_target,
     trials,
 )
-from kbatch.study.learning_rates import learning_rate_table
 from kbatch.study.study import Study, refuse_empty
-from kbatch.study.table import lettered, marked_table, trial_table
+from kbatch.study.table import learning_rate_table, lettered, marked_table, trial_table
 
 
 def study_section(study: Study) -> Section:
@@ -31,10 +30,10 @@ def study_section(study: Study) -> Section:
     environment = study.search.environment if study.search else None
     words, table = answer(study), trial_table(study)
     notes = lettered(caveats(study), table)
-    # Batch sizes that were trained for several epochs.
-    curves = sum(
-        len(curve.points) > 1 for curve in learning_curves.learning_curves_info(study).curves
-    )
+    curves = 0  # Batch sizes that were trained for several epochs.
+    with contextlib.suppress(ValueError):  # None was trained for one.
+        info = learning_curves.learning_curves_info(study)
+        curves = sum(len(curve.points) > 1 for curve in info.curves)
     return Section(
         kind="study",
         name=study.name,
@@ -110,7 +109,7 @@ def _has_data(name: str, study: Study, curves: int) -> bool:
         case "learning-curves-updates" | "learning-curves-seconds":
             return 0 < curves <= MOST_CURVES
         case "time-to-target":
-            return bool(time_to_target.time_to_target_info(study).points)
+            return bool(time_to_target.time_to_target_info(study))
         case "goodput":
             return bool(goodput.goodput_info(study))
         case "noise-scale":

@@ -1,18 +1,26 @@
-"""The table of the trials in words, and the marks that tie its numbers to notes."""
+"""The tables of the trials and of their learning rates, and the marks that tie them to notes."""
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.joint_search import FACTOR_NAME, PairModel
 from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
-from kbatch.document.numbers import format_number, in_brackets, join_words, percent, setting
+from kbatch.document.numbers import (
+    format_number,
+    in_brackets,
+    interval_text,
+    join_words,
+    percent,
+    setting,
+)
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import difference_text, sooner_text
 from kbatch.study.conditions import spreads
-from kbatch.study.decision import SizeChange
+from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
 from kbatch.study.names import (
     SETTING_NAMES,
     followed_value,
@@ -302,3 +310,65 @@ def marked_table(table: Table, notes: Sequence[Note]) -> Table:
         for row in table.rows
     )
     return table._replace(columns=tuple(columns), rows=rows)
+
+
+# The slope of log rate against log batch size by each rule.
+_SLOPES = {"linear": 1.0, "sqrt": 0.5}
+
+
+def learning_rate_table(study: Study) -> Table | None:
+    """Write the best learning rate of each size beside the rules'; None if it was not searched."""
+    decision = study.decide()
+    best, scaling = decision.trial, decision.trial and decision.trial.executions[0].scaling
+    if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:
+        return None
+    own = other_hyperparameters(best.hyperparameters)
+    trials = [t for t in study.trials if other_hyperparameters(t.hyperparameters) == own]
+    by_size: dict[int, list[TrialRecord]] = {}
+    for trial in trials:
+        if trial.objective_value is not None and trial.executions[0].scaling is not None:
+            by_size.setdefault(trial.batch_size, []).append(trial)
+    rows = []
+    for _, tried in sorted(by_size.items()):
+        found = min(tried, key=lambda t: (-len(t.executions), t.rank))
+        rows.append(_row(found, len(tried), best=found is best))
+    words = metric_words(best.objective.name)
+    titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
+    titles = (*titles, "Executions of the best", words[0].upper() + words[1:])
+    return Table(
+        title="Learning rate of each batch size",
+        columns=tuple(Column(title, True) for title in titles),
+        rows=tuple(rows),
+        footnote=_slope_text(trials, scaling, decision.tolerance or 0.01),
+        best_means="the pair to take",
+    )
+
+
+def _row(trial: TrialRecord, tried: int, *, best: bool) -> Row:
+    scaling, value = trial.executions[0].scaling, trial.objective_value
+    assert scaling is not None
+    base = scaling.learning_rate / scaling.learning_rate_ratio
+    rates = (scaling.learning_rate, base * scaling.kappa, base * scaling.kappa**0.5)
+    cells = [
+        Cell(f"{trial.batch_size:,}", trial.batch_size),
+        *(Cell(setting(rate), rate) for rate in rates),
+        *(Cell(f"{count:,}", count) for count in (tried, len(trial.executions))),
+        Cell(format_number(value or 0.0, 4), value),
+    ]
+    return Row(trial.trial_id, trial.status, best, tuple(cells))
+
+
+def _slope_text(
+    trials: Sequence[TrialRecord], scaling: LearningRateScaling, tolerance: float
+) -> str:
+    runs, larger = pair_runs(trials), trials[0].objective.direction == "max"
+    pairs = list(dict.fromkeys((run.batch_size, run.factor) for run in runs))
+    model = PairModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
+    if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
+        return ""
+    slope, interval = model.slope(_SLOPES[scaling.rule])
+    return (
+        "The best learning rate grows as the batch size to the power of "
+        f"{format_number(slope, 2)} ({interval_text(interval, 2)}); the linear rule takes 1, the "
+        f"sqrt rule 0.5, both from the model's rate at batch size {scaling.base_batch_size:,}."
+    )

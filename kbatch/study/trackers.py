@@ -17,8 +17,15 @@ from typing import Any, NamedTuple
 
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import answer
-from kbatch.study.loading import IDENTITY_NAME, RECORD_NAME, load_study
-from kbatch.study.study import GOODPUT_NAME, Study, ended_part, trial_row
+from kbatch.study.study import (
+    GOODPUT_NAME,
+    IDENTITY_NAME,
+    RECORD_NAME,
+    Study,
+    ended_part,
+    load_study,
+    trial_row,
+)
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord
 
 TRACKERS = ("mlflow", "wandb", "trackio")

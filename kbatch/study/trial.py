@@ -148,10 +148,7 @@ class TrialRecord:
 
     @functools.cached_property
     def samples_per_second_interval(self) -> Interval | None:
-        """Over executions a 95 % interval; for a single one the quartiles of its windows.
-
-        None for two executions, and for a single one with fewer than two windows.
-        """
+        """A 95 % interval over executions; of a single one, the quartiles of its windows."""
         if len(self.executions) == 1:
             return self.executions[0].samples_per_second_interval
         return mean_interval(self.throughputs)
@@ -219,9 +216,7 @@ class TrialRecord:
 
     def metric_interval(self, name: str) -> Interval | None:
         """Return the 95 % interval of a metric over executions, None for fewer than three."""
-        if name not in self._metric_intervals:
-            self._metric_intervals[name] = mean_interval(self.metric_values(name))
-        return self._metric_intervals[name]
+        return mean_interval(self.metric_values(name))
 
     def examples_interval(self, name: str) -> Interval | None:
         """Return the 95 % interval of a metric over the validation examples of one execution.
@@ -240,10 +235,6 @@ class TrialRecord:
 
     def _known(self, quantity: Callable[[ExecutionRecord], float | None]) -> tuple[float, ...]:
         return tuple(value for e in self.executions if (value := quantity(e)) is not None)
-
-    @functools.cached_property
-    def _metric_intervals(self) -> dict[str, Interval | None]:
-        return {}
 
     @functools.cached_property
     def _best_metrics(self) -> list[dict[str, float]]:

@@ -17,8 +17,14 @@ from kbatch.analysis.scaling_curve import (
     knee_batch_size,
 )
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.environment import EnvironmentRecord
-from kbatch.records.record import SHORTEST_S, SavedRecord, ShownRecord, check_choice, check_ranges
+from kbatch.records.record import (
+    SHORTEST_S,
+    EnvironmentRecord,
+    SavedRecord,
+    ShownRecord,
+    check_choice,
+    check_ranges,
+)
 from kbatch.records.usage import GpuUsage, median_known
 from kbatch.throughput.choice import MicroBatchChoice, choose_micro_batch
 

@@ -187,20 +187,3 @@ def test_a_validation_set_too_small_says_what_it_can_settle():
 def test_one_candidate_is_named():
     verdict = judged(simulate(np.random.default_rng(0), [0.9], rounds=3))
     assert verdict[:6] == (0, (None,), (0,), (), 0, True)
-
-
-@pytest.mark.parametrize(
-    ("candidates", "changed", "message"),
-    [
-        ([], {}, "at least one"),
-        ([Candidate([])], {}, "at least one"),
-        ([Candidate([math.nan])], {}, "finite"),
-        ([Candidate([1.0])], {"tolerance": -0.1}, "`tolerance`"),
-        ([Candidate([1.0])], {"confidence": 1.0}, "`confidence`"),
-        ([Candidate([1.0], np.ones((1, 3))), Candidate([1.0], np.ones((1, 4)))], {}, "`outcomes`"),
-        ([Candidate([1.0, 1.0], np.ones((1, 3)))], {}, "`outcomes`"),
-    ],
-)
-def test_what_cannot_be_judged_is_refused(candidates, changed, message):
-    with pytest.raises(ValueError, match=message):
-        judged(candidates, **changed)

@@ -56,12 +56,6 @@ def test_few_rounds_have_no_interval_and_none_no_estimate():
     assert over_rounds(ROUNDS).rounds == 7
 
 
-@pytest.mark.parametrize("bad", [0.0, -1.0, math.inf, math.nan])
-def test_a_value_that_is_no_rate_is_refused(bad):
-    with pytest.raises(ValueError, match="positive and finite"):
-        over_rounds([1.0, bad])
-
-
 def test_contenders_of_different_rounds_are_refused():
-    with pytest.raises(ValueError, match="2 and 1 rounds"):
+    with pytest.raises(ValueError, match="shorter"):
         ratio_over_rounds([1.0, 2.0], [1.0])

@@ -70,7 +70,7 @@ def test_text_record_and_figure(folder, tmp_path, capsys, data, more, batch_size
     directory = tmp_path / ("elsewhere" if "-o" in more else "kbatch-input")
     profile = kbatch.InputPipelineProfile.load(directory / "input.json")
     assert profile.batch_size == batch_size
-    assert out.startswith(f"{profile.verdict}: ")
+    assert f"\n{profile.verdict.capitalize()}: " in out
     assert "Train step alone" in out
     assert "/input.png" in out
     assert (directory / "input.png").stat().st_size > 10_000

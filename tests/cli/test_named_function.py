@@ -99,24 +99,24 @@ def test_a_wrong_name_is_seen_before_anything_is_imported(folder, text, message)
 
 
 def test_what_builds_a_model_can_be_called_or_has_a_build(folder):
-    assert named_build("given_module:build", "--build")() == "built"
-    assert named_build("given_module:Nested", "--build").build() == "nested"
+    assert named_build("given_module:build")() == "built"
+    assert named_build("given_module:Nested").build() == "nested"
     with pytest.raises(ValueError, match=r"compiled model or a function.*built, a str"):
-        named_build("given_module:built", "--build")
+        named_build("given_module:built")
 
 
 def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
     for text in ("given_module:data", "given_module:pair"):
-        x, y = named_x_y(text, "--data")
+        x, y = named_x_y(text)
         assert (float(np.sum(x)), float(np.sum(y))) == (0.0, len(y))
-        assert len(named_data(text, "--data")) == 2
-    function, nothing = named_x_y("given_module:batches", "--data")
+        assert len(named_data(text)) == 2
+    function, nothing = named_x_y("given_module:batches")
     assert (function(8), nothing) == ("8 rows", None)
-    assert named_data("given_module:batches", "--data")(8) == "8 rows"
-    assert named_x_y("given_module:build", "--data") == ("built", None)
+    assert named_data("given_module:batches")(8) == "8 rows"
+    assert named_x_y("given_module:build") == ("built", None)
     with pytest.raises(ValueError, match="gives 3 values"):
-        named_x_y("given_module:three", "--data")
-    assert named_data("given_module:three", "--data") == (1, 2, 3)
+        named_x_y("given_module:three")
+    assert named_data("given_module:three") == (1, 2, 3)
 
 
 @pytest.mark.parametrize(

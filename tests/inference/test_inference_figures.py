@@ -15,7 +15,7 @@ from kbatch.inference.figures import (
     tail_bounds,
 )
 from kbatch.inference.record import TargetCheck
-from kbatch.inference.report import inference_lines, inference_section
+from kbatch.inference.report import inference_section
 from kbatch.plotting.saving import figure_bytes
 
 PLOTS = {
@@ -279,7 +279,6 @@ def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     assert f"efficient, not measured: {size}" in words(kbatch.plot_inference_throughput(profile))
     text = inference_alt_text(inference_info(profile))
     assert f"Marked as efficient: {size}, which was not measured." in text
-    assert f"batch size {size}, not measured" in "\n".join(inference_lines(profile))
     section = inference_section(profile)
     assert section.headline.endswith("by the fit: it was not measured.")
     (row,) = (row for row in section.tables[0].rows if row.key == "90 % of the peak throughput")

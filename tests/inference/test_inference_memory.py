@@ -13,6 +13,7 @@ from kbatch.inference.measure import inference_plan, measure_predict_memory
 from kbatch.memory.find import ascend_memory, expected_bytes
 from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Workload
+from kbatch.training.data.sample_rows import SampleRows
 
 LIMIT = 1000
 
@@ -172,7 +173,8 @@ def test_every_one_of_3_real_ends_of_memory_is_survived():
     """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
     model = wide()
     inputs = inference_inputs(model)
-    load = Workload(lambda: model, inputs.source, "float32", training=False)
+    rows = SampleRows((inputs.rows,), None, None)
+    load = Workload(lambda: model, rows, "float32", training=False)
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
         weights = probes.facts.variables_bytes

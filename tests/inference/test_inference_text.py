@@ -5,62 +5,61 @@ from inference_factory import make_failed, make_profile, make_timing
 
 from kbatch.inference.figures import conditions_line
 from kbatch.inference.record import OutputChange, TargetCheck, TwinRecord
-from kbatch.inference.report import (
-    inference_lines,
-    inference_rows,
-    left_out_lines,
-    unsettled_lines,
-)
+from kbatch.inference.report import inference_section
 
 CHECK = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
 
 
-def test_the_answers_are_lines_with_what_a_reader_must_know():
+def lines_of(profile):
+    section = inference_section(profile)
+    return [*section.lead, *section.details, *(note.text for note in section.notes)]
+
+
+def test_the_answers_stand_with_what_a_reader_must_know():
     profile = make_profile(checks=(CHECK,), notes=("mind this",))
-    lines = inference_lines(profile, 5.0)
-    assert lines == inference_lines(profile)
-    assert lines[0].startswith("within 5 ms at the 0.95 quantile: batch size 33, verified")
-    assert lines[2].startswith("knee: batch size 1")
-    assert "95 % interval" in lines[2]
-    assert lines[-1] == "note: mind this"
-    assert "noise floor (A/A test): 3 %" in lines
-    assert "answers refer to compiled under float32" in lines
-    assert "n/a" in inference_lines(profile, 0.1)[0]
-    assert inference_lines(make_profile())[0].startswith("efficient")
+    section = inference_section(profile)
+    assert section.headline.startswith("Batch size 33 is the largest with 95 % of the calls")
+    assert section.lead[0].startswith("Verified by 59 fresh calls, 0 above the target")
+    answers = {row.texts[0]: row for row in section.tables[0].rows}
+    assert answers["Within 5 ms at the 0.95 quantile"].best
+    assert answers["Largest throughput over latency"].texts[1] == "10"
+    assert "mind this" in lines_of(profile)
+    assert "Equal settings differed by up to 3 % here (A/A test)" in " ".join(lines_of(profile))
+    missed = dataclasses.replace(CHECK, latency_ms=0.1, best=False)
+    (first, *_) = inference_section(make_profile(checks=(missed,))).tables[0].rows
+    assert first.texts[:2] == ("Within 0.1 ms at the 0.95 quantile", "n/a")
+    assert "(compiled, float32)" in inference_section(make_profile()).headline
 
 
 def test_what_was_not_timed_is_told_with_the_reason():
     late = [make_failed(size, "not_run") for size in (32, 64)]
     late = [dataclasses.replace(timing, reason="beyond the latency target") for timing in late]
     profile = make_profile(make_timing(1), make_timing(8), *late, make_failed(8, path="xla"))
-    assert left_out_lines(profile) == [
-        "not timed: compiled under float32 at batch size 32 and 64: beyond the latency target",
-        "not timed: xla under float32 at batch size 8: memory ran out when it was probed",
+    assert [line for line in lines_of(profile) if line.startswith("Not timed")] == [
+        "Not timed: compiled under float32 at batch size 32 and 64: beyond the latency target.",
+        "Not timed: xla under float32 at batch size 8: memory ran out when it was probed.",
     ]
-    assert set(left_out_lines(profile)) < set(inference_lines(profile))
-    assert left_out_lines(make_profile()) == []
+    assert not any("Not timed" in line for line in lines_of(make_profile()))
 
 
 def test_times_that_are_not_settled_are_counted():
     few = make_timing(8, block_medians_s=(0.01, 0.01, 0.02), block_rounds=(0, 1, 2))
     wide = make_timing(64, noise=0.2)
-    (line,) = unsettled_lines(make_profile(make_timing(1), few, wide, make_failed(128)))
-    assert line.startswith(
-        "2 of 3 times may be off by more than 5 % (the least timed has 3 rounds): "
-    )
-    assert line in inference_lines(make_profile(make_timing(1), few, wide, make_failed(128)))
-    assert unsettled_lines(make_profile()) == []
+    line = "2 of 3 times may be off by more than 5 % (the least timed has 3 rounds): "
+    found = lines_of(make_profile(make_timing(1), few, wide, make_failed(128)))
+    assert any(words.startswith(line) for words in found)
+    assert not any("may be off" in words for words in lines_of(make_profile()))
 
 
 def test_a_noise_floor_that_is_not_known_says_why():
     few = TwinRecord("compiled", "float32", 8, (0.01, 0.02))
-    line = "noise floor (A/A test): n/a (6 rounds show it, 2 were made: give more time)"
-    assert line in inference_lines(make_profile(twin=few))
-    assert not any("noise floor" in words for words in inference_lines(make_profile(twin=None)))
+    line = "The noise floor (A/A test) is not known: 6 rounds show it, 2 were made. Give more time."
+    assert line in lines_of(make_profile(twin=few))
+    assert not any("A/A" in words for words in lines_of(make_profile(twin=None)))
 
 
 def fit_line(profile):
-    (line,) = [line for line in inference_lines(profile) if line.startswith("fit: ")]
+    (line,) = [line for line in lines_of(profile) if line.startswith("Fit: ")]
     return line
 
 
@@ -82,7 +81,7 @@ def test_lack_of_fit_is_said():
         for size in (1, 2, 4, 8)
     ]
     assert "may not grow with the batch" in fit_line(make_profile(*flat))
-    assert not any(line.startswith("fit") for line in inference_lines(make_profile(flat[0])))
+    assert not any(line.startswith("Fit") for line in lines_of(make_profile(flat[0])))
 
 
 def test_rounds_that_the_fit_leaves_out_are_counted():
@@ -90,40 +89,43 @@ def test_rounds_that_the_fit_leaves_out_are_counted():
     profile = make_profile(
         *(make_timing(size, block_medians_s=tuple(size * s for s in blocks)) for size in (1, 2, 4))
     )
-    assert "left out of the fit as outliers: 25 % of the rounds" in (inference_lines(profile))
-    assert not any("left out" in line for line in inference_lines(make_profile()))
+    assert "Left out of the fit as outliers: 25 % of the rounds." in lines_of(profile)
+    assert not any("Left out" in line for line in lines_of(make_profile()))
 
 
 def test_the_change_of_the_outputs_is_told():
     change = OutputChange("int8", 32, 0.02, 0.001, 0.04, 0.012)
-    lines = inference_lines(make_profile(output_changes=(change,)))
-    (words,) = [line for line in lines if line.startswith("outputs under int8, 32 examples")]
+    lines = lines_of(make_profile(output_changes=(change,)))
+    (words,) = [line for line in lines if line.startswith("Outputs under int8, 32 examples")]
     assert "1.20 % from those in float32 on average" in words
     assert "at most 4.00 % of the largest output" in words
     broken = dataclasses.replace(change, mean_relative=None)
-    assert any(
-        "not finite" in line for line in inference_lines(make_profile(output_changes=(broken,)))
-    )
+    assert any("not finite" in line for line in lines_of(make_profile(output_changes=(broken,))))
+
+
+def timings(profile):
+    table = inference_section(profile).tables[1]
+    return table.headers, [row.texts for row in table.rows]
 
 
 def test_the_table_says_how_many_calls_are_missing():
-    titles, rows = inference_rows(make_profile())
+    titles, rows = timings(make_profile())
     assert len(rows[0]) == len(titles)
     assert rows[0][:3] == ("compiled", "float32", "1")
-    few = inference_rows(make_profile(quantile=0.99))[1]
+    few = timings(make_profile(quantile=0.99))[1]
     assert few[0][5] == "needs 179 more"
 
 
 def test_the_copy_to_a_gpu_has_a_column_of_its_own():
     profile = make_profile(make_timing(1, copy_s=0.002), make_timing(8))
-    titles, rows = inference_rows(profile)
-    assert titles[-1] == "copy (ms)"
+    titles, rows = timings(profile)
+    assert titles[-1] == "Copy (ms)"
     assert [row[-1] for row in rows] == ["2.00", "n/a"]
-    assert "copy (ms)" not in inference_rows(make_profile())[0]
+    assert "Copy (ms)" not in timings(make_profile())[0]
 
 
 def test_bulk_calls_have_no_latency_of_a_batch():
-    rows = inference_rows(make_profile(make_timing(8, path="predict")))[1]
+    rows = timings(make_profile(make_timing(8, path="predict")))[1]
     assert rows[0][5] == "n/a (bulk)"
 
 
@@ -134,6 +136,6 @@ def test_batches_that_ran_at_other_clocks_are_told():
     apart = (
         "GPU clock from 1,400 MHz at 1 (compiled, float32) to 1,980 MHz at 8 (compiled, float32)"
     )
-    assert any(apart in line for line in inference_lines(profile))
+    assert any(apart in line for line in lines_of(profile))
     assert apart in conditions_line(profile)
     assert "clock" not in conditions_line(make_profile(*timings[1:]))

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from fake_clock import FakeClock
 
-from kbatch.input_pipeline.blocks import BlockLength, Epoch, InputPass, read_pass
+from kbatch.input_pipeline.blocks import BlockLength, InputPass, read_pass
 from kbatch.input_pipeline.rates import LongRun
 from kbatch.input_pipeline.record import LongRunRecord
 from kbatch.training.data.batch_source import BatchSource
@@ -57,8 +57,7 @@ def test_an_epoch_and_its_start_are_known(clock):
         yield from (np.zeros((rows, 2)) for rows in (8, 8, 4))
 
     reading = read_pass(source(shuffled), least_s=0.0, most_s=5.0)
-    assert reading.epoch.batches == 3
-    assert reading.epoch.duration_s == pytest.approx(0.02)
+    assert reading.epoch == (3, pytest.approx(0.02))
     assert reading.record.counted.basis == "whole epochs"
     assert [len(batch) for batch in reading.batches] == [8, 8, 4]
 
@@ -81,13 +80,13 @@ LENGTH = BlockLength(0.1, 0.2, 0.8)
     ("epoch", "first_s", "step_s", "counting"),
     [
         (None, 0.0, 0.0, "settled"),
-        (Epoch(100, 0.2), 0.0, 0.0, "epochs"),  # Several in a block.
-        (Epoch(100, 0.5), 0.01, 0.0, "settled"),
-        (Epoch(100, 0.5), 0.4, 0.0, "epochs"),  # Its start must not be left out.
-        (Epoch(5, 0.5), 0.01, 0.0, "epochs"),  # A few batches.
-        (Epoch(5, 2.0), 1.9, 0.0, "settled"),  # Too long for a block.
-        (Epoch(100, 0.2), 0.0, 0.1, "settled"),
-        (Epoch(5, 0.2), 0.0, 0.1, "epochs"),
+        ((100, 0.2), 0.0, 0.0, "epochs"),  # Several in a block.
+        ((100, 0.5), 0.01, 0.0, "settled"),
+        ((100, 0.5), 0.4, 0.0, "epochs"),  # Its start must not be left out.
+        ((5, 0.5), 0.01, 0.0, "epochs"),  # A few batches.
+        ((5, 2.0), 1.9, 0.0, "settled"),  # Too long for a block.
+        ((100, 0.2), 0.0, 0.1, "settled"),
+        ((5, 0.2), 0.0, 0.1, "epochs"),
     ],
 )
 def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):

@@ -24,7 +24,7 @@ from kbatch.input_pipeline.blocks import block_length
 
 # Imported before any test replaces the machine's clock, which signatures keep as their default.
 from kbatch.input_pipeline.measure import profile_input_pipeline
-from kbatch.input_pipeline.report import input_lines
+from kbatch.input_pipeline.report import input_section
 
 BUDGET_S = 0.3
 
@@ -240,7 +240,7 @@ def test_chunks_longer_than_a_round_are_not_taken_for_a_fast_pipeline(clock):
     assert found.verdict == "input-bound"
     assert found.wait_share > 0.2
     assert found.crossing is None
-    assert "whole chunks with the pauses between them" in "\n".join(input_lines(found))
+    assert "whole chunks with the pauses between them" in "\n".join(input_section(found).details)
 
 
 def test_a_shuffle_of_all_the_data_is_measured_with_its_filling(clock):
@@ -346,7 +346,7 @@ def test_a_gpu_is_read_beside_the_rates(monkeypatch):
         assert rate.gpu_busy_share == pytest.approx(0.4)
         assert rate.sm_clocks_mhz == (1980,) * len(rate.durations_s)
         assert rate.throttle_reasons == (("power cap",),) * len(rate.durations_s)
-    assert "GPU busy: pipeline 40 %, step 40 % and together 40 %." in input_lines(found)
+    assert "GPU busy: pipeline 40 %, step 40 % and together 40 %." in input_section(found).details
     assert found.smaller_steps[0].rate.gpu_busy_share is None
     fake_nvml.install(monkeypatch, None)
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))

@@ -10,20 +10,21 @@ from input_profile_factory import (
 )
 
 from kbatch.input_pipeline.record import CostRecord, RateRecord, SmallerStepRecord
-from kbatch.input_pipeline.report import input_lines, input_section
+from kbatch.input_pipeline.report import input_section
 
 
 def text(profile):
-    return "\n".join(input_lines(profile))
+    section = input_section(profile)
+    return "\n".join((section.headline, *section.details, *(note.text for note in section.notes)))
 
 
 def test_the_verdict_comes_first_with_its_evidence():
-    lines = input_lines(make_profile())
-    assert lines[0].startswith("input-bound: training waits for data; a larger batch helps only as")
+    lines = text(make_profile()).splitlines()
+    assert lines[0].startswith("Input-bound: training waits for data; a larger batch helps only as")
     assert lines[1].startswith("Pipeline alone: 800 samples/s (7")
     assert lines[2].startswith("Train step alone, batch size 64: 2,400 samples/s (2,3")
     assert "66 % of each step is spent waiting" in lines[3]
-    assert lines[-1] == "Note: 5 of 9 rounds were made."
+    assert lines[-1] == "5 of 9 rounds were made."
 
 
 @pytest.mark.parametrize(
@@ -57,7 +58,7 @@ def test_rounds_and_a_long_reading_on_different_sides_are_told():
     [
         ((400,), "(whole chunks with the pauses between them)"),
         ((400, 2400), "Note that one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
-        ((400, 2400), "undetermined: the batches come unevenly"),
+        ((400, 2400), "Undetermined: the batches come unevenly"),
         ((400, 2400), "whether such a pause comes again was not seen"),
     ],
 )
@@ -119,18 +120,19 @@ def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
         make_remedy("cache", 2.5),
         make_remedy("thread pool", 1.04),
     )
-    found = text(make_profile(remedies=remedies)).splitlines()
-    start = next(i for i, line in enumerate(found) if line.startswith("Tried one at a time"))
-    tried = found[start + 1 : start + 7]
-    times = ["2.50x", "1.90x", "mind:", "1.04x", "1.00x", "0.700x"]
-    assert [line.split()[0] for line in tried] == times
-    assert [line.endswith("(no clear gain)") for line in tried] == [False] * 3 + [True] * 2 + [
-        False
+    tried, untried = input_section(make_profile(remedies=remedies)).tables
+    assert [row.texts[:2] for row in tried.rows] == [
+        ("cache", "2.50"),
+        ("parallel map", "1.90"),
+        ("thread pool", "1.04 (no clear gain)"),
+        ("prefetch", "1.00 (no clear gain)"),
+        ("any order", "0.700 (slower)"),
     ]
-    assert tried[-1].endswith("(slower)")
-    assert "code of cache" in tried[0]
-    assert "Not measured:\n  code of any order  (no parallel stage)" in text(make_profile())
-    assert "Tried" not in text(make_profile(remedies=()))
+    assert [row.best for row in tried.rows] == [True] + [False] * 4
+    assert tried.rows[0].texts[3] == "code of cache"
+    assert tried.rows[1].texts[4] == "the function is called from several threads"
+    assert untried.rows[0].texts == ("any order", "code of any order", "no parallel stage")
+    assert input_section(make_profile(remedies=())).tables == (untried,)
 
 
 def test_processor_gpu_and_costs_are_told_where_they_were_measured():
@@ -157,7 +159,7 @@ def test_an_impossible_order_of_rates_is_the_reason_for_no_verdict():
     profile = make_profile(pipeline=50_000, step=2550, together=9610)
     found = text(profile)
     assert found.startswith(
-        "undetermined: both together ran at 9,610 samples/s, faster than the train step alone "
+        "Undetermined: both together ran at 9,610 samples/s, faster than the train step alone "
         "(2,550). That cannot be"
     )
     assert "side by side" not in found and "batch size 1" not in found

@@ -57,5 +57,5 @@ def test_a_dark_colour_is_lighter_on_a_dark_page_and_a_light_one_stays():
     page = SvgPage()
     page.element('<svg><path style="fill: #440154"/><path style="fill: #fde725"/></svg>')
     assert "fill: var(--440154)" in page.rules()
-    assert "(prefers-color-scheme: dark){:root{--440154:#a180a9;}}" in page.rules()
+    assert "(prefers-color-scheme: dark){:root{--440154:#a280aa;}}" in page.rules()
     assert "fill: #fde725" in page.rules()

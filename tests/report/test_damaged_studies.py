@@ -19,7 +19,7 @@ from kbatch.report.content import report_content
 from kbatch.report.load import load_record
 from kbatch.study.answer import answer
 from kbatch.study.figures import STUDY_FIGURES
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 
 STUDIES = {
     "learned": lambda: learned_study(3, sizes=(16, 64, 256)),

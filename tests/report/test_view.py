@@ -10,7 +10,7 @@ from records_factory import make_execution, make_study, make_trial
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
 from kbatch.report.view import HOST, progress_of, view_page, view_server
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 
 
 def write_search(project, *trials, running=()):

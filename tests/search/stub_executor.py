@@ -6,7 +6,7 @@ from records_factory import VAL_ACCURACY, make_execution, make_trial
 
 from kbatch.records.json_codec import record_text
 from kbatch.search.executors import TaskResult
-from kbatch.study.loading import RECORD_NAME
+from kbatch.study.study import RECORD_NAME
 
 
 class StubFuture:

@@ -29,7 +29,7 @@ from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.goodput_costs import expected_runs
 from kbatch.search.progress import FileLine, SearchProgress
 from kbatch.search.trial_process import execute
-from kbatch.study.loading import RECORD_NAME
+from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
 STATE = b'{"hyperparameters": {"values": {"batch_size": 8}}}'

@@ -17,8 +17,14 @@ import tensorflow as tf
 import kbatch
 from kbatch.search.identity import check_identity, fit_facts, model_facts
 from kbatch.search.strategies import GoodputStrategy
-from kbatch.study.loading import IDENTITY_NAME, SearchIdentity
-from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
+from kbatch.study.study import (
+    IDENTITY_NAME,
+    GoodputRecord,
+    SearchIdentity,
+    SizeDecision,
+    read_goodput,
+    write_goodput,
+)
 
 EarlyStopping = keras.callbacks.EarlyStopping
 

@@ -477,7 +477,8 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
     (point,) = trials_info(make_study(trial)).points
     values = trial.executions[0].outcomes.values
     half = 1.9647 * values.std(ddof=1) / np.sqrt(500)
-    assert tuple(point.quality) == pytest.approx((0.9, 0.9 - half, 0.9 + half), abs=1e-5)
+    found = point.quality.value, *point.quality.bar
+    assert found == pytest.approx((0.9, 0.9 - half, 0.9 + half), abs=1e-5)
     lower = plot_trials(make_study(trial)).figure.axes[-1]
     assert len(lower.collections) == 1
     text = trial_table(make_study(trial))

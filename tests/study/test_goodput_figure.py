@@ -5,6 +5,7 @@ from figure_studies import learned, learned_study, step_time_s
 from records_factory import make_study, make_trial
 
 from kbatch.analysis.goodput import best_batch_size, best_measured_batch_size, goodput
+from kbatch.document.numbers import in_brackets
 from kbatch.study.figures.goodput import goodput_info, plot_goodput
 
 
@@ -44,14 +45,18 @@ def test_the_noise_scale_is_that_of_the_best_trial_with_its_interval():
     study = learned_study(3)
     info = goodput_info(study)
     scale = study.best_trial().noise_scale
-    assert (info.noise_scale, info.interval) == (scale.value, scale.interval)
-    assert info.source.endswith(f"at batch size {study.best_trial().batch_size:,}")
+    assert info.noise_scale == scale.value
+    used = info.notes[0]
+    assert f"{in_brackets(scale.interval)}, of the late half of training at batch size " in used
+    assert f"at batch size {study.best_trial().batch_size:,};" in used
     low, high = (
         goodput_info(study, noise_scale=end).best
         for end in (scale.interval.low, scale.interval.high)
     )
-    assert info.best_range == (min(low, high, info.best), max(low, high, info.best))
-    assert all(p.goodput.low <= p.goodput.value <= p.goodput.high for p in info.points)
+    first, last = min(low, high, info.best), max(low, high, info.best)
+    sizes = f"batch size {last:,}" if first == last else f"batch sizes from {first:,} to {last:,}"
+    assert f"over which {sizes} would have the largest goodput" in used
+    assert all(p.goodput.bar[0] <= p.goodput.value <= p.goodput.bar[1] for p in info.points)
 
 
 def test_a_trial_without_moments_lends_those_of_another():

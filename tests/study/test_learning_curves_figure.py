@@ -99,7 +99,6 @@ def test_a_diverged_trial_ends_with_a_cross():
 
 
 def test_a_study_without_epochs_says_so():
-    info = learning_curves_info(
-        make_study(make_trial(64, epochs=(), reported={"val_accuracy": 1.0}))
-    )
-    assert info.nothing == "n/a (no epoch of any trial has a metric of quality)"
+    study = make_study(make_trial(64, epochs=(), reported={"val_accuracy": 1.0}))
+    with pytest.raises(ValueError, match=r"epochs with a metric.*Trials completed without them"):
+        learning_curves_info(study)

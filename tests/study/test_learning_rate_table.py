@@ -6,7 +6,8 @@ import records_factory as records
 
 from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.study.learning_rates import learning_rate_table, pair_runs
+from kbatch.study.decision import pair_runs
+from kbatch.study.table import learning_rate_table
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
 

@@ -7,7 +7,7 @@ import pytest
 from records_factory import make_search, make_study, make_trial
 
 from kbatch.records.json_codec import RecordError, write_record
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 
 
 @pytest.fixture

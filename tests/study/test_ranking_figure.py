@@ -49,7 +49,7 @@ def test_hyperparameters_that_differ_are_columns_before_what_follows_from_them()
     alone = ranking_info(learned_study(), most=10)
     titles = [column.title for column in alone.columns]
     assert titles == ["Batch", "Samples/s", "Learning rate", "Micro-batch"]
-    assert alone.columns[1].cells[-1] == "-"
+    assert alone.columns[1].cells[-1] == "n/a"
 
 
 def test_rows_cells_and_dots_are_drawn_at_one_height():

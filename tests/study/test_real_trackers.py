@@ -11,7 +11,7 @@ from test_trackers import OLD, two_executions, write_project
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
-from kbatch.study.loading import load_study
+from kbatch.study.study import load_study
 from kbatch.study.trackers import sync
 
 pytestmark = pytest.mark.tracker

@@ -8,6 +8,7 @@ import matplotlib
 import pytest
 from figure_studies import (
     LONG_NAME,
+    TARGET,
     failed_study,
     gpu_study,
     learned_study,
@@ -18,7 +19,7 @@ from figure_studies import (
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 from matplotlib.text import Text
-from records_factory import make_environment, make_study
+from records_factory import make_environment, make_study, make_trial
 
 import kbatch
 from kbatch.plotting.canvas import detached_axes
@@ -37,7 +38,6 @@ SAMPLES = {
     "memory": max_batch_result,
 }
 OF_STUDIES = [name for name in SAMPLES if name in STUDY_FIGURES]
-SUIT_EVERY_STUDY = ["ranking", "pareto", "learning-curves"]
 
 
 def plot(name, data, **arguments):
@@ -199,14 +199,20 @@ def test_an_empty_study_says_what_to_run(name):
         plot(name, Study("digits", ()))
 
 
-@pytest.mark.parametrize("name", SUIT_EVERY_STUDY)
-def test_a_study_in_which_all_failed_is_a_figure_that_says_so(name):
-    axes = plot(name, failed_study())
+def test_a_study_in_which_all_failed_is_a_ranking_that_says_so():
+    axes = plot("ranking", failed_study())
     assert cut_texts(axes.figure) == []
     said = words(axes.figure)
     assert "out of memory" in said
     assert "failed" in said
     assert "No trial completed" in axes.get_label()
+
+
+@pytest.mark.parametrize("name", ["pareto", "learning-curves", "time-to-target"])
+def test_a_study_in_which_all_failed_has_no_such_figure(name):
+    study = make_study(make_trial(64, status="out_of_memory", target=TARGET))
+    with pytest.raises(ValueError, match=r"needs .*No trial completed: 1 out of memory"):
+        plot(name, study)
 
 
 @pytest.mark.parametrize("name", OF_STUDIES)

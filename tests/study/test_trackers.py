@@ -19,8 +19,7 @@ from tracker_stub import stub_trackio
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import EpochRecord
-from kbatch.study.loading import load_study
-from kbatch.study.study import trial_row
+from kbatch.study.study import load_study, trial_row
 from kbatch.study.trackers import _allowed, check_trackers, sync, tracked_runs
 
 OLD = Path(__file__).parents[1] / "records" / "stored" / "version-0.1.0"

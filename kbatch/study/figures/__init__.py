@@ -46,7 +46,7 @@ def draw_figure(
 
         draw = functools.partial(plot_memory, MaxBatchSizeResult.load(path))
     else:
-        from kbatch.study.loading import load_study
+        from kbatch.study.study import load_study
 
         module = name.replace("-", "_")
         plot = getattr(importlib.import_module(f"kbatch.study.figures.{module}"), f"plot_{module}")

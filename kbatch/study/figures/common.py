@@ -100,6 +100,13 @@ def none_completed(study: Study) -> str:
     return f"No trial completed: {_counts(study.trials)}"
 
 
+def missing_data(study: Study, needed: str) -> ValueError:
+    """Return the error of a figure whose data no trial has."""
+    completed = any(trial.status == "completed" for trial in study.trials)
+    received = "Trials completed without them" if completed else none_completed(study)
+    return ValueError(f"This figure needs {needed}. Received: {received}.")
+
+
 def _counts(trials: Sequence[TrialRecord]) -> str:
     counts = Counter(map(outcome, trials))
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())

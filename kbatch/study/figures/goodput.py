@@ -34,10 +34,7 @@ class GoodputInfo(NamedTuple):
     points: tuple[GoodputPoint, ...]
     incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
     noise_scale: float
-    interval: Interval | None
-    source: str
     best: int  # The batch size of the largest goodput.
-    best_range: tuple[int, int]  # Over the interval of the noise scale.
     notes: tuple[str, ...]
 
 
@@ -52,10 +49,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         if trial.status == "completed" and (rate := throughput_estimate(trial)) is not None:
             rates[size] = rate
     if not rates:
-        received = common.none_completed(study)
-        raise ValueError(
-            f"Goodput needs the throughput of trials that completed. Received: {received}."
-        )
+        raise common.missing_data(study, "the throughput of trials that completed")
 
     def goodputs(scale: float) -> dict[int, float]:
         fixed = {"noise_scale": scale, "base_batch_size": min(rates)}
@@ -66,7 +60,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     points = []
     for size, rate in rates.items():
         value, *bounds = (curve[size] for curve in curves)
-        estimate = PlottedEstimate(value, min(bounds, default=None), max(bounds, default=None))
+        estimate = PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
         points.append(GoodputPoint(size, rate, estimate))
     low, high, bars = min(bests), max(bests), bars_text(study.trials)
     used = f"Noise scale {format_number(scale)} examples"
@@ -82,10 +76,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         points=tuple(points),
         incomplete_sizes=tuple((s, outcome(t)) for s, t in trials.items() if s not in rates),
         noise_scale=scale,
-        interval=interval,
-        source=source,
         best=bests[0],
-        best_range=(low, high),
         notes=(used, _other_best(study, bests[0]), bars, common.best_of_size_note(study)),
     )
 
@@ -151,9 +142,6 @@ def plot_goodput(study: Study, ax: Axes | None = None, *, noise_scale: float | N
         study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
         noise_scale: B_noise in examples; if None, the one measured in the best trial that has one.
-
-    Returns:
-        The Axes; `get_label()` describes the figure.
 
     Raises:
         ValueError: If the study is empty, or the noise scale or the throughput is not known,

@@ -149,9 +149,6 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
             shown, or the first one with readings.
         ax: Axes whose place the panels take; a new figure if None.
 
-    Returns:
-        The first Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If no GPU was read, with the reason and what to do.
     """

@@ -46,13 +46,12 @@ class LearningCurve(NamedTuple):
 
 
 class LearningCurvesInfo(NamedTuple):
-    """What the figure shows; a text that does not apply is empty."""
+    """What the figure shows."""
 
     curves: tuple[LearningCurve, ...]  # By batch size.
-    quality: Objective | None  # None if no trial has a metric of quality.
-    nothing: str
+    quality: Objective
     notes: tuple[str, ...]
-    incomplete: str
+    incomplete: str  # Empty where all trials have a result.
 
 
 def learning_curves_info(study: Study) -> LearningCurvesInfo:
@@ -64,19 +63,18 @@ def learning_curves_info(study: Study) -> LearningCurvesInfo:
         for size, trial in common.best_of_size(study).items()
         if quality is not None and (points := _points(trial, quality.name))
     )
-    notes = [common.best_of_size_note(study)]
-    if not curves:
-        nothing = common.none_completed(study)
-        if any(trial.status == "completed" for trial in study.trials):
-            nothing = "n/a (no epoch of any trial has a metric of quality)"
-        return LearningCurvesInfo((), quality, nothing, tuple(notes), "")
-    notes.append("Training time has the tracing of the first step in it, but no validation.")
+    if quality is None or not curves:
+        raise common.missing_data(study, "epochs with a metric of quality")
+    notes = [
+        common.best_of_size_note(study),
+        "Training time has the tracing of the first step in it, but no validation.",
+    ]
     most = max(len(trial.executions) for trial in study.trials)
     if most >= FEWEST_VALUES:
         notes.append("Lines: mean over executions; bands: its 95 % interval.")
     elif most > 1:
         notes.append("Lines: mean over two executions, too few for an interval.")
-    return LearningCurvesInfo(curves, quality, "", tuple(notes), common.incomplete_text(study))
+    return LearningCurvesInfo(curves, quality, tuple(notes), common.incomplete_text(study))
 
 
 def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
@@ -102,8 +100,6 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
 
 def alt_text(info: LearningCurvesInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    if not info.curves or info.quality is None:
-        return f"An empty chart of learning curves. {info.nothing}."
     ends = join_words(
         f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
         f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"
@@ -133,11 +129,8 @@ def plot_learning_curves(
         ax: Axes whose place the panels take; a new figure if None.
         against: What to show them against, in a single panel; if None, all three.
 
-    Returns:
-        The first Axes; `get_label()` describes the figure.
-
     Raises:
-        ValueError: If the study is empty, with what to run, or `against` is something else.
+        ValueError: If there is nothing to show, with the reason, or `against` is something else.
     """
     if against not in (None, *BUDGETS):
         raise ValueError(
@@ -147,7 +140,7 @@ def plot_learning_curves(
     info = learning_curves_info(study)
     sizes = [curve.batch_size for curve in info.curves]
     (first,) = canvas.panels(ax, HEIGHT_IN)
-    budgets = BUDGETS if against is None and info.curves else (against or BUDGETS[0],)
+    budgets = BUDGETS if against is None else (against,)
     panels, below, below_pt = [first], first, 36
     if len(budgets) > 1:
         panels, below = canvas.beside(first, (1,) * len(budgets))
@@ -165,19 +158,13 @@ def plot_learning_curves(
             panel.plot(places, values, color=color, linewidth=1.4)
             look = (ALARM, "X") if curve.diverged else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
-        if info.curves:
-            panel.set_xscale("log")
-            plain_log_labels(panel.xaxis, short=len(budgets) > 1)
-    if not info.curves or info.quality is None:
-        canvas.write_title(first, study.name)
-        first.set_xticks([])
-        canvas.write_message(first, info.nothing)
-    else:
-        common.name_sizes(first, sizes, most=_MOST_NAMES)
-        values = [point.value for curve in info.curves for point in curve.points]
-        common.quality_axis(first, info.quality, values)
-        title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
-        title = title if len(title) <= most else study.name
-        canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
+        panel.set_xscale("log")
+        plain_log_labels(panel.xaxis, short=len(budgets) > 1)
+    common.name_sizes(first, sizes, most=_MOST_NAMES)
+    values = [point.value for curve in info.curves for point in curve.points]
+    common.quality_axis(first, info.quality, values)
+    title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
+    title = title if len(title) <= most else study.name
+    canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
     common.write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
     return first

@@ -99,9 +99,6 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
         study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
     """

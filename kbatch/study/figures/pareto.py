@@ -1,6 +1,5 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
-import collections
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -43,9 +42,8 @@ class ParetoInfo(NamedTuple):
 
     points: tuple[ParetoPoint, ...]  # By throughput.
     series: tuple[str, ...]  # What the trials of each have in common.
-    quality: Objective | None  # None if no trial has a metric of quality.
+    quality: Objective
     bars: str
-    nothing: str
     incomplete: str
 
     @property
@@ -68,7 +66,9 @@ def pareto_info(study: Study) -> ParetoInfo:
         and (rate := throughput_estimate(trial)) is not None
         and (value := metric_estimate(trial, quality.name)) is not None
     ]
-    sign = 1 if quality is None or quality.direction == "max" else -1
+    if quality is None or not measured:
+        raise common.missing_data(study, "trials with both a throughput and a metric of quality")
+    sign = 1 if quality.direction == "max" else -1
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
     points = [
         ParetoPoint(
@@ -82,26 +82,17 @@ def pareto_info(study: Study) -> ParetoInfo:
         )
         for place, (trial, rate, value) in enumerate(measured)
     ]
-    nothing = "n/a (no trial has both a throughput and a metric of quality)"
     return ParetoInfo(
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
         quality=quality,
         bars=bars_text(study.trials, of_metric=True),
-        nothing="" if points else nothing if completed else common.none_completed(study),
-        incomplete=common.incomplete_text(study) if completed else "",
+        incomplete=common.incomplete_text(study),
     )
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Find the choices that no other one beats.
-
-    One choice beats another if it is better in one quality and not worse in the other. Equal
-    choices do not beat each other.
-
-    >>> pareto_front([(1.0, 0.9), (2.0, 0.8), (3.0, 0.85)])
-    (0, 2)
-    """
+    """Find the choices that no other one beats: more in one quality and no less in the other."""
     front: list[int] = []
     for place in sorted(range(len(choices)), key=choices.__getitem__, reverse=True):
         choice, best = choices[place], choices[front[-1]] if front else None
@@ -112,8 +103,6 @@ def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 def alt_text(info: ParetoInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    if not info.points or info.quality is None:
-        return f"An empty chart of quality against throughput. {info.nothing}."
     front = join_words(
         f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
         f"{format_number(p.quality.value, 4)}"
@@ -136,26 +125,16 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         study: A study, from `load_study`.
         ax: Axes to draw on; a new figure if None.
 
-    Returns:
-        The Axes; `get_label()` describes the figure.
-
     Raises:
-        ValueError: If the study is empty, with what to run.
+        ValueError: If there is nothing to show, with the reason.
     """
     info = pareto_info(study)
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
-    if not info.points or info.quality is None:
-        canvas.write_title(panel, study.name)
-        canvas.write_message(panel, info.nothing)
-        panel.set_xticks([])
-        common.write_conditions(panel, study, alarm=info.incomplete, below_pt=10)
-        return panel
     canvas.vertical_grid(panel)
     _throughput_axis(panel, [p.throughput.value for p in info.points])
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
-    marks = collections.Counter((p.series, p.on_front) for p in info.points)
-    for number, on_front in sorted(marks):
+    for number, on_front in sorted({(p.series, p.on_front) for p in info.points}):
         alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
         rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
         color, marker = series_style(number)
@@ -180,8 +159,7 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     _label_points(panel, info, up=1 if higher else -1)
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
     legend = filled if len(info.points) > 1 else "Label: batch size."
-    once = draw.COVERED_NOTE if draw.covered(max(marks.values())) else ""
-    common.write_conditions(panel, study, f"{legend} {info.bars} {once}", alarm=info.incomplete)
+    common.write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
     return panel
 
 

@@ -1,26 +1,20 @@
 """The figure of the ranked trials: a table, and beside it the objective with its interval."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+import re
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import format_number, join_words, pluralize, setting, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize, shortened
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.conditions import BARS, PAIRS, PlottedEstimate, objective_estimate, spreads
 from kbatch.study.figures.common import ranked_trials, tick_fraction, write_conditions
-from kbatch.study.names import (
-    TrialNames,
-    metric_axis_label,
-    metric_words,
-    outcome,
-    trial_names,
-    value_text,
-)
+from kbatch.study.names import metric_axis_label, metric_words, outcome, trial_names
 from kbatch.study.study import Study, refuse_empty
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.table import trial_table
+from kbatch.study.trial import Objective
 
 MOST_ROWS = 30
 # In characters: what a cell holds, what stands between columns, what the columns take of a figure
@@ -30,7 +24,6 @@ _GAP = 2
 _TABLE_CHARACTERS = 46
 _CHARACTERS = 104
 _MOST_SHARE = 0.6
-_NOTHING = "-"
 _FEWEST_ROWS = 4
 _ROW_IN = 0.2
 _REST_IN = 1.5
@@ -73,8 +66,16 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     names, objective = trial_names(study.trials), study.trials[0].objective
     ranked = ranked_trials(study)
     shown, hidden = ranked[:most], ranked[most:]
+    table = trial_table(study)
+    texts = {row.key: dict(zip(table.headers, row.texts, strict=True)) for row in table.rows}
+    numeric = {column.title: column.numeric for column in table.columns}
+    titles = ["Batch size", *names.hyperparameters, *["Policy"] * names.several_policies]
+    titles += ["Samples/s", "Learning rate", "Micro-batch"]  # The most telling ones first.
     columns: list[RankedColumn] = []
-    for column in _columns(shown, names):
+    for title in titles:
+        # Spreads and reasons stand in the report.
+        cells = [_short(re.split(r" [(±]", texts[t.trial_id][title])[0]) for t in shown]
+        column = RankedColumn(_short(title.removesuffix(" size")), numeric[title], cells)
         if _GAP + column.width <= characters or not columns:
             columns.append(column)
             characters -= _GAP + column.width
@@ -89,8 +90,8 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
         failed = sum(trial.status != "completed" for trial in hidden)
         without = f", {failed:,} of them without a result" if failed else ""
         notes.append(f"Not shown: {pluralize(len(hidden), 'trial')} that follow{without}.")
-    titles = [column.title for column in columns]
-    untitled = [name for name in map(_short, names.hyperparameters) if name not in titles]
+    shown_titles = [column.title for column in columns]
+    untitled = [name for name in map(_short, names.hyperparameters) if name not in shown_titles]
     if untitled:
         plural = "s" * (len(untitled) > 1)
         notes.append(f"No room for the hyperparameter{plural} {join_words(untitled)}.")
@@ -99,26 +100,6 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
         for t in shown
     )
     return RankingInfo(tuple(columns), tuple(rows), objective, tuple(notes))
-
-
-def _columns(trials: Sequence[TrialRecord], names: TrialNames) -> Iterator[RankedColumn]:
-    """Make the columns, the most telling ones first."""
-
-    def column(title: str, values: Iterable[Any], write: Callable[[Any], str]) -> RankedColumn:
-        cells = [_NOTHING if value is None else write(value) for value in values]
-        return RankedColumn(title, True, cells)
-
-    yield column("Batch", (t.batch_size for t in trials), "{:,}".format)
-    for name in names.hyperparameters:
-        values = [t.hyperparameters.get(name) for t in trials]
-        tuned = column(_short(name), values, lambda value: _short(value_text(value)))
-        yield tuned._replace(numeric=all(isinstance(value, (int, float)) for value in values))
-    if names.several_policies:
-        yield RankedColumn("Policy", False, [_short(t.dtype_policy) for t in trials])
-    yield column("Samples/s", (t.samples_per_second for t in trials), format_number)
-    if "learning_rate" not in names.hyperparameters:
-        yield column("Learning rate", (t.learning_rate for t in trials), setting)
-    yield column("Micro-batch", (t.micro_batch_size for t in trials), "{:,}".format)
 
 
 def _short(text: str) -> str:
@@ -156,9 +137,6 @@ def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS)
         study: A study, from `load_study`.
         ax: Axes whose place the table and the dots take; a new figure if None.
         most: How many rows to show at most.
-
-    Returns:
-        The Axes of the dots; `get_label()` describes the figure.
 
     Raises:
         ValueError: If the study is empty, with what to run, or `most` is not positive.

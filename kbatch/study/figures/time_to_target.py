@@ -24,10 +24,7 @@ _CURVE_POINTS = 100
 
 
 class TargetPoint(NamedTuple):
-    """The cost of the target at one batch size, in the trial that needed the fewest updates.
-
-    Where an execution did not meet it, the cost is all that was spent.
-    """
+    """The cost of the target at one batch size; all that was spent where it was not met."""
 
     batch_size: int
     trial_id: str
@@ -45,7 +42,6 @@ class TimeToTargetInfo(NamedTuple):
     incomplete_sizes: tuple[tuple[int, str], ...]  # With the reason.
     fit: StepsToTarget | None  # None from fewer than three sizes that met the target.
     fit_text: str
-    nothing: str
     notes: tuple[str, ...]
     incomplete: str
 
@@ -74,6 +70,8 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         else:
             ends = dict.fromkeys(outcome(t) for t in trials if t.status != "completed")
             incomplete.append((size, ", ".join(ends) or "no epochs"))
+    if not points:
+        raise common.missing_data(study, "trials that completed with epochs")
     runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
     enough = len({size for size, _ in runs}) >= 3
     fit = fit_steps_to_target(*zip(*runs, strict=True)) if enough else None
@@ -95,9 +93,8 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         tuple(incomplete),
         fit,
         _fit_text(fit, sum(point.met for point in points)),
-        nothing="" if points else common.none_completed(study),
         notes=tuple(notes),
-        incomplete=common.incomplete_text(study) if points else "",
+        incomplete=common.incomplete_text(study),
     )
 
 
@@ -146,9 +143,10 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
 def _mean(values: Sequence[float]) -> PlottedEstimate:
     interval, mean = mean_interval(values), sum(values) / len(values)
     if interval is None:
-        return PlottedEstimate(mean, None, None)
+        return PlottedEstimate(mean, None)
     # A logarithmic axis has no place for what is not positive.
-    return PlottedEstimate(mean, interval.low if interval.low > 0 else min(values), interval.high)
+    low = interval.low if interval.low > 0 else min(values)
+    return PlottedEstimate(mean, (low, interval.high))
 
 
 def _fit_text(fit: StepsToTarget | None, met: int) -> str:
@@ -172,8 +170,6 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
 
 def alt_text(info: TimeToTargetInfo) -> str:
     """Describe the figure in sentences, for those who do not see it."""
-    if not info.points:
-        return f"An empty chart of the cost of {info.target_text}. {info.nothing}."
     sentences = [
         f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
         f"{info.target_text}."
@@ -205,11 +201,8 @@ def plot_time_to_target(
         ax: Axes whose place the panels take; a new figure if None.
         target: Value of `study.quality_metric` to reach; the one of `StopAtTarget` if None.
 
-    Returns:
-        The first Axes; `get_label()` describes the figure.
-
     Raises:
-        ValueError: If the study is empty or has no target, with what to do.
+        ValueError: If there is no target or nothing to show, with what to do.
     """
     info = time_to_target_info(study, target=target)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
@@ -231,9 +224,6 @@ def plot_time_to_target(
 def _draw_costs(
     panel: Axes, info: TimeToTargetInfo, costs: Sequence[PlottedEstimate], fit: StepsToTarget | None
 ) -> None:
-    if not info.points:
-        canvas.write_message(panel, info.nothing)
-        return
     panel.set_yscale("log")
     sizes, (color, marker) = [p.batch_size for p in info.points], series_style(0)
     met = [(p.batch_size, c) for p, c in zip(info.points, costs, strict=True) if p.met]

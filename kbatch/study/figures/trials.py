@@ -6,16 +6,14 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import format_number, join_words, pluralize, shortened
+from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.study.conditions import (
-    BARS,
-    PAIRS,
     PlottedEstimate,
+    bars_text,
     caption,
     metric_estimate,
-    spreads,
     throughput_estimate,
 )
 from kbatch.study.decision import sizes_text
@@ -28,7 +26,6 @@ HEIGHT_IN = 5.4
 _LABEL_CHARACTERS = 44
 _LABEL_LINES = 5
 _MISSING_CHARACTERS = 8
-_LABEL_GAP = 0.03  # To what stands beside it, as a share of the panel's width.
 
 
 class TrialPoint(NamedTuple):
@@ -96,24 +93,11 @@ def trials_info(study: Study) -> TrialsInfo:
         )
         for trial in study.trials
     }
-    found = spreads(study.trials)
-    notes = [note for note, shown in ((BARS, found.intervals), (PAIRS, found.pairs)) if shown]
-    if found.single:
-        who = "Trials with one execution" if notes else "One execution a trial"
-        bars = (
-            "bars above are quartiles of the timing windows"
-            if found.quartiles
-            else "no bars above, because training was too short to time it more than once"
-        )
-        below = "the 95 % interval over the validation examples" if found.examples else "no bars"
-        notes.append(f"{who}: {bars}, below {below}.")
+    notes = [bars_text(study.trials, of_metric=True)]
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
         notes.append(f"Not told apart from the best: {sizes}.")
-    completed = [point for point in points.values() if point.status == "completed"]
-    ended = {point.trial_id for point in completed}
-    if any(draw.covered(len(ended & set(s.trial_ids))) for s in series if not s.joined):
-        notes.append(draw.COVERED_NOTE)
+    completed = [trial for trial in study.trials if trial.status == "completed"]
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
         why = "several trials have the same batch size and settings"
@@ -194,9 +178,6 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
         study: A study, from `load_study`.
         ax: Axes to draw on, whose place several panels take; a new figure if None.
 
-    Returns:
-        The first Axes; their label, `get_label()`, describes the figure in sentences.
-
     Raises:
         ValueError: If the study is empty, with what to run.
     """
@@ -222,13 +203,13 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
     if info.completed:
-        # Throughput is a ratio scale: from zero, twice as high is twice as fast. The panels get
-        # room for the labels of the best trial and of those that failed.
-        upper.set_ylim(bottom=0, top=upper.get_ylim()[1] * (1.25 if info.by_throughput else 1.08))
+        # Throughput is a ratio scale: from zero, twice as high is twice as fast. The lower panel
+        # gets room for the words below those that failed.
+        upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
         upper.yaxis.set_major_formatter("{x:,.0f}")
         bottom, top = lower.get_ylim()
         below = 0.25 if info.incomplete else 0.12
-        lower.set_ylim(bottom - below * (top - bottom), top + 0.14 * (top - bottom))
+        lower.set_ylim(bottom - below * (top - bottom), top + 0.08 * (top - bottom))
     if info.quality:
         values = [point.quality.value for point in info.completed if point.quality]
         common.quality_axis(lower, info.quality, values)
@@ -265,7 +246,7 @@ def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> Non
 
 
 def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) -> None:
-    """Ring the trial in both panels; label it in the objective's, where there is room."""
+    """Ring the trial in both panels; label it in the objective's, on its line above all points."""
     for panel, estimate in ((upper, named.samples_per_second), (lower, named.quality)):
         draw.guide(panel, named.place)
         if estimate:
@@ -274,37 +255,16 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     if getattr(named, field) is None:
         return
     low, high = panel.get_xlim()
-
-    def share(place: float) -> float:
-        return math.log(place / low) / math.log(high / low)
-
-    at = share(named.place)
+    at = math.log(named.place / low) / math.log(high / low)
     side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
-    above = info.by_throughput or info.objective.direction == "max"
     text, characters = named_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
     if len(text) > characters:
         # The number in a line of its own.
         words, _, number = text.rpartition(": ")
-        lines = textwrap.wrap(f"{words}:", characters, break_long_words=False)
-        if len(lines) > _LABEL_LINES:
-            lines = [*lines[: _LABEL_LINES - 1], "…:"]
-        text = "\n".join((*(shortened(line, characters) for line in lines), number))
-    # Beyond the bars that it would else cover; the panel makes room.
-    width, height = draw.panel_shares(panel, text)
-    start = at - {"left": 0.0, "right": 1.0, "center": 0.5}[side] * width
-    spans = [
-        estimate.bar or (estimate.value, estimate.value)
-        for point in info.completed
-        if (estimate := getattr(point, field))
-        and start - _LABEL_GAP <= share(point.place) <= start + width + _LABEL_GAP
-    ]
+        few = {"max_lines": _LABEL_LINES, "placeholder": " …:"}
+        text = "\n".join((*textwrap.wrap(f"{words}:", characters, **few), number))
     bottom, top = panel.get_ylim()
-    if above:
-        end = max(high for _, high in spans)
-        panel.set_ylim(top=max(top, bottom + (end - bottom) / (1 - height)))
-    else:
-        end = min(low for low, _ in spans)
-        panel.set_ylim(bottom=min(bottom, top - (top - end) / (1 - height)))
-    va, up_pt = ("bottom", draw.RING_PT) if above else ("top", -draw.RING_PT)
-    draw.text(panel, text, (named.place, end), (right_pt, up_pt), ha=side, va=va, bold=True)
+    panel.set_ylim(top=bottom + (top - bottom) / (1 - draw.height_share(panel, text)))
+    place, edge = (named.place, 1), panel.get_xaxis_transform()
+    draw.text(panel, text, place, (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
