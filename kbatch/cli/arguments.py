@@ -204,7 +204,12 @@ def print_section(console: "Console", section: "Section") -> None:
         say(console, line)
     for table in section.tables:
         say(console, f"\n{table.title}")
-        print_table(console, table)
+        # Code is pasted, and no column is wide enough to hold it in one piece.
+        code = [i for i, title in enumerate(table.headers) if title == "Code"]
+        print_table(console, table.select([i for i in range(len(table.headers)) if i not in code]))
+        for row in table.rows:
+            for i in code:
+                say(console, f"{row.texts[0]}: {row.texts[i]}")
     for note in section.notes:
         say(console, f"Note: {note.text}")
 

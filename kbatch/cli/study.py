@@ -194,10 +194,9 @@ def print_trials(study: "Study", console: "Console") -> None:
     shown = varying
     while len(shown) > _FEWEST_COLUMNS and not fit(shown):
         shown = shown[:-1]
-    columns = tuple(table.columns[i] for i in shown)
-    cells = (tuple(Cell(row[i]) for i in shown) for row in rows)
+    cells = (tuple(map(Cell, row)) for row in rows)
     kept = tuple(row._replace(cells=each) for row, each in zip(table.rows, cells, strict=True))
-    print_table(console, table._replace(columns=columns, rows=kept), [widths[i] for i in shown])
+    print_table(console, table._replace(rows=kept).select(shown), [widths[i] for i in shown])
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
         say(console, f"in the report too: {', '.join(left_out)}")
     if rows and len(varying) < len(titles):

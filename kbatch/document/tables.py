@@ -1,5 +1,6 @@
 """Tables of texts, for the terminal, HTML and Markdown."""
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 
@@ -47,3 +48,10 @@ class Table(NamedTuple):
     def headers(self) -> tuple[str, ...]:
         """The titles of the columns."""
         return tuple(column.title for column in self.columns)
+
+    def select(self, places: Sequence[int]) -> "Table":
+        """Return the table with some of its columns."""
+        columns = tuple(self.columns[i] for i in places)
+        cells = (tuple(row.cells[i] for i in places) for row in self.rows)
+        rows = (row._replace(cells=each) for row, each in zip(self.rows, cells, strict=True))
+        return self._replace(columns=columns, rows=tuple(rows))
