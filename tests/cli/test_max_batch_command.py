@@ -57,6 +57,7 @@ def test_the_command_passes_its_flags_on_prints_the_answer_and_writes_it(
         return max_batch_result()
 
     monkeypatch.setattr("kbatch.memory.find.find_max_batch_size", found)
+    monkeypatch.setenv("COLUMNS", "200")  # No text is folded.
     words = ["max-batch", "given_training:narrow", "--data", "given_training:data"]
     words += ["--limit", "32MiB", "--window", "0.5", "0.6", "--max", "20", "--inference"]
     assert cli.main([*words, "--policy", "mixed_bfloat16", "-o", "found.json"]) == 0
