@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import shutil
 import socket
@@ -75,7 +74,7 @@ class ParallelTrials:
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
-        known = getattr(executor, "with_resources", functools.partial(ask_submitit, executor))
+        known = getattr(executor, "with_resources", lambda needed: ask_submitit(executor, needed))
         # Makes the executor for what an execution needs, None where nothing is asked for.
         self._ask: Any = known if tuner._resources == "auto" else tuner._resources
         self._memory: MeasuredMemory | None = None
@@ -87,10 +86,8 @@ class ParallelTrials:
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
         self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
-    def __enter__(self) -> "ParallelTrials":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Cancel what runs, and remove the data."""
         for one in self._open:
             # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
             with contextlib.suppress(Exception):
@@ -134,13 +131,14 @@ class ParallelTrials:
     def _measure(self) -> None:
         """Measure the memory of train steps on the engine, unless a search here has done so."""
         file = self._project / MEMORY_NAME
-        if not file.exists():
+        self._memory = load_if_readable(MeasuredMemory, file)
+        if self._memory is None:
             result = self._result_of("the measurement of memory", measures=True)
             self._write(result)
-            if result.status != "completed":
+            self._memory = load_if_readable(MeasuredMemory, file)
+            if self._memory is None:
                 said = "No resources are asked for, since memory could not be measured: "
                 self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
-        self._memory = load_if_readable(MeasuredMemory, file)
 
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
@@ -152,8 +150,7 @@ class ParallelTrials:
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        trials = readable_trials(self._project)
-        completed = (trial.trial_id for trial in trials if _completed(trial))
+        completed = (t.trial_id for t in readable_trials(self._project) if _completed(t))
         self._first_completed = next(completed, None)
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
@@ -184,11 +181,7 @@ class ParallelTrials:
 
     def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
-        oracle = self._tuner.oracle
-        taken, number = oracle.ongoing_trials, 0
-        while f"execution{number}" in taken:
-            number += 1
-        trial = oracle.create_trial(f"execution{number}")
+        trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
         if trial.status != TrialStatus.RUNNING:
             return None
         self._tuner._plan_executions(trial)
@@ -258,8 +251,7 @@ class ParallelTrials:
             return False
         self._write(result)
         one.result_file.unlink(missing_ok=True)
-        state = result.files.get(f"{files.folder.name}/{STATE_NAME}")
-        if state is not None:
+        if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
             config = json.loads(state)["hyperparameters"]
             trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
         if result.status == "mistake":
@@ -351,7 +343,8 @@ class ParallelTrials:
         return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
 
     def _write(self, result: TaskResult) -> None:
-        for name, content in result.files.items():
+        # By name: the record of a trial, by which it counts, comes after its weights.
+        for name, content in sorted(result.files.items()):
             path = Path(name)
             if path.is_absolute() or ".." in path.parts:
                 raise InputError(
@@ -364,11 +357,17 @@ class ParallelTrials:
                 write_whole_file(self._project / path, content)
 
     def _submit(self, task: Task, needed: Any = None) -> Any:
+        executor: Any = None
         try:
             executor = self._executor if needed is None else self._ask(needed)
             return executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
             refused = isinstance(error, MemoryError) or TOO_LARGE.search(str(error))
+            if executor is None and not refused and callable(self._tuner._resources):
+                raise InputError(
+                    "`resources` must return the executor for what an execution needs, or raise "
+                    f"MemoryError. Received: {needed}: {type(error).__name__}: {error}"
+                ) from error
             if needed is None or not refused:
                 raise self._engine_error("accepts no more tasks", error) from error
             gpu = f" and {memory_text(needed.gpu_memory_bytes)} of a GPU" if needed.gpus else ""
