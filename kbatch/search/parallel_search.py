@@ -81,8 +81,7 @@ class ParallelTrials:
         self._longest_s: float | None = None  # Of the executions that completed here.
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
-        # A trial with an execution that completed: it has found what decides for the others.
-        self._first_completed: str | None = None
+        self._first_completed: str | None = None  # The trial that found what decides for others.
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
         self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
@@ -205,12 +204,12 @@ class ParallelTrials:
         digest = uuid.uuid5(uuid.NAMESPACE_OID, values).hex
         one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
         one.future = LeftResult(one.result_file)
+        hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
+        size, given = hp.get("batch_size"), hypermodel.micro_batch_size
         if one.lost or not one.future.exists:
             known = one.trial.trial_id, number, left, one.time_cap_s, one.lost
             task = Task(sent, *known, result_file=str(one.result_file))
-            hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
             asked = {"longest_s": self._longest_s, "times": 2**one.lost}
-            size, given = hp.get("batch_size"), hypermodel.micro_batch_size
             try:
                 needed = self._memory and self._memory.needed(size, given, **asked)
                 one.future = self._submit(task, needed)
@@ -218,6 +217,9 @@ class ParallelTrials:
                 one.files.record_failure(hypermodel, hp, error)
                 self._end_trial(one)
                 return
+        elif not one.future.done():
+            said = f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
+            self._tuner._progress.say(said)
         self._open.append(one)
 
     def _is_done(self, one: _OpenTrial) -> bool:

@@ -501,8 +501,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self._parallel = ParallelTrials(self, args, kwargs)
                     stack.callback(self._parallel.close)
                 elif self.isolate:
-                    isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
-                    self._isolated = stack.enter_context(isolated)
+                    self._isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
+                    stack.callback(self._isolated.close)
                 yield
         finally:
             self._isolated = self._parallel = None

@@ -417,7 +417,7 @@ def test_a_result_is_left_whatever_the_clock_says(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("status", ["completed", "failed"])
-def test_an_execution_that_still_runs_is_waited_for(tmp_path, status):
+def test_an_execution_that_still_runs_is_waited_for(tmp_path, status, capsys):
     first, _ = killed_search(tmp_path)
     begun, may_end = threading.Event(), threading.Event()
 
@@ -438,8 +438,10 @@ def test_an_execution_that_still_runs_is_waited_for(tmp_path, status):
     job = threading.Thread(target=run_task, args=(b"", first, Slow(tmp_path / "slow", status)))
     job.start()
     begun.wait(60)
-    found = search(tmp_path, executor := Driver())
+    found = search(tmp_path, executor := Driver(), fit={"verbose": 1})
     job.join()
+    told = "Batch size 8 still runs in a job of an earlier driver: waiting for it."
+    assert capsys.readouterr().out.count(told) == 1
     # It runs again where its job left no result.
     assert executor.ran.count((8, 0)) == (status == "failed")
     assert statuses(found) == dict.fromkeys(SIZES, "completed")
