@@ -556,23 +556,6 @@ def test_a_wrong_update_is_warned_of_although_plain_parts_add_up():
         model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
 
 
-def test_an_eager_step_builds_a_layer_without_moving_its_statistics():
-    def build(**arguments):
-        model = Stepping()
-        model.first = keras.Sequential([layers.BatchNormalization(momentum=0.5), layers.Dense(4)])
-        model.compile(keras.optimizers.SGD(0.01), **arguments)
-        model.second.build((None, 4))
-        return model
-
-    found = []
-    for eager in (False, True):
-        keras.utils.set_random_seed(1)
-        model = in_parts(lambda eager=eager: build(run_eagerly=eager))()
-        model.fit(X[:30], Y[:30], batch_size=30, verbose=0)
-        found.append(np.asarray(model.first.layers[0].moving_mean))
-    np.testing.assert_allclose(*found, rtol=1e-5)
-
-
 def test_weights_that_are_not_a_number_raise_nothing():
     model = stepping()
     model.second.bias.assign([np.nan] * 3)
