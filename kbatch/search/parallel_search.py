@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import itertools
 import json
 import shutil
 import socket
@@ -319,15 +320,17 @@ class ParallelTrials:
     def _trials_to_send(self, trial: Any) -> list[str]:
         """List the trials whose records an execution reads, its own first."""
         base = self._tuner.hypermodel.base_batch_size
-        others = [
-            other
-            for trial_id, other in sorted(self._tuner.oracle.trials.items())
-            if trial_id != trial.trial_id
-            and same_settings(other, trial)
-            and (self._project / f"trial_{trial_id}" / RECORD_NAME).exists()
-        ]
-        bases = [one for one in others if one.hyperparameters.get("batch_size") == base]
-        named = [one.trial_id for one in (trial, *others[:_COMPARED], *bases)]
+        trials = sorted(self._tuner.oracle.trials.items())
+        others = [other for trial_id, other in trials if trial_id != trial.trial_id]
+
+        def recorded(other: Any) -> bool:
+            record = self._project / f"trial_{other.trial_id}" / RECORD_NAME
+            return same_settings(other, trial) and record.exists()
+
+        # Few are looked for on disk, however many trials there are.
+        first = itertools.islice(filter(recorded, others), _COMPARED)
+        bases = [one for one in others if one.hyperparameters.values.get("batch_size") == base]
+        named = [one.trial_id for one in (trial, *first, *filter(recorded, bases))]
         if self._first_completed is not None:
             named.append(self._first_completed)
         return list(dict.fromkeys(named))
