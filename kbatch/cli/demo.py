@@ -1,4 +1,4 @@
-"""The demonstrations: searches over batch sizes on real data that need no download."""
+"""The demos: searches over batch sizes on real data that need no download."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ layers = keras.layers
 
 
 class Task(NamedTuple):
-    """What a demonstration trains, on what, and for how long."""
+    """What a demo trains, on what, and for how long."""
 
     load: Callable[[], tuple[np.ndarray, np.ndarray]]
     build: Callable[[], keras.Model]
@@ -46,8 +46,8 @@ def run_demo(
     folder = directory / PROJECT_NAME
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
-            "The demonstration replaces an earlier one only: give another `--output`. Received: "
-            f"{folder}, which is no earlier demonstration."
+            "The demo replaces only an earlier demo: give another `--output`. Received: "
+            f"{folder}, which is no earlier demo."
         )
     x, y = task.load()
     hypermodel = BatchSizeHyperModel(

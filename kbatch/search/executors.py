@@ -57,15 +57,15 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     """Run a task in a process of its own, in a temporary folder; an engine calls it.
 
     `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
-    None for one in the environment of this process. Where another job has completed the task, or
-    does so now, as one whose driver was killed may, its result is returned.
+    None for one in the environment of this process. If a job of an earlier driver has completed the
+    task, or still runs it, its result is returned.
     """
     with _result_file(task.result_file, wait=True) as (file, left):
         result = left or _run_task(search, task, worker)
         if file is not None and left is None and result.status == "completed":
             file.seek(0)
             file.truncate()
-            # Where it cannot be written, the engine alone has it.
+            # If it cannot be written, the engine still returns it.
             with contextlib.suppress(OSError), zipfile.ZipFile(file, "w") as archive:
                 for name, content in result.files.items():
                     archive.writestr(name, content)
@@ -131,7 +131,7 @@ class LeftResult:
 def _result_file(
     path: str, *, wait: bool = False
 ) -> Iterator[tuple[IO[bytes] | None, TaskResult | None]]:
-    """Open, lock and read the file of a result; BlockingIOError where another process has it."""
+    """Open, lock and read a result's file; BlockingIOError if another process has locked it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     except OSError:
@@ -141,7 +141,7 @@ def _result_file(
         if sys.platform != "win32":
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError as error:  # Most others are of a file system without locks.
+            except OSError as error:  # Others mostly mean that there are no locks.
                 if isinstance(error, BlockingIOError):
                     raise
         result = None
@@ -230,7 +230,7 @@ class _RayExecutor:
         return self._ray.put(value)
 
     def with_resources(self, needed: Any) -> "_RayExecutor":
-        """Ask for so much; a MemoryError says that no node has it."""
+        """Return an executor that asks for this; a MemoryError says that no node has it."""
         asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus}
         nodes = [node for node in self._ray.nodes() if node["Alive"]]
         most = max(node["Resources"].get("memory", 0) for node in nodes)
