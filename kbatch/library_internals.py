@@ -326,6 +326,11 @@ def stopped_tapes() -> AbstractContextManager[None]:
     return record.stop_recording()
 
 
+def watched_variables() -> Any:
+    """List the trainable variables that are read within, whether or not a tape keeps it."""
+    return record.VariableWatcher()
+
+
 # Random numbers.
 
 
@@ -368,7 +373,9 @@ def state_variables(model: Any) -> list[Any]:
     weights = {id(one) for layer in layers_of(model) for one in layer._trainable_variables}
     generator: Any = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     shared = [] if generator is None else [generator.state]
-    return [*(one for one in model.variables if id(one) not in weights), *shared]
+    metrics = [one for layer in layers_of(model) for one in layer.metrics_variables]
+    found = {id(one): one for one in (*model.variables, *metrics) if id(one) not in weights}
+    return [*found.values(), *shared]
 
 
 # Data.

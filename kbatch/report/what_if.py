@@ -320,17 +320,15 @@ def _times(
     lacks = {size: Reading(basis=_OUT_OF_MEMORY) for size in failed}
     rates = lacks | {size: rate(*one) for size, one in times.items()}
     steps = lacks | {size: Reading(*one[1:]) for size, one in times.items()}
+    known = [_Known("Throughput", _rate, rates), _Known(name, _milliseconds, steps)]
     if line is None or line.departure.holds is False or line.slope_interval.low <= 0:
-        return [_Known("Throughput", _rate, rates), _Known(name, _milliseconds, steps)]
+        return known
     beyond = line.departure.holds is True, min(failed, default=None)
-    return [
-        _Known(
-            "Throughput", _rate, rates, lambda b: rate(b, line(b), line.interval_at(b)), *beyond
-        ),
-        _Known(
-            name, _milliseconds, steps, lambda b: Reading(line(b), line.interval_at(b)), *beyond
-        ),
-    ]
+    fits = (
+        lambda b: rate(b, line(b), line.interval_at(b)),
+        lambda b: Reading(line(b), line.interval_at(b)),
+    )
+    return [_Known(*one[:3], fit, *beyond) for one, fit in zip(known, fits, strict=True)]
 
 
 def _memory(

@@ -6,6 +6,7 @@ a process of its own that ends with it.
 
 import contextlib
 import importlib
+import io
 import os
 import queue
 import signal
@@ -16,7 +17,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import IO, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
@@ -60,15 +61,16 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     None for one in the environment of this process. If a job of an earlier driver has completed the
     task, or still runs it, its result is returned.
     """
-    with _result_file(task.result_file, wait=True) as (file, left):
+    with _left_result(task.result_file, wait=True) as left:
         result = left or _run_task(search, task, worker)
-        if file is not None and left is None and result.status == "completed":
-            file.seek(0)
-            file.truncate()
-            # If it cannot be written, the engine still returns it.
-            with contextlib.suppress(OSError), zipfile.ZipFile(file, "w") as archive:
+        if left is None and result.status == "completed":
+            whole = io.BytesIO()
+            with zipfile.ZipFile(whole, "w") as archive:
                 for name, content in result.files.items():
-                    archive.writestr(name, content)
+                    archive.writestr(zipfile.ZipInfo(name), content)  # Whatever the clock says.
+            # If it cannot be written, the engine still returns it.
+            with contextlib.suppress(OSError):
+                Path(task.result_file).write_bytes(whole.getbuffer())
         return result
 
 
@@ -115,7 +117,7 @@ class LeftResult:
     def done(self) -> bool:
         """Return whether no job runs it now."""
         try:
-            with _result_file(str(self._path)) as (_, self._result):
+            with _left_result(str(self._path)) as self._result:
                 return True
         except BlockingIOError:
             return False
@@ -128,14 +130,12 @@ class LeftResult:
 
 
 @contextlib.contextmanager
-def _result_file(
-    path: str, *, wait: bool = False
-) -> Iterator[tuple[IO[bytes] | None, TaskResult | None]]:
-    """Open, lock and read a result's file; BlockingIOError if another process has locked it."""
+def _left_result(path: str, *, wait: bool = False) -> Iterator[TaskResult | None]:
+    """Lock and read a result's file; BlockingIOError if another process has locked it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     except OSError:
-        yield None, None
+        yield None
         return
     with file:
         if sys.platform != "win32":
@@ -145,9 +145,10 @@ def _result_file(
                 if isinstance(error, BlockingIOError):
                     raise
         result = None
-        with contextlib.suppress(zipfile.BadZipFile), zipfile.ZipFile(file) as archive:
+        # A damaged file raises whatever its bytes lead the reader to.
+        with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
             result = TaskResult({name: archive.read(name) for name in archive.namelist()})
-        yield file, result
+        yield result
 
 
 class LocalExecutor:
@@ -179,16 +180,13 @@ class LocalExecutor:
             time.sleep(0.05)
 
     def _run(self, function: Callable[..., Any], arguments: tuple[Any, ...]) -> Any:
-        variables = self._environments.get()
-        try:
+        with contextlib.ExitStack() as stack:
+            variables = self._environments.get()
+            stack.callback(self._environments.put, variables)
             worker = Worker(variables)
             self._running.add(worker)
-            try:
-                return function(*arguments, worker)
-            finally:
-                self._running.discard(worker)
-        finally:
-            self._environments.put(variables)
+            stack.callback(self._running.discard, worker)
+            return function(*arguments, worker)
 
 
 def ray_executor(**options: Any) -> Any:
@@ -231,12 +229,12 @@ class _RayExecutor:
 
     def with_resources(self, needed: Any) -> "_RayExecutor":
         """Return an executor that asks for this; a MemoryError says that no node has it."""
-        asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus}
-        nodes = [node for node in self._ray.nodes() if node["Alive"]]
-        most = max(node["Resources"].get("memory", 0) for node in nodes)
-        if most < needed.host_memory_bytes:
-            raise MemoryError(f"The largest node of Ray has {most:,.0f} bytes.")
-        return _RayExecutor(self._ray, {**asked, **self._options})
+        asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus, **self._options}
+        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
+        able = [node.get("memory", 0) for node in nodes if node.get("GPU", 0) >= asked["num_gpus"]]
+        if max(able, default=0) < asked["memory"]:
+            raise MemoryError(f"Ray's nodes with that many GPUs have {able} bytes of memory.")
+        return _RayExecutor(self._ray, asked)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
         task = self._ray.remote(**self._options)(function)

@@ -2,7 +2,6 @@
 
 import contextlib
 import dataclasses
-import functools
 import json
 import shutil
 import socket
@@ -74,22 +73,19 @@ class ParallelTrials:
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
-        known = getattr(executor, "with_resources", functools.partial(ask_submitit, executor))
+        known = getattr(executor, "with_resources", lambda needed: ask_submitit(executor, needed))
         # Makes the executor for what an execution needs, None where nothing is asked for.
         self._ask: Any = known if tuner._resources == "auto" else tuner._resources
         self._memory: MeasuredMemory | None = None
         self._longest_s: float | None = None  # Of the executions that completed here.
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
-        # A trial with an execution that completed: it has found what decides for the others.
-        self._first_completed: str | None = None
+        self._first_completed: str | None = None  # The trial that found what decides for others.
         self._mistake: str | None = None  # In what was given: no other trial would fare better.
         self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
-    def __enter__(self) -> "ParallelTrials":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """Cancel what runs, and remove the data."""
         for one in self._open:
             # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
             with contextlib.suppress(Exception):
@@ -133,13 +129,14 @@ class ParallelTrials:
     def _measure(self) -> None:
         """Measure the memory of train steps on the engine, unless a search here has done so."""
         file = self._project / MEMORY_NAME
-        if not file.exists():
+        self._memory = load_if_readable(MeasuredMemory, file)
+        if self._memory is None:
             result = self._result_of("the measurement of memory", measures=True)
             self._write(result)
-            if result.status != "completed":
+            self._memory = load_if_readable(MeasuredMemory, file)
+            if self._memory is None:
                 said = "No resources are asked for, since memory could not be measured: "
                 self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
-        self._memory = load_if_readable(MeasuredMemory, file)
 
     def run(self) -> None:
         """Run all trials that the oracle hands out."""
@@ -151,8 +148,7 @@ class ParallelTrials:
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        trials = readable_trials(self._project)
-        completed = (trial.trial_id for trial in trials if _completed(trial))
+        completed = (t.trial_id for t in readable_trials(self._project) if _completed(t))
         self._first_completed = next(completed, None)
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
@@ -183,11 +179,7 @@ class ParallelTrials:
 
     def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
-        oracle = self._tuner.oracle
-        taken, number = oracle.ongoing_trials, 0
-        while f"execution{number}" in taken:
-            number += 1
-        trial = oracle.create_trial(f"execution{number}")
+        trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
         if trial.status != TrialStatus.RUNNING:
             return None
         self._tuner._plan_executions(trial)
@@ -211,12 +203,12 @@ class ParallelTrials:
         digest = uuid.uuid5(uuid.NAMESPACE_OID, values).hex
         one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
         one.future = LeftResult(one.result_file)
+        hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
+        size, given = hp.get("batch_size"), hypermodel.micro_batch_size
         if one.lost or not one.future.exists:
             known = one.trial.trial_id, number, left, one.time_cap_s, one.lost
             task = Task(sent, *known, result_file=str(one.result_file))
-            hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
             asked = {"longest_s": self._longest_s, "times": 2**one.lost}
-            size, given = hp.get("batch_size"), hypermodel.micro_batch_size
             try:
                 needed = self._memory and self._memory.needed(size, given, **asked)
                 one.future = self._submit(task, needed)
@@ -224,6 +216,9 @@ class ParallelTrials:
                 one.files.record_failure(hypermodel, hp, error)
                 self._end_trial(one)
                 return
+        elif not one.future.done():
+            said = f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
+            self._tuner._progress.say(said)
         self._open.append(one)
 
     def _is_done(self, one: _OpenTrial) -> bool:
@@ -257,8 +252,7 @@ class ParallelTrials:
             return False
         self._write(result)
         one.result_file.unlink(missing_ok=True)
-        state = result.files.get(f"{files.folder.name}/{STATE_NAME}")
-        if state is not None:
+        if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
             config = json.loads(state)["hyperparameters"]
             trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
         if result.status == "mistake":
@@ -350,7 +344,8 @@ class ParallelTrials:
         return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
 
     def _write(self, result: TaskResult) -> None:
-        for name, content in result.files.items():
+        # By name: the record of a trial, by which it counts, comes after its weights.
+        for name, content in sorted(result.files.items()):
             path = Path(name)
             if path.is_absolute() or ".." in path.parts:
                 raise InputError(
@@ -363,11 +358,17 @@ class ParallelTrials:
                 write_whole_file(self._project / path, content)
 
     def _submit(self, task: Task, needed: Any = None) -> Any:
+        executor: Any = None
         try:
             executor = self._executor if needed is None else self._ask(needed)
             return executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
             refused = isinstance(error, MemoryError) or TOO_LARGE.search(str(error))
+            if executor is None and not refused and callable(self._tuner._resources):
+                raise InputError(
+                    "`resources` must return the executor for what an execution needs, or raise "
+                    f"MemoryError. Received: {needed}: {type(error).__name__}: {error}"
+                ) from error
             if needed is None or not refused:
                 raise self._engine_error("accepts no more tasks", error) from error
             gpu = f" and {memory_text(needed.gpu_memory_bytes)} of a GPU" if needed.gpus else ""

@@ -44,8 +44,10 @@ class MeasuredMemory:
         self, batch_size: int, given: Any, *, longest_s: float | None, times: int
     ) -> Resources:
         """Return what an execution needs, `given` the micro-batch size of its hypermodel."""
-        # Under "auto" all of a batch where that fits.
-        at_once = min(batch_size, given) if isinstance(given, int) else batch_size
+        # Under "auto" all of a batch where that fits, else as much as fits.
+        cut = given == "auto" and self.steps.memory_bound
+        most = self.steps.max_batch_size if cut else given
+        at_once = min(batch_size, most) if isinstance(most, int) else batch_size
         line = self.steps.predict if self.steps.fit else lambda _: self.steps.peak_memory_bytes
         peak, largest = (
             self.steps.memory_bytes.get(size) or max(line(size), self.steps.weights_bytes)

@@ -53,10 +53,8 @@ class IsolatedTrials:
                 f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
             ) from error
 
-    def __enter__(self) -> "IsolatedTrials":
-        return self
-
-    def __exit__(self, *error: object) -> None:
+    def close(self) -> None:
+        """End the process and remove the data."""
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:

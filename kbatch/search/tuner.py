@@ -497,10 +497,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with contextlib.ExitStack() as stack:
                 if self._executor is not None:
-                    self._parallel = stack.enter_context(ParallelTrials(self, args, kwargs))
+                    self._parallel = ParallelTrials(self, args, kwargs)
+                    stack.callback(self._parallel.close)
                 elif self.isolate:
-                    isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
-                    self._isolated = stack.enter_context(isolated)
+                    self._isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
+                    stack.callback(self._isolated.close)
                 yield
         finally:
             self._isolated = self._parallel = None

@@ -157,8 +157,10 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
     if own is None or rate is None:
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
-    completed = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
-    among = [trial for trial in completed if trial.batch_size in found.tied] or completed
+    near = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
+    if len(completed) > 1 and len(near) < 2:
+        return f"It trained at {format_number(rate)} samples/s."
+    among = [trial for trial in near if trial.batch_size in found.tied] or near
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
     fastest_rate = fastest.samples_per_second or rate
     if fastest.trial_id == own.trial_id:

@@ -146,7 +146,7 @@ def comparable_trials(
     most = max(len(trial.executions) for trial in scored) if joint else 0
     repeated = [trial for trial in scored if len(trial.executions) >= most]
     best = min(repeated, key=lambda trial: trial.rank)
-    settings, budget = _settings(best), _budget(best)
+    settings, budget, timed = _settings(best), _budget(best), _is_time(best.objective)
 
     def precedence(trial: TrialRecord) -> tuple[object, ...]:
         return trial is not best, -len(trial.executions), trial.rank if joint else trial.trial_id
@@ -160,7 +160,7 @@ def comparable_trials(
             left_out.append(LeftOut(trial, "other settings"))
         elif _budget(trial) != budget:
             left_out.append(LeftOut(trial, "another budget"))
-        elif _is_time(best.objective) and len(device_kinds([trial, best])) > 1:
+        elif trial is not best and timed and len(device_kinds([trial, best])) > 1:
             left_out.append(LeftOut(trial, "another kind of device"))
         elif None in trial.objective_values:
             left_out.append(LeftOut(trial, "no value of the objective"))

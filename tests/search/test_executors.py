@@ -25,10 +25,11 @@ from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
 from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, next_size
 from kbatch.cli import main as cli
 from kbatch.device.worker import WorkerDied
-from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
+from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.goodput_costs import expected_runs
 from kbatch.search.progress import FileLine, SearchProgress
 from kbatch.search.trial_process import execute
+from kbatch.search.trial_states import CHECKPOINT_NAME
 from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
@@ -367,8 +368,56 @@ def test_a_result_that_was_written_in_part_is_none(tmp_path):
     assert (8, 0) in executor.ran
 
 
+def encrypted(data):
+    at = data.find(b"PK\1\2") + 8
+    return data[:at] + b"\1" + data[at + 1 :]
+
+
+def of_another_method(data):
+    at = data.find(b"PK\1\2") + 10
+    return data[:at] + b"\x4d" + data[at + 1 :]
+
+
+@pytest.mark.parametrize("damage", [encrypted, of_another_method])
+def test_a_result_that_is_damaged_is_none(tmp_path, damage):
+    first, _ = killed_search(tmp_path)
+    run_task(b"", first, Trains(tmp_path / "first"))
+    file = Path(first.result_file)
+    file.write_bytes(damage(file.read_bytes()))
+    search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
+    assert (8, 0) in executor.ran
+
+
+class LimitsFiles(Trains):
+    """Leaves no room for the result, as a disk does that is full by then."""
+
+    def close(self):
+        resource = importlib.import_module("resource")
+        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10, self.before[1]))
+
+
+def test_an_execution_that_completed_is_not_lost_where_its_result_cannot_be_left(tmp_path):
+    resource = importlib.import_module("resource")
+    first, _ = killed_search(tmp_path)
+    worker = LimitsFiles(tmp_path / "first")
+    try:
+        result = run_task(b"", first, worker)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, worker.before)
+    assert list(result.files) == [f"trial_{first.trial_id}/{RECORD_NAME}"]
+    assert not LeftResult(Path(first.result_file)).exists
+
+
+def test_a_result_is_left_whatever_the_clock_says(tmp_path, monkeypatch):
+    first, _ = killed_search(tmp_path)
+    monkeypatch.setattr(time, "time", lambda: 3600.0)
+    left = run_task(b"", first, Trains(tmp_path / "first"))
+    assert LeftResult(Path(first.result_file)).result().files == left.files
+
+
 @pytest.mark.parametrize("status", ["completed", "failed"])
-def test_an_execution_that_still_runs_is_waited_for(tmp_path, status):
+def test_an_execution_that_still_runs_is_waited_for(tmp_path, status, capsys):
     first, _ = killed_search(tmp_path)
     begun, may_end = threading.Event(), threading.Event()
 
@@ -389,8 +438,10 @@ def test_an_execution_that_still_runs_is_waited_for(tmp_path, status):
     job = threading.Thread(target=run_task, args=(b"", first, Slow(tmp_path / "slow", status)))
     job.start()
     begun.wait(60)
-    found = search(tmp_path, executor := Driver())
+    found = search(tmp_path, executor := Driver(), fit={"verbose": 1})
     job.join()
+    told = "Batch size 8 still runs in a job of an earlier driver: waiting for it."
+    assert capsys.readouterr().out.count(told) == 1
     # It runs again where its job left no result.
     assert executor.ran.count((8, 0)) == (status == "failed")
     assert statuses(found) == dict.fromkeys(SIZES, "completed")
@@ -411,10 +462,14 @@ def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
 
 
 def test_a_worker_writes_into_the_project_directory_alone(tmp_path):
-    executor = StubExecutor(outcomes={0: TaskResult({"../outside": b"x"})})
+    outside = f"trial_0000/{CHECKPOINT_NAME}/../../../../outside"
+    files = {f"trial_0000/{RECORD_NAME}": b"{}", outside: b"x"}
+    executor = StubExecutor(outcomes={0: TaskResult(files)})
     with pytest.raises(ValueError, match="outside"):
         search(tmp_path, executor, (8,))
     assert not (tmp_path / "outside").exists()
+    # The record of a trial is written when its weights are there.
+    assert not list(tmp_path.rglob(f"trial_*/{RECORD_NAME}"))
 
 
 def test_a_task_is_sent_few_records_however_many_trials_there_are(tmp_path):

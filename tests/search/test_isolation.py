@@ -1,5 +1,6 @@
 """Trials in processes of their own."""
 
+import contextlib
 import os
 import signal
 
@@ -137,7 +138,7 @@ def test_a_mistake_that_a_trial_shows_ends_the_search(tmp_path):
 def test_the_data_lie_in_the_folder_that_the_worker_removes(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     large = np.zeros(1_000_000)
-    with IsolatedTrials([large], {}):
+    with contextlib.closing(IsolatedTrials([large], {})):
         (folder,) = tmp_path.iterdir()
         assert [path.stat().st_size > large.nbytes for path in folder.rglob("*.npy")] == [True]
     assert not list(tmp_path.iterdir())

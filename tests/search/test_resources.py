@@ -12,7 +12,7 @@ from stub_executor import StubExecutor
 import kbatch
 from kbatch.memory.record import ProbeRecord
 from kbatch.records.json_codec import record_text
-from kbatch.search.executors import TaskResult
+from kbatch.search.executors import TaskResult, _RayExecutor
 from kbatch.search.resources import MEMORY_NAME, MeasuredMemory, Resources, ask_submitit
 
 SIZES = (8, 2250, 4000)
@@ -96,6 +96,17 @@ def test_a_batch_that_is_cut_needs_its_micro_batch_and_the_sum_of_its_gradients(
     assert cut == pytest.approx([whole + 1.25e8] * 2, rel=0.01)
 
 
+def test_a_batch_that_is_cut_to_what_fits_needs_that_and_the_sum_of_its_gradients():
+    asked = {"longest_s": None, "times": 1}
+    whole, cut = (ON_GPU.needed(size, "auto", **asked).gpu_memory_bytes for size in (2250, 9000))
+    assert cut == pytest.approx(whole + 1.25e8)
+    # All sizes that were tried fitted: more may.
+    fits = ProbeRecord(1000, 2**30, "fits", 1.0), ProbeRecord(2000, 2**31, "fits", 1.0)
+    steps = max_batch_result(probes=fits, max_batch_size=2000, in_window=False)
+    needed = MeasuredMemory(steps, GIB).needed(4000, "auto", **asked)
+    assert needed.gpu_memory_bytes == pytest.approx(1.25 * 2**32, rel=0.01)
+
+
 def test_a_size_below_those_measured_needs_the_weights_at_least():
     far = (ProbeRecord(1000, 2**30, "fits", 1.0), ProbeRecord(2000, 2**32, "fits", 1.0))
     for probes, expected in ((far, 10**8), (far[1:], 2**32)):
@@ -159,6 +170,20 @@ def test_nothing_is_asked_for_where_memory_could_not_be_measured(tmp_path, capsy
     assert "memory could not be measured: ValueError: no rows" in capsys.readouterr().out
 
 
+def test_a_measurement_that_cannot_be_read_is_made_again(tmp_path):
+    search(tmp_path, Asked())
+    (tmp_path / "search" / MEMORY_NAME).write_text("{")
+    (tmp_path / "search/trial_0000/kbatch.json").unlink()
+    search(tmp_path, executor := Asked())
+    assert (executor.measured, len(executor.asked)) == (1, 1)
+
+
+@pytest.mark.parametrize("function", [lambda needed: 1 / 0, lambda needed: None])
+def test_a_function_that_returns_no_executor_is_named(tmp_path, function):
+    with pytest.raises(ValueError, match=r"`resources` must return the executor.*(Zero|NoneType)"):
+        search(tmp_path, Asked(), resources=function)
+
+
 @pytest.mark.parametrize(
     "arguments",
     [
@@ -189,6 +214,30 @@ def test_submitit_is_asked_in_its_own_units():
     assert executor.parameters == {"mem_gb": 4, "gpus_per_node": 1, "timeout_min": 11}
     executor = ask_submitit(Submits(), Resources(0, 0, GIB, None))
     assert executor.parameters == {"mem_gb": 1}
+
+
+class RayOf:
+    """A Ray of these nodes."""
+
+    def __init__(self, *nodes):
+        self._nodes = nodes
+
+    def nodes(self):
+        return [{"Alive": True, "Resources": node} for node in self._nodes]
+
+
+def test_ray_is_asked_for_what_one_of_its_nodes_has():
+    ray = RayOf({"memory": 512 * GIB}, {"memory": 64 * GIB, "GPU": 8})
+    executor = _RayExecutor(ray, {"max_retries": 0})
+    executor.with_resources(Resources(0, 0, 100 * GIB, None))
+    executor.with_resources(Resources(1, GIB, 60 * GIB, None))
+    with pytest.raises(MemoryError, match=str(64 * GIB)):
+        executor.with_resources(Resources(1, GIB, 100 * GIB, None))
+    with pytest.raises(MemoryError):
+        _RayExecutor(RayOf(), {}).with_resources(Resources(0, 0, GIB, None))
+    # What was given for each task counts instead.
+    given = _RayExecutor(ray, {"memory": GIB, "num_gpus": 8})
+    given.with_resources(Resources(1, GIB, 100 * GIB, None))
 
 
 @pytest.mark.parametrize(

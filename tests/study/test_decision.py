@@ -312,7 +312,7 @@ def test_times_on_different_devices_decide_nothing_and_every_page_says_so():
     assert "on GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in answer(study).compared
     drawn = " ".join(text.get_text() for text in plot_trials(study).figure.findobj(Text))
     assert "GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in " ".join(drawn.split())
-    assert answer(study).speed == "It was also the fastest of them, with 1,000 samples/s."
+    assert answer(study).speed == "It trained at 1,000 samples/s."
     (note,) = [n for n in study_section(study).notes if n.label == "devices differ"]
     assert "batch size 16 on GPU:0 NVIDIA A100; batch sizes 64 and 256 on GPU:0" in note.text
     # On one kind the fastest of them is named.
@@ -327,6 +327,23 @@ def test_speeds_are_compared_on_the_device_of_the_best():
     found = make_study(slow, fast, other).decide()
     assert (found.batch_size, found.worse) == (32, (16,))
     assert [(o.trial, o.why) for o in found.left_out] == [(other, "another kind of device")]
+
+
+def test_a_trial_on_two_devices_is_compared_by_its_metric_alone():
+    trials = []
+    for one in (many(16, 2000), many(64, 9000)):
+        pairs = zip(one.executions, [H100, A100] * 3, strict=True)
+        both = tuple(dataclasses.replace(run, **device) for run, device in pairs)
+        trials.append(dataclasses.replace(one, executions=both))
+    study = make_study(*trials)
+    assert (study.decide().batch_size, study.decide().worse) == (16, (64,))
+    assert answer(study).speed == "It trained at 1,000 samples/s."
+    # The best time is named, and compared with none.
+    rates = Objective("samples_per_second", "max")
+    timed = [dataclasses.replace(trial, objective=rates) for trial in trials]
+    found = make_study(*timed).decide()
+    assert found.trial is timed[0]
+    assert [(o.trial, o.why) for o in found.left_out] == [(timed[1], "another kind of device")]
 
 
 def test_costs_and_throughput_are_compared_over_executions():

@@ -421,17 +421,27 @@ class Reduced(Stepping):
         return {"loss": self(data[0])}
 
 
+class Halved(Reduced):
+    """A model that returns another number of rows."""
+
+    def call(self, x):
+        return Stepping.call(self, x)[::2]
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
         (Penalised, "gradient penalty"),
         (Early, r"before an optimizer applies.*early.*\(Early\)"),
-        (Reduced, r"return one value a row.*\(Reduced\)"),
+        (Reduced, r"return values a row.*\(Reduced\) with shape \(\)"),
+        (Halved, r"return values a row.*\(Halved\) with shape"),
     ],
 )
 def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):
     model = stepping(kind)
-    with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"(?s){said}"):
+    with pytest.raises(
+        (TypeError, ValueError, tf.errors.InvalidArgumentError), match=f"(?s){said}"
+    ):
         in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
 
 
@@ -442,3 +452,112 @@ def test_what_the_exact_mode_repairs_is_not_warned_of():
         kbatch.accumulate_gradients(model, 8, exact=True)
         model.fit(X[:32], {"alike": Y[:32]}, batch_size=32, verbose=0)
     assert not [one for one in said if "Not equal" in str(one.message)]
+
+
+class Compared(layers.Layer):
+    """Compares rows with a table, first, by a temperature: both are arguments."""
+
+    def __init__(self):
+        super().__init__()
+        self.dense = layers.Dense(4)
+        self.seen = keras.metrics.Sum("seen")
+
+    def call(self, table, x, temperature):
+        self.seen.update_state(ops.ones_like(x[:, 0]))
+        return ops.matmul(self.dense(x), ops.transpose(table)) * temperature
+
+
+class Tied(keras.Model):
+    """Layers that read what is not theirs: arguments that are no rows, and weights of another."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = layers.Embedding(5, 4)
+        self.codes = self.add_weight(shape=(5, 4))
+        self.compared = Compared()
+        self.back = layers.Lambda(lambda x: ops.matmul(x, self.table.embeddings))
+        self.temperature = self.add_weight(shape=(), initializer="ones")
+        self.frozen = layers.Dense(4)
+
+    def call(self, x):
+        return self.scores(x)
+
+    def scores(self, x):
+        raise NotImplementedError
+
+    def train_step(self, data):
+        x, y = data
+        with tf.GradientTape() as tape:
+            self.frozen.trainable = False
+            scores = self.scores(x)
+            vectors = self.frozen(self.back(scores))
+            self.frozen.trainable = True
+            loss = supervised_contrastive(y, vectors) + tf.reduce_mean(scores**2)
+        frozen = set(map(id, self.frozen.weights))
+        weights = [one for one in self.trainable_weights if id(one) not in frozen]
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss, "seen": self.compared.seen.result()}
+
+
+class TiedByTemperature(Tied):
+    """The table is a variable, the temperature a tensor."""
+
+    def scores(self, x):
+        return self.compared(self.codes, x, temperature=tf.exp(self.temperature))
+
+
+class TiedByTable(Tied):
+    """The table is a tensor with another number of rows, the temperature a variable."""
+
+    def scores(self, x):
+        table = tf.convert_to_tensor(self.codes)
+        return self.compared(table, x, temperature=self.temperature)
+
+
+def tied(kind, **arguments):
+    model = kind()
+    model.compile(sgd(), **arguments)
+    model.table.build()
+    model.frozen(model.back(model(X[:2])))
+    model.compared.seen.reset_state()
+    return model
+
+
+@pytest.mark.parametrize("eager", [False, True])
+@pytest.mark.parametrize("kind", [TiedByTemperature, TiedByTable])
+def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(kind, eager):
+    """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
+    data = X[:62], Y[:62]
+    whole = trained(lambda: tied(kind), data, micro_batch_size=None, eager=True, batch_size=31)
+    build = in_parts(lambda: tied(kind, run_eagerly=eager))
+    parts = trained(build, data, micro_batch_size=None, batch_size=31)
+    assert_same_training(whole, parts, 1e-5)
+
+
+class Kept(Stepping):
+    """A step that takes what a call has left on the model, of which parts leave the last."""
+
+    def call(self, x):
+        self.kept = self.first(x)
+        return self.second(self.kept)
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            loss = tf.reduce_mean(self(data[0]) ** 2) + tf.reduce_mean(self.kept**2)
+        weights = self.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+def test_a_wrong_update_is_warned_of_although_plain_parts_add_up():
+    model = stepping(Kept, run_eagerly=True)
+    kbatch.accumulate_gradients(model, 8, exact=True)
+    with pytest.warns(UserWarning, match="differed by"):
+        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
+
+
+def test_weights_that_are_not_a_number_raise_nothing():
+    model = stepping()
+    model.second.bias.assign([np.nan] * 3)
+    in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+    assert np.isnan(model.second.bias).all()

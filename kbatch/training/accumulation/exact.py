@@ -13,7 +13,7 @@ layer adds is an output too: that of the batch is the mean over micro-batches, w
 """
 
 import contextlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import keras
@@ -37,6 +37,7 @@ from kbatch.library_internals import (
     set_mask,
     state_variables,
     stopped_tapes,
+    watched_variables,
 )
 from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate
@@ -66,6 +67,10 @@ _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
 )
+_NO_ROWS = (
+    "`exact=True` needs outputs with an axis of rows: let the layer return values a row, and "
+    "reduce or reshape them in the loss. Received: an output of"
+)
 
 
 class CutCalls:
@@ -89,7 +94,8 @@ class CutCalls:
         places = [i for i, one in enumerate(arguments) if _has_rows(one)]
         rows = {arguments[i].shape[0] for i in places}
         few = isinstance(self.size, int) and all(n is not None and n <= self.size for n in rows)
-        if self._within or few or len(rows - {None}) > 1:
+        # Where first axes differ, any of them may be that of the rows.
+        if self._within or few or len(rows) != 1:
             return plain(*args, **kwargs)
         with self.within():
             return _CutCall(self, layer, plain, (args, kwargs), places).run()
@@ -110,6 +116,9 @@ class _CutCall:
         self._name = f"{layer.name} ({type(layer).__name__})"
         self._leaves, self._places = keras.tree.flatten(arguments), places
         masks = [mask_of(self._leaves[i]) for i in places]
+        # What is the same for all rows, such as a temperature.
+        others = [i for i in range(len(self._leaves)) if i not in places]
+        self._shared = [i for i in others if _is_differentiable(self._leaves[i])]
         self._masked = [i for i, mask in zip(places, masks, strict=True) if mask is not None]
         parts = [*(self._leaves[i] for i in places), *(mask for mask in masks if mask is not None)]
         self._batch: MicroBatches = cut(parts, cuts.size)
@@ -125,8 +134,14 @@ class _CutCall:
         self._batch_norm = BatchNormUpdate(self._layer if self._cuts.batch_norm_once else None)
         before = _values_of(self._state)
         # In a graph a tape keeps nothing of a loop whose gradient is not taken.
-        with stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext():
+        stopped = stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext()
+        with stopped, watched_variables() as watcher:
             outputs = self._first_passes(specs, before)
+        # Also those of other layers that it reads. What is frozen now may not be so later.
+        self._weights = gradient_sum.sources(self._layer.trainable_weights)
+        if not tf.distribute.has_strategy():
+            own = {id(one.value) for one in self._layer.variables}
+            self._weights += [one for one in watcher.watched_variables() if id(one) not in own]
         outputs = self._with_gradient(outputs, before)
         structure, tensors, masked, scalars = self._like
         leaves, rest = keras.tree.flatten(structure), iter(outputs)
@@ -138,9 +153,11 @@ class _CutCall:
         set_added(self._layer, [tf.reduce_mean(one) if mean else one for one, mean in added])
         return keras.tree.pack_sequence_as(structure, leaves)
 
-    def _outputs(self, parts: list[Any]) -> list[tf.Tensor]:
+    def _outputs(self, parts: list[Any], shared: Sequence[Any] = ()) -> list[tf.Tensor]:
         """List what the layer computes from rows: tensors, their masks, added losses."""
         leaves = list(self._leaves)
+        for i, one in zip(self._shared, shared, strict=False):
+            leaves[i] = one
         for i, part in zip(self._places, parts, strict=False):
             leaves[i] = part
         for i, mask in zip(self._masked, parts[len(self._places) :], strict=True):
@@ -149,33 +166,47 @@ class _CutCall:
         found = self._plain(*args, **kwargs)
         leaves = keras.tree.flatten(found)
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        if any(leaves[i].shape.rank == 0 for i in tensors):
-            raise ValueError(
-                "`exact=True` needs outputs with an axis of rows: let the layer return one value a "
-                f"row, and reduce it in the loss. Received: a scalar from {self._name}."
-            )
+        rows, known = gradient_sum.row_count(parts), parts[0].shape[0]
+        for leaf in (leaves[i] for i in tensors):
+            if leaf.shape.rank == 0 or leaf.shape[0] not in (None, known):
+                raise ValueError(f"{_NO_ROWS} {self._name} with shape {leaf.shape}.")
         masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
         added = [loss for one in layers_of(self._layer) for loss in added_by(one)]
         scalars = [loss.shape.rank == 0 for loss in added]
         self._like = found, tensors, list(masks), scalars
         # A scalar counts by rows: each of them has it.
-        rows = gradient_sum.row_count(parts)
         spread = [
             tf.fill([rows], loss) if mean else loss
             for loss, mean in zip(added, scalars, strict=True)
         ]
-        return [tf.convert_to_tensor(leaves[i]) for i in tensors] + [*masks.values(), *spread]
+        found = [tf.convert_to_tensor(leaves[i]) for i in tensors]
+        return [*(self._checked(one, rows) for one in found), *masks.values(), *spread]
+
+    def _checked(self, output: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+        """Check that an output has as many rows as there are."""
+        shape = tf.shape(output)
+        received = [f"{_NO_ROWS} {self._name} with shape", shape, "for rows", rows]
+        checked = tf.debugging.Assert(tf.equal(shape[0], rows), received)
+        # XLA has no assertions, but reshapes nothing to another number of values.
+        with tf.control_dependencies([] if checked is None else [checked]):
+            found = tf.reshape(output, tf.concat([[rows], shape[1:]], 0))
+        found.set_shape([None, *output.shape[1:]])
+        return found
 
     def _output_specs(self) -> list[Any]:
         """Trace what the layer computes from rows, and look for draws that nothing repeats."""
-        if tf.executing_eagerly():
-            if not self._layer.built:
-                self._outputs(self._batch.part(0, 1))
-            return []
         specs = each_part(
             lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), self._batch.leaves
         )
-        traced = tf.function(self._outputs, autograph=False).get_concrete_function(specs)
+        trace = tf.function(self._outputs, autograph=False)
+        if tf.executing_eagerly():
+            if not self._layer.built:
+                try:  # A call would move statistics.
+                    trace.get_concrete_function(specs)
+                except Exception:  # Of whatever kind: some layers run eagerly only.
+                    self._outputs(self._batch.part(0, 1))
+            return []
+        traced = trace.get_concrete_function(specs)
         graph: Any = traced.graph.as_graph_def()
         for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
             # TensorFlow's generators: one an operation, with two seeds, or `tf.random.Generator`.
@@ -228,13 +259,13 @@ class _CutCall:
 
     def _with_gradient(self, outputs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
         """Return the outputs as tensors whose gradient is that of the second passes."""
-        floats = [i for i, one in enumerate(outputs) if one.dtype.is_floating]
-        weights = self._layer.trainable_weights
-        at_first = [tf.convert_to_tensor(one) for one in gradient_sum.sources(weights)]
+        floats = [i for i, one in enumerate(outputs) if _is_float(one)]
+        weights = self._weights
+        at_first = [tf.convert_to_tensor(one) for one in weights]
         inputs = self._batch.leaves
-        dense = [i for i, one in enumerate(inputs) if isinstance(one, tf.Tensor)]
-        watched = [i for i in dense if inputs[i].dtype.is_floating and is_recorded([inputs[i]])]
-        sources = [*at_first, *(inputs[i] for i in watched)]
+        watched = [i for i, one in enumerate(inputs) if _is_differentiable(one)]
+        shared = [self._leaves[i] for i in self._shared]
+        sources = [*at_first, *shared, *(inputs[i] for i in watched)]
         reached: set[int] = set()
 
         def marked(i: int, output: tf.Tensor) -> Any:
@@ -254,7 +285,9 @@ class _CutCall:
                 reached.clear()
                 after = _values_of(self._state)
                 _assign(self._state, before)
-                same = [tf.reduce_all(a == b.value) for a, b in zip(at_first, weights, strict=True)]
+                # One that is NaN differs from itself.
+                pairs = zip(at_first, weights, strict=True)
+                same = [tf.reduce_all((a == b) | (a != a)) for a, b in pairs]
                 tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {self._name}."])
                 # Nothing else orders the two: the second may not need what the first found.
                 with self._cuts.within(), tf.control_dependencies(outputs):
@@ -275,18 +308,19 @@ class _CutCall:
         self, outputs: list[tf.Tensor], upstream: dict[int, Any], watched: list[int]
     ) -> list[Any]:
         """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
-        batch, weights = self._batch, self._layer.trainable_weights
+        batch, weights = self._batch, [*self._weights, *(self._leaves[i] for i in self._shared)]
         connected = [False] * (len(weights) + len(watched))
 
         def add(sums: Any, part: Any) -> Any:
             start, totals, of_inputs, off = sums
             parts, expected, slices = part
             rows = gradient_sum.row_count(parts)
+            shared = [tf.identity(self._leaves[i]) for i in self._shared]
             with tf.GradientTape() as tape:
-                tape.watch([parts[i] for i in watched])
-                found = self._outputs(parts)
+                tape.watch([*shared, *(parts[i] for i in watched)])
+                found = self._outputs(parts, shared)
             found = [found[i] for i in upstream]
-            sources = [*gradient_sum.sources(weights), *(parts[i] for i in watched)]
+            sources = [*self._weights, *shared, *(parts[i] for i in watched)]
             gradients: Any = tape.gradient(found, sources, output_gradients=slices)
             connected[:] = [
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
@@ -399,7 +433,17 @@ def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Te
 
 
 def _has_rows(one: Any) -> bool:
-    return isinstance(one, np.ndarray) or (tf.is_tensor(one) and bool(one.shape.rank))
+    tensor = tf.is_tensor(one) and not isinstance(one, tf.Variable)
+    return isinstance(one, np.ndarray) or (tensor and bool(one.shape.rank))
+
+
+def _is_float(one: tf.Tensor) -> bool:
+    return one.dtype.is_floating or one.dtype.is_complex
+
+
+def _is_differentiable(one: Any) -> bool:
+    """Return whether a tape follows a tensor: variables are seen where they are read."""
+    return isinstance(one, tf.Tensor) and _is_float(one) and is_recorded([one])
 
 
 def _placed(total: tf.Tensor, rows: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
@@ -416,7 +460,8 @@ def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
         def gradient(*_: Any) -> Any:
             raise ValueError(
                 "`exact=True` takes first derivatives only: leave out `exact` where a loss is made "
-                "of gradients, such as a gradient penalty. Received: the gradient of a gradient."
+                "of gradients, such as a gradient penalty, or put `tf.stop_gradient` around those "
+                "that are used as values. Received: the gradient of a gradient."
             )
 
         return [tf.identity(one) for one in tensors[: len(known)]], gradient

@@ -102,8 +102,11 @@ class PartsCheck:
         return RunNote.of("parts_differ", found=self.text, source=self.source)
 
 
-def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
-    """Compare batches that go through whole and in parts, in float32 and without dropout."""
+def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsCheck:
+    """Compare batches that go through whole and in parts, in float32 and without dropout.
+
+    Parts are those of the exact mode if `exact`.
+    """
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
     count = len(parts_of(batches[0])[0])
@@ -124,14 +127,16 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
             policy_of_layers(halves, "float32"),
             _exact_and_eager(),
         ):
-            return _compared(model, batches, count)
+            return _compared(model, batches, count, exact)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), "")
         return PartsCheck(None, None, f"{type(error).__name__}: {said}"[:300], count)
 
 
-def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCheck:
+def _compared(
+    model: keras.Model, batches: Sequence[Any], count: int, exact_parts: bool
+) -> PartsCheck:
     passes = (Passes if user_step(model) is None else OwnPasses)(model, batches[0])
     first = passes.whole(batches[0])
     if not first.is_finite():
@@ -139,12 +144,13 @@ def _compared(model: keras.Model, batches: Sequence[Any], count: int) -> PartsCh
     again, _ = _largest_difference(first, passes.whole(batches[0]))
     if not again <= STILL_UP_TO:
         return PartsCheck(None, None, "its randomness cannot be held still", count)
-    differences = _differences(passes, batches)
+    parts = passes.exact if exact_parts else passes.parts
+    differences = _differences(passes, parts, batches)
     for _ in range(_MOVES):
         passes.move(first)
         first = passes.whole(batches[0])
     if first.is_finite():
-        differences += _differences(passes, batches)
+        differences += _differences(passes, parts, batches)
     # At first predictions may be alike for all rows, so that only gradients differ.
     of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
     difference, where = max(of_terms or differences)
@@ -176,8 +182,8 @@ def _exact_difference(passes: Passes | OwnPasses, batches: Sequence[Any]) -> flo
     return difference if np.isfinite(difference) else None
 
 
-def _differences(passes: Passes | OwnPasses, batches: Sequence[Any]) -> list[Any]:
-    return [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
+def _differences(passes: Passes | OwnPasses, parts: Any, batches: Sequence[Any]) -> list[Any]:
+    return [_largest_difference(passes.whole(one), parts(one)) for one in batches]
 
 
 def _largest_difference(whole: Pass, parts: Pass) -> tuple[float, str]:
@@ -288,7 +294,8 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
         if at_once > size * replica_count(model):
             most = 2 * min(_ROWS, max(size, _FEWEST_ROWS))
-            check = check_parts(model, each_part(lambda leaf: leaf[:most], rows))
+            exact = getattr(installed_step(model), "exact", False)
+            check = check_parts(model, each_part(lambda leaf: leaf[:most], rows), exact=exact)
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
         check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)
@@ -296,8 +303,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         for own, hook in list(vars(model).items()):
             if getattr(hook, "func", None) is _checked_training:
                 del vars(model)[own]
-        exact = getattr(installed_step(model), "exact", False)
-        if (note := check.note) is not None and not (exact and check.repaired):
+        if (note := check.note) is not None:
             warnings.warn(note, stacklevel=2)
     if "x" in kwargs:
         kwargs["x"] = given["x"]
