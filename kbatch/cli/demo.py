@@ -107,9 +107,9 @@ def build_image_model() -> keras.Model:
 
 
 def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
-    # Probabilities in float32: float16 rounds them to 0.
-    answer = layers.Dense(classes, activation="softmax", dtype="float32")
-    model = keras.Sequential([*first, layers.Dense(64, activation="relu"), answer])
+    # In this order, which the seed follows. Probabilities in float32: float16 rounds them to 0.
+    head = [layers.Dense(64, "relu"), layers.Dense(classes, "softmax", dtype="float32")]
+    model = keras.Sequential([*first, *head])
     adam = keras.optimizers.Adam(learning_rate)
     model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
