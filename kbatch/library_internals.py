@@ -219,7 +219,7 @@ def losses_as_on_one_device() -> AbstractContextManager[None]:
 
 
 def set_added(layer: Any, losses: Sequence[Any]) -> None:
-    """Let the losses that a layer and those in it have added be these."""
+    """Replace the losses that a layer and those in it have added."""
     layer._clear_losses()
     layer._losses.extend(losses)
 

@@ -39,7 +39,7 @@ def race(
     confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
 ) -> RaceState:
-    """Find where a race is, and what it executes next, from the executions there are.
+    """Compute the state of a race, and what it executes next, from the executions so far.
 
     Candidates come smallest size first, without values where none was executed yet;
     `max_executions` is of all together, None for 40 of each. See `judge` for the rest.

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
-    """Read a positive number with its unit; `required` says what is required and how it came."""
+    """Read a positive number with its unit; an error begins with `required`, up to what came."""
     found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
     try:
         value = float(found[1]) * units[found[2]] if found else 0.0

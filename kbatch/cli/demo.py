@@ -1,4 +1,4 @@
-"""The demonstrations: searches over batch sizes on real data that need no download."""
+"""The demos: searches over batch sizes on real data that need no download."""
 
 import ast
 import re
@@ -26,7 +26,7 @@ layers = keras.layers
 
 
 class Task(NamedTuple):
-    """What a demonstration trains, on what, and for how long."""
+    """What a demo trains, on what, and for how long."""
 
     load: Callable[[], tuple[np.ndarray, np.ndarray]]
     build: Callable[[], keras.Model]
@@ -46,8 +46,8 @@ def run_demo(
     folder = directory / PROJECT_NAME
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
-            "The demonstration replaces an earlier one only: give another `--output`. Received: "
-            f"{folder}, which is no earlier demonstration."
+            "The demo replaces only an earlier demo: give another `--output`. Received: "
+            f"{folder}, which is no earlier demo."
         )
     x, y = task.load()
     hypermodel = BatchSizeHyperModel(
@@ -107,9 +107,9 @@ def build_image_model() -> keras.Model:
 
 
 def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
-    # Probabilities in float32: float16 rounds them to 0.
-    answer = layers.Dense(classes, activation="softmax", dtype="float32")
-    model = keras.Sequential([*first, layers.Dense(64, activation="relu"), answer])
+    # In this order, which the seed follows. Probabilities in float32: float16 rounds them to 0.
+    head = [layers.Dense(64, "relu"), layers.Dense(classes, "softmax", dtype="float32")]
+    model = keras.Sequential([*first, *head])
     adam = keras.optimizers.Adam(learning_rate)
     model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model

@@ -176,7 +176,7 @@ class ListedGpu(NamedTuple):
     """One GPU as the driver shows it."""
 
     gpu: "NvmlGpu"
-    memory_used_bytes: int | None  # None if the driver does not tell.
+    memory_used_bytes: int | None  # None if the driver does not say.
     processes: tuple[GpuProcess, ...] = ()  # What computes on it.
 
 

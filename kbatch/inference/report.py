@@ -244,8 +244,8 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
     if profile.twin is not None:
         floor = profile.noise_floor
         texts.append(
-            f"The noise floor (A/A test) is not known: {FEWEST_VALUES_OF_A_MEDIAN} rounds show it, "
-            f"{len(profile.twin.log_ratios)} were made. Give more time."
+            f"The noise floor (A/A test) is not known: {len(profile.twin.log_ratios)} rounds were "
+            f"made, and it takes {FEWEST_VALUES_OF_A_MEDIAN}. Give more time."
             if floor is None
             else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
             "differences mean nothing."

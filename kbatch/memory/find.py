@@ -294,8 +294,8 @@ def ascend_memory(
     clock: Callable[[], float] = time.perf_counter,
 ) -> Iterator[MemoryRecord]:
     """Probe ascending sizes as long as the next one is expected to fit; yield each record."""
-    # A single size tells nothing of what it needs whatever the batch: before a far one is refused
-    # for it, one between them is probed, which has no record.
+    # A single size does not show the fixed part of the memory: before a far one is refused by it,
+    # one between them is probed, which has no record.
     began_s = clock()
     most_bytes = guard_share * limit_bytes
     measured: dict[int, float] = {}
@@ -336,7 +336,7 @@ def ascend_memory(
 def _size_between(
     measured: dict[int, float], size: int, held_bytes: int, most_bytes: float
 ) -> int | None:
-    """Return a size to probe before one that is refused on the word of a single, far one."""
+    """Return a size to probe first if one is about to be refused by a single, far smaller one."""
     if len(measured) != 1 or size <= 2 * max(measured):
         return None
     ((first, memory),) = measured.items()
@@ -348,7 +348,7 @@ def _size_between(
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
-    """Return what the memory of smaller sizes lets expect of a larger one; None from none."""
+    """Predict the memory of a size from that of smaller ones; None if there are none."""
     if not measured:
         return None
     fit = fit_memory(measured)

@@ -85,7 +85,7 @@ def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
 
 
 def transparent_svg(ax: Axes) -> str:
-    """Render a figure for a page, whose ground shows through it, and which gets nothing else."""
+    """Render a figure for a page without its backgrounds; the figure loses them."""
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")

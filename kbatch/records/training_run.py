@@ -299,7 +299,7 @@ class ExecutionRecord:
     def data_wait_share(self) -> float | None:
         """Share of the training time spent waiting for data, from 0 to 1.
 
-        That of the epochs after the first, whose tracing would hide the waiting, where there are.
+        Without the first epoch if there are others, because its tracing hides the waiting.
         """
         later_s = [(epoch.data_wait_s, epoch.train_s) for epoch in self.epochs[1:]]
         waits = later_s or [(self.data_wait_s, self.train_s)]

@@ -143,7 +143,7 @@ def _study_or_none(project: Path) -> Study | None:
 
 
 def progress_of(project: Path, study: Study | None) -> SearchStatus:
-    """Say how many trials of a search have ended, which do not, and which failed."""
+    """Say how many trials of a search have ended, which have not, and which failed."""
     trials = () if study is None else study.trials
     names, running = trial_names(trials), []
     ended = {t.trial_id for t in trials if t.status not in UNFINISHED}

@@ -144,7 +144,7 @@ class _Known(NamedTuple):
     limit_bytes: int | None = None
 
     def at(self, size: int) -> Reading:
-        """Return what was found at a size, else what the fit has there."""
+        """Return what was found at a size, else what the fit predicts there."""
         found = self.tried.get(size) or self._fitted(size)
         value, interval, basis, _ = found
         if value is None or not 0 < value < math.inf:

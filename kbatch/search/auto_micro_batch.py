@@ -157,8 +157,8 @@ class MicroBatchCache:
         checks, directory = self.search.checks, self.directory
         if not self._exact and not checks.may_cut(self.model, self.source, directory=directory):
             raise OutOfMemoryError(
-                "A `train_step` of your own runs whole unless a comparison shows that "
-                f"micro-batches train as the batch does, and at most {most} examples fit at once: "
+                "A `train_step` of your own runs whole unless a comparison shows that parts or the "
+                f"exact mode train as the batch does, and at most {most} examples fit at once: "
                 "leave out larger `batch_sizes`, or, to cut them anyway, "
                 f"give `micro_batch_size={most}`. "
                 f"Received: model of class {type(self.model).__name__}.",

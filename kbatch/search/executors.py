@@ -58,8 +58,8 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
     """Run a task in a process of its own, in a temporary folder; an engine calls it.
 
     `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
-    None for one in the environment of this process. Where another job has completed the task, or
-    does so now, as one whose driver was killed may, its result is returned.
+    None for one in the environment of this process. If a job of an earlier driver has completed the
+    task, or still runs it, its result is returned.
     """
     with _left_result(task.result_file, wait=True) as left:
         result = left or _run_task(search, task, worker)
@@ -68,7 +68,7 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
             with zipfile.ZipFile(whole, "w") as archive:
                 for name, content in result.files.items():
                     archive.writestr(zipfile.ZipInfo(name), content)  # Whatever the clock says.
-            # Where it cannot be written, the engine alone has it.
+            # If it cannot be written, the engine still returns it.
             with contextlib.suppress(OSError):
                 Path(task.result_file).write_bytes(whole.getbuffer())
         return result
@@ -131,7 +131,7 @@ class LeftResult:
 
 @contextlib.contextmanager
 def _left_result(path: str, *, wait: bool = False) -> Iterator[TaskResult | None]:
-    """Lock and read the file of a result; BlockingIOError where another process has it."""
+    """Lock and read a result's file; BlockingIOError if another process has locked it."""
     try:
         file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
     except OSError:
@@ -141,7 +141,7 @@ def _left_result(path: str, *, wait: bool = False) -> Iterator[TaskResult | None
         if sys.platform != "win32":
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError as error:  # Most others are of a file system without locks.
+            except OSError as error:  # Others mostly mean that there are no locks.
                 if isinstance(error, BlockingIOError):
                     raise
         result = None
@@ -228,12 +228,12 @@ class _RayExecutor:
         return self._ray.put(value)
 
     def with_resources(self, needed: Any) -> "_RayExecutor":
-        """Ask for so much; a MemoryError says that no node has it."""
+        """Return an executor that asks for this; a MemoryError says that no node has it."""
         asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus, **self._options}
         nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
         able = [node.get("memory", 0) for node in nodes if node.get("GPU", 0) >= asked["num_gpus"]]
         if max(able, default=0) < asked["memory"]:
-            raise MemoryError(f"Nodes of Ray with so many GPUs have {able} bytes of memory.")
+            raise MemoryError(f"Ray's nodes with that many GPUs have {able} bytes of memory.")
         return _RayExecutor(self._ray, asked)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":

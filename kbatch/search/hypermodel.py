@@ -90,8 +90,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
             multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
             all as they are.
-        exact: Whether the loss of a batch that is cut is computed on the whole batch, as
-            contrastive and ranking losses need: see `accumulate_gradients`. `"auto"` does so if a
+        exact: Whether the train step of a batch that is cut runs on the whole batch, as
+            contrastive losses and GANs need: see `accumulate_gradients`. `"auto"` does so if a
             comparison on the data shows that micro-batches differ from the whole batch and that
             this removes the difference. Such trials have no noise scale.
         sparse_gradients: What the optimizer gets where a gradient has several rows for one index,

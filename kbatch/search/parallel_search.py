@@ -110,7 +110,7 @@ class ParallelTrials:
         return found
 
     def _result_of(self, what: str, attempt: int = 0, **task: Any) -> TaskResult:
-        """Run a task that no trial waits for, once more where the engine loses it."""
+        """Run a task that is no execution of a trial; once more if the engine loses it."""
         future = self._submit(Task(self._files_for(()), attempt=attempt, **task))
         try:
             while not future.done():
@@ -144,7 +144,7 @@ class ParallelTrials:
         self._search = self._pickle_search()
         if self._ask is not None:
             self._measure()
-        # No other search takes what it finds there for its own, whatever a worker sees at the path.
+        # A random name: workers with another disk at this path find no results of another search.
         project = self._project.resolve()
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
@@ -270,7 +270,7 @@ class ParallelTrials:
             if record.status == "out_of_memory" and not one.lost:
                 one.lost = 1
                 files.begin_attempt()
-                said = f"Batch size {record.batch_size} ran out of memory and asks for twice it."
+                said = f"Batch size {record.batch_size} ran out of memory: asks for twice as much."
                 self._tuner._progress.say(said)
                 return True
         one.lost = 0
@@ -416,7 +416,7 @@ class ParallelTrials:
         try:
             return put(pickled) if put else pickled
         except Exception as error:  # Whatever the engine raises.
-            raise self._engine_error("takes no data", error) from error
+            raise self._engine_error("did not accept the data", error) from error
 
 
 def _completed(trial: Any) -> bool:

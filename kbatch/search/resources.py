@@ -82,7 +82,7 @@ def measure_memory(
 
 
 def ask_submitit(executor: Any, needed: Resources) -> Any:
-    """Let an executor of submitit ask for so much from the next job on."""
+    """Set what an executor of submitit asks for, from the next job on."""
     asked = {"mem_gb": math.ceil(needed.host_memory_bytes / 2**30)}
     asked |= {"gpus_per_node": needed.gpus} if needed.gpus else {}
     if needed.time_limit_s is not None:

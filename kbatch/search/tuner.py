@@ -111,10 +111,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             processes that divide its cores. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for its number of workers.
-        resources: What to ask the engine for, by the memory that a first task measures there:
+        resources: What executions ask the engine for, from the memory that a first task measures:
             `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
             needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
-            executor for it, which raises MemoryError where no node has so much. None for nothing.
+            executor for it; it raises MemoryError if no node has that. None asks for nothing.
         trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
             `"wandb"` and `"trackio"`, each set up as for other training, such as by
             `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each

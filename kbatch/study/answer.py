@@ -214,7 +214,7 @@ def what_to_do(study: Study) -> str:
     if outcomes == {"diverged"}:
         return "Search again with a smaller learning rate, or with a model that stays finite."
     if outcomes <= {"running", "interrupted"}:
-        return "The search has not finished. If it runs no more, run it again: it continues."
+        return "The search has not finished. If it no longer runs, start it again: it continues."
     advice = "Read the failures below, fix their cause, then search again."
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."

@@ -88,8 +88,8 @@ class Decision:
             where they were.
         baseline: The batch size to compare with, None where it has no comparable trial.
         changes: What each other size changes against the baseline, by batch size.
-        devices: Kinds of devices that the compared trials ran on. Of several, times are not
-            compared, and the best mean decides.
+        devices: Kinds of devices that the compared trials ran on. If there are several, times
+            are not compared, and the best mean decides.
         left_out: Completed trials that are not compared.
     """
 

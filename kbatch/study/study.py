@@ -456,7 +456,7 @@ def _read_project(path: Path) -> Study:
 
 
 def _unrecorded(path: Path) -> list[str]:
-    """Word keras-tuner's trials that ended before kbatch saw them, in building the model."""
+    """Name keras-tuner's trials that failed before training, and why."""
     lines = []
     for file in sorted(path.glob("trial_*/trial.json")):
         if (file.parent / RECORD_NAME).exists():

@@ -317,7 +317,7 @@ _SLOPES = {"linear": 1.0, "sqrt": 0.5}
 
 
 def learning_rate_table(study: Study) -> Table | None:
-    """Write the best learning rate of each size beside the rules'; None if it was not searched."""
+    """Tabulate the best learning rate of each size and those of the rules; None if not searched."""
     decision = study.decide()
     best, scaling = decision.trial, decision.trial and decision.trial.executions[0].scaling
     if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:

@@ -168,7 +168,7 @@ def _epochs(
         yield spent_s, {name: float(value) for name, value in known.items() if value is not None}
 
 
-# How each library is told.
+# How each library is written to.
 
 # A server that is down is tried again after the next execution: minutes of tries would delay it.
 _SHORT_TRIES = {
@@ -342,7 +342,7 @@ def _write_run(
 ) -> None:
     module = importlib.import_module(tracker)
     begin = _begin_wandb if tracker == "wandb" else _begin_trackio
-    # Some lines about each run would break the display of a search.
+    # Its lines about each run would break the display of a search.
     with contextlib.redirect_stdout(io.StringIO()):
         live = begin(module, **given)
         if live is None:
@@ -388,11 +388,11 @@ def _begin_trackio(trackio: Any, *, id: str, **given: Any) -> Any:
         trackio.config = config
 
 
-# When.
+# When it is written.
 
 
 class TrackerLog:
-    """Keeps trackers up to date with a search: what fails is warned of once and tried again."""
+    """Keeps trackers up to date with a search; a failure is warned of once and tried again."""
 
     def __init__(self, trackers: Any):
         self._written: dict[str, set[str]] = {name: set() for name in check_trackers(trackers)}

@@ -169,7 +169,7 @@ class TimingRounds(Generic[Key]):
         return self.warm_ups.pop(key)
 
     def each_round(self, *, read_clock: ReadClock = lambda: (None, None)) -> Iterator[list[Key]]:
-        """Time all contenders until each was timed enough; yield each round which go on."""
+        """Time all contenders until each was timed enough; yield after each round which go on."""
         self._live = list(self._calls)
         for number in itertools.count():
             for key in self._order.sample(self._live, len(self._live)):

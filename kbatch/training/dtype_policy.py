@@ -257,7 +257,7 @@ def measure_policy_speeds(
 def float16_slowdown() -> float | None:
     """Return how many times as long as float32 a CPU takes in float16; None with a GPU.
 
-    Some multiply halves fast and are slow in the gradient of a convolution: the worse one counts.
+    Some multiply float16 fast, but take long for the gradient of a convolution: the slower counts.
     """
     if tf.config.list_physical_devices("GPU"):
         return None

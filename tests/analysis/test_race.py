@@ -84,7 +84,7 @@ def test_too_few_examples_end_it_early():
     assert state.verdict.smallest_tolerance > 0.003
 
 
-def test_a_look_that_finds_enough_examples_starts_the_count_of_too_few_anew(monkeypatch):
+def test_a_look_that_finds_enough_examples_restarts_the_count_of_too_few(monkeypatch):
     smallest = {3: 0.02, 4: None, 5: 0.02, 6: 0.02}
 
     def judge_by_list(candidates, **arguments):

@@ -108,7 +108,7 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
         (["report", "nowhere"], "no kbatch study in nowhere"),
         (["demo", "--output", "{file}/below"], "(Not a directory): give another one"),
-        (["demo", "--quick", "--output", "{mine}"], "no earlier demonstration"),
+        (["demo", "--quick", "--output", "{mine}"], "no earlier demo"),
     ],
 )
 def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeypatch):

@@ -290,7 +290,7 @@ def test_an_executor_that_takes_no_data_is_not_blamed_on_the_data(tmp_path):
         def put(self, value):
             raise MemoryError("the object store is full")
 
-    with pytest.raises(RuntimeError, match=r"Full takes no data: restart it.*store is full"):
+    with pytest.raises(RuntimeError, match=r"Full did not accept the data: restart.*store is full"):
         search(tmp_path, Full())
 
 

@@ -109,7 +109,7 @@ def accumulate_gradients(
     A `train_step` of your own runs on each micro-batch. The gradients that it passes to its
     optimizers are weighted by rows, summed and applied at the end. That equals the whole batch if
     its loss is a mean over rows and it does not read weights that it has just updated, as a GAN
-    does. Such a model is not compared at its first `fit`, and its moments are not measured.
+    does. It is compared at its first `fit` with `exact=True` only; moments are not measured.
 
     With `exact=True` the train step, Keras's or yours, runs on the whole batch, as contrastive
     losses, correlations and GANs need, and only its calls of layers are cut. The outputs of all

@@ -269,7 +269,7 @@ class OwnPasses:
 
         self.whole = pass_by(step)
         self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
-        # Traced where it is called for: what it raises is no matter of the others.
+        # Traced only when it is called, so that what it raises does not stop the others.
         exact = functools.cache(lambda: pass_by(in_cut_calls))
         self.exact = lambda batch: exact()(batch)
 

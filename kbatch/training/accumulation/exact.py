@@ -405,8 +405,8 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
 
 def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Tensor:
     """Compute the loss of the rows of all replicas, as one of them has it: divided by all."""
-    # Replicas run in turn, each to where the next one has to be heard: then it is too late to read
-    # what they share.
+    # Replicas run in turn, each up to a collective operation: what they share has to be read before
+    # the first one.
     losses: list[Any] = list(model.losses)
     context, rows = tf.distribute.get_replica_context(), batch.rows
     total = context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
@@ -452,7 +452,7 @@ def _placed(total: tf.Tensor, rows: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
 
 
 def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
-    """Let no one take the gradient of a gradient, which would lack the second passes."""
+    """Refuse a gradient of these gradients, which would lack the second passes."""
     known = [one for one in gradients if one is not None]
 
     @tf.custom_gradient
