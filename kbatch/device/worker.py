@@ -244,7 +244,8 @@ class Worker:
         on_event: Callable[[Any], None] | None = None,
     ) -> Any:
         process = self._process
-        assert process is not None
+        if process is None:  # Another thread ended it just as it had started.
+            raise WorkerDied(-signal.SIGKILL, "ended while it started")
         message = self._pickles.dumps((kind, function, arguments))
         try:
             process.requests.send_bytes(message)

@@ -148,7 +148,7 @@ def test_a_diverged_trial_is_told_once():
         ((make_trial(16, status="out_of_memory"),), "smaller `micro_batch_size`, which needs"),
         ((make_trial(16, status="failed"),), "Read the failures below"),
         ((make_diverged(16),), "smaller learning rate"),
-        ((make_trial(16, status="interrupted"),), "run it again"),
+        ((make_trial(16, status="interrupted"),), "start it again"),
     ],
 )
 def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
