@@ -52,7 +52,8 @@ class _OpenTrial:
     time_cap_s: float | None
     begun_s: float
     future: Any = None  # Of the present execution.
-    lost: int = 0  # How often that was, or ran out of memory, after which it asks for more.
+    lost: int = 0  # How often the engine lost that.
+    ran_out: bool = False  # Of memory: it runs once more and asks for twice as much.
     result_file: Path = Path()  # Where a worker leaves its result.
 
 
@@ -206,10 +207,12 @@ class ParallelTrials:
         one.future = LeftResult(one.result_file)
         hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
         size, given = hp.get("batch_size"), hypermodel.micro_batch_size
-        if one.lost or not one.future.exists:
-            known = one.trial.trial_id, number, left, one.time_cap_s, one.lost
+        attempt = one.lost + one.ran_out
+        if attempt or not one.future.exists:
+            known = one.trial.trial_id, number, left, one.time_cap_s, attempt
             task = Task(sent, *known, result_file=str(one.result_file))
-            asked = {"longest_s": self._longest_s, "times": 2**one.lost}
+            # What the engine lost may have needed more, too.
+            asked = {"longest_s": self._longest_s, "times": 2 if attempt else 1}
             try:
                 needed = self._memory and self._memory.needed(size, given, **asked)
                 one.future = self._submit(task, needed)
@@ -267,13 +270,13 @@ class ParallelTrials:
             self._first_completed = self._first_completed or trial.trial_id
         if record is not None and self._memory is not None:
             self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
-            if record.status == "out_of_memory" and not one.lost:
-                one.lost = 1
+            if record.status == "out_of_memory" and not (one.lost or one.ran_out):
+                one.ran_out = True
                 files.begin_attempt()
                 said = f"Batch size {record.batch_size} ran out of memory: asks for twice as much."
                 self._tuner._progress.say(said)
                 return True
-        one.lost = 0
+        one.lost, one.ran_out = 0, False
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
             self._tuner._trackers.update(self._project)
@@ -347,8 +350,8 @@ class ParallelTrials:
         return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
 
     def _write(self, result: TaskResult) -> None:
-        # By name: the record of a trial, by which it counts, comes after its weights.
-        for name, content in sorted(result.files.items()):
+        # A trial counts by its record, which is written after its weights.
+        for name, content in sorted(result.files.items(), key=lambda file: RECORD_NAME in file[0]):
             path = Path(name)
             if path.is_absolute() or ".." in path.parts:
                 raise InputError(

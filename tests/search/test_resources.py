@@ -138,6 +138,16 @@ def test_an_execution_that_ran_out_asks_for_twice_as_much_once(tmp_path, outcome
     assert len(executor.asked) == 4
 
 
+def test_an_execution_that_ran_out_and_is_then_lost_runs_once_more(tmp_path):
+    outcomes = {0: TaskResult({}, "died", "Killed", -9), 3: EOFError("the job is gone")}
+    executor = Asked(outcomes=outcomes, turn=None)
+    assert search(tmp_path, executor)[8].status == "completed"
+    assert [size for size, _ in executor.ran] == [8, 2250, 4000, 8, 8]
+    # The engine takes equal tasks for one.
+    attempts = [task.attempt for task, (size, _) in zip(executor.tasks, executor.ran) if size == 8]
+    assert attempts == [0, 1, 2]
+
+
 def test_what_no_node_has_fails_with_the_bytes_and_the_others_complete(tmp_path):
     found = search(tmp_path, Asked(most_bytes=16 * GIB))
     assert [found[size].status for size in SIZES] == ["completed", "completed", "out_of_memory"]
