@@ -15,12 +15,13 @@ from kbatch.document.numbers import (
     setting,
 )
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.names import (
     MOST_NAMED,
     TrialNames,
     at_most,
+    budget_text,
+    executions_text,
     is_fraction,
     metric_words,
     noise_scale_text,

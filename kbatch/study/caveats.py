@@ -6,8 +6,7 @@ from kbatch.document.numbers import count_range, format_number, join_words, perc
 from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.answer import MUCH_DATA_WAIT, size_decision_text
-from kbatch.study.conditions import budget_text, end_text
-from kbatch.study.names import at_most, diverged, outcome, trial_names
+from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord, device_kinds
 

@@ -22,8 +22,8 @@ from kbatch.records.json_codec import (
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import Conditions, conditions_of
 from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
+from kbatch.study.names import Conditions, conditions_of
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:

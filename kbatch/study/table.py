@@ -19,7 +19,6 @@ from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import difference_text, sooner_text
-from kbatch.study.conditions import spreads
 from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
 from kbatch.study.names import (
     SETTING_NAMES,
@@ -27,6 +26,7 @@ from kbatch.study.names import (
     metric_words,
     noise_scale_text,
     outcome,
+    spreads,
     trial_names,
     value_text,
 )

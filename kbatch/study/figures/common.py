@@ -12,8 +12,14 @@ from matplotlib.axis import Axis
 from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
-from kbatch.study.conditions import caption
-from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
+from kbatch.study.names import (
+    TrialNames,
+    caption,
+    is_fraction,
+    metric_axis_label,
+    outcome,
+    trial_names,
+)
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 

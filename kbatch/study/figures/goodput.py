@@ -11,9 +11,14 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome
+from kbatch.study.names import (
+    PlottedEstimate,
+    bars_text,
+    metric_words,
+    outcome,
+    throughput_estimate,
+)
 from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.2

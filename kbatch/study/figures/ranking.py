@@ -9,9 +9,18 @@ from kbatch.document.numbers import format_number, join_words, pluralize, shorte
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import BARS, PAIRS, PlottedEstimate, objective_estimate, spreads
 from kbatch.study.figures.common import ranked_trials, tick_fraction, write_conditions
-from kbatch.study.names import metric_axis_label, metric_words, outcome, trial_names
+from kbatch.study.names import (
+    BARS,
+    PAIRS,
+    PlottedEstimate,
+    metric_axis_label,
+    metric_words,
+    objective_estimate,
+    outcome,
+    spreads,
+    trial_names,
+)
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective

@@ -9,16 +9,18 @@ from matplotlib.axes import Axes
 from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.study.conditions import (
+from kbatch.study.decision import sizes_text
+from kbatch.study.figures import common
+from kbatch.study.names import (
     PlottedEstimate,
     bars_text,
     caption,
     metric_estimate,
+    metric_words,
+    outcome,
     throughput_estimate,
+    trial_names,
 )
-from kbatch.study.decision import sizes_text
-from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome, trial_names
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 
