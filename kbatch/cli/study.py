@@ -15,7 +15,6 @@ if TYPE_CHECKING:
 
 
 def add_report(commands: Any) -> None:
-    """Add the command."""
     report = commands.add_parser("report", help="write a report of a study or of profiles")
     report.add_argument(
         "records",
@@ -39,7 +38,6 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def add_view(commands: Any) -> None:
-    """Add the command."""
     view = commands.add_parser("view", help="follow searches in a browser while they run")
     view.add_argument(
         "studies",
@@ -63,7 +61,6 @@ def _view(options: argparse.Namespace) -> None:
 
 
 def add_plot(commands: Any) -> None:
-    """Add the command."""
     plot = commands.add_parser("plot", help="draw a figure of a study")
     add, figures = plot.add_argument, f"which one (%(default)s): {', '.join(FIGURES)}"
     study = "project directory of a search; for the figure memory the file of a max-batch result"
@@ -91,7 +88,6 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 def add_export(commands: Any) -> None:
-    """Add the command."""
     text = "write the trials as a table, or to an experiment tracker"
     export = commands.add_parser("export", help=text)
     study = "project directory of a search, or a file that `Study.save` wrote"
@@ -209,7 +205,6 @@ _QUICK_SIZES = "32,128,512"
 
 
 def add_demo(commands: Any) -> None:
-    """Add the command."""
     demo = commands.add_parser("demo", help="search batch sizes on real data")
     add = demo.add_argument
     data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"

@@ -46,7 +46,6 @@ class Table(NamedTuple):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """The titles of the columns."""
         return tuple(column.title for column in self.columns)
 
     def select(self, places: Sequence[int]) -> "Table":

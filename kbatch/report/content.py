@@ -39,7 +39,6 @@ class ReportContent(NamedTuple):
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
-    """Compute what a report says of one record or of several."""
     if not isinstance(study_or_profiles, Sequence):
         study_or_profiles = [study_or_profiles]
     if not study_or_profiles:
@@ -62,7 +61,6 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
 
 
 def section_of(record: Reported) -> Section:
-    """Compute what a report says of one record."""
     match record:
         case Study():
             return study_section(record)

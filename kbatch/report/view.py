@@ -57,7 +57,6 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
         """Answers what a page on this machine asks."""
 
         def do_GET(self):
-            """Send the page, or its version."""
             # Another page's script may reach this address under a name of its own.
             name = (self.headers.get("Host") or "").partition(":")[0]
             if name not in (HOST, "localhost"):
@@ -122,7 +121,6 @@ def version_of(projects: Sequence[Path]) -> str:
 
 
 def view_page(projects: Sequence[Path], version: str) -> str:
-    """Render the page of searches as they are now."""
     studies = [_study_or_none(project) for project in projects]
     if len({project.name for project in projects}) < len(projects):
         pairs = zip(projects, studies, strict=True)

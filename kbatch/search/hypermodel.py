@@ -478,7 +478,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
 
     def _default_validation(self, batch_sizes: Sequence[int]) -> int:
-        """Return the size of a validation batch where none was chosen."""
         if isinstance(self.micro_batch_size, int):
             return self.micro_batch_size
         moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]

@@ -145,12 +145,10 @@ class FitReporter(keras.callbacks.Callback):
         self._told_s = 0.0
 
     def on_train_begin(self, logs: Any = None):
-        """Begin a new peak of memory."""
         reset_memory_use()
         self._told_s = self._now()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Follow the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -160,7 +158,6 @@ class FitReporter(keras.callbacks.Callback):
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Report the metrics of the epoch."""
         numbers = {name: value for name, value in (logs or {}).items() if np.size(value) == 1}
         self._metrics = {name: float(value) for name, value in numbers.items()}
         self._report(1.0, epoch_ended=True)
@@ -286,7 +283,6 @@ class SearchProgress:
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
         if self._line is not None:
             self._line.print(text)
 
@@ -301,7 +297,6 @@ class SearchProgress:
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
-    """Name a trial."""
     place = "trial" if number is None else f"trial {number}/{total}"
     others = [
         f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"

@@ -54,15 +54,12 @@ class IsolatedTrials:
             ) from error
 
     def close(self) -> None:
-        """End the process and remove the data."""
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        """Run the executions of a trial, and return its hyperparameters."""
         return self._in_process(_run, tuner, trial, on_event=on_event)
 
     def sweep(self, tuner: Any) -> GoodputRecord:
-        """Time an update of each batch size."""
         return self._in_process(_sweep, tuner)
 
     def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:

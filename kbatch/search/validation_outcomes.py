@@ -44,11 +44,9 @@ class BestEpoch(keras.callbacks.Callback):
         self.copy_s = 0.0
 
     def on_test_batch_end(self, batch: int, logs: Any = None):
-        """Count the batches of a validation."""
         self._batches = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Take the weights of an epoch better than all before."""
         model: Any = self.model
         logs = dict(logs or {})
         if self._parts and all(part.name in logs for part in self._parts):

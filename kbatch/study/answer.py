@@ -206,7 +206,6 @@ def missing_reason(study: Study) -> str:
 
 
 def what_to_do(study: Study) -> str:
-    """Advise what to change before the next search."""
     outcomes = {outcome(trial) for trial in study.trials}
     if "completed" in outcomes:
         return _missing_objective(study)
@@ -264,7 +263,6 @@ _ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that cou
 
 
 def size_decision_text(found: SizeDecision) -> str:
-    """Word a decision of a search by goodput in a sentence."""
     if found.kind in _SIZE_DECISIONS:
         text = _SIZE_DECISIONS[found.kind].format(
             size=found.batch_size,
@@ -285,7 +283,6 @@ _SMALL_GAIN = 0.1
 
 
 def binding_limits(study: Study) -> tuple[str, ...]:
-    """Say which limits bind at the trial that the study decides for, a sentence each."""
     # It is compared with those of larger batch sizes whose other settings are its own. Where it
     # waits for data its samples/s say nothing about the device, so nothing else is asked.
     best = study.decide().trial

@@ -34,7 +34,6 @@ def _sizes(trials: Iterable[TrialRecord]) -> str:
 
 
 def _missing(study: Study) -> Iterator[Note]:
-    """Say which records, sizes and results are missing, and why."""
     for problem in study.problems:
         yield _note("left out", f"Left out: {one_line(problem)}")
     record = study.goodput
@@ -129,7 +128,6 @@ def _workers(trial: TrialRecord) -> int:
 
 
 def _speed(study: Study) -> Iterator[Note]:
-    """Say what limits the samples/s."""
     trials = study.trials
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
         yield _note(

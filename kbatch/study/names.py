@@ -48,7 +48,6 @@ class TrialNames(NamedTuple):
 
 
 def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
-    """Find what tells the trials of a study apart beside the batch size."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in trial.hyperparameters)
     return TrialNames(
@@ -64,7 +63,6 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
 
 
 def value_text(value: bool | int | float | str | None) -> str:
-    """Write a hyperparameter's value."""
     return setting(value) if isinstance(value, float) else str(value)
 
 
@@ -101,12 +99,10 @@ def metric_words(name: str) -> str:
 
 
 def is_fraction(name: str) -> bool:
-    """Return whether a metric lies between 0 and 1 by its meaning, as an accuracy does."""
     return "acc" in name
 
 
 def metric_axis_label(metric: Objective) -> str:
-    """Label an axis with a metric, its range or unit, and the direction that is better."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""

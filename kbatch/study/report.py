@@ -25,7 +25,6 @@ from kbatch.study.table import learning_rate_table, lettered, marked_table, tria
 
 
 def study_section(study: Study) -> Section:
-    """Compute what a report says of a study."""
     refuse_empty(study)
     environment = study.search.environment if study.search else None
     words, table = answer(study), trial_table(study)

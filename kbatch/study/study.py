@@ -164,20 +164,15 @@ class Study(ShownRecord):
 
     >>> study = kbatch.load_study("results/digits")
     >>> study.to_dataframe().sort_values("val_accuracy")
-
-    Attributes:
-        name: Name of the search, the folder's name.
-        trials: The trials by batch size, then trial id.
-        search: What holds for all of them, None if its file is missing.
-        problems: What is missing, a line each: files that could not be read, and trials that failed
-            before training, in building the model.
-        goodput: What a search by goodput measured and decided, None for another strategy.
     """
 
-    name: str
-    trials: tuple[TrialRecord, ...]
-    search: SearchRecord | None = None
+    name: str  #: Name of the search, the folder's name.
+    trials: tuple[TrialRecord, ...]  #: The trials by batch size, then trial id.
+    search: SearchRecord | None = None  #: What holds for all of them, None if its file is missing.
+    #: What is missing, a line each: files that could not be read, and trials that failed before
+    #: training, in building the model.
     problems: tuple[str, ...] = ()
+    #: What a search by goodput measured and decided, None for another strategy.
     goodput: GoodputRecord | None = None
 
     def __post_init__(self):
@@ -360,7 +355,6 @@ def as_compared(study: Study) -> Study:
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise when there is nothing to show."""
     if study.trials:
         return
     problems = " ".join(study.problems)

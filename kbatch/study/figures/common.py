@@ -74,7 +74,6 @@ def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str,
 def write_conditions(
     panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
-    """Write notes and the conditions of a study below a panel."""
     lines = (*notes, caption(study.conditions))
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
@@ -102,7 +101,6 @@ def incomplete_text(study: Study) -> str:
 
 
 def none_completed(study: Study) -> str:
-    """Describe that no trial has a result, and why."""
     return f"No trial completed: {_counts(study.trials)}"
 
 

@@ -124,7 +124,6 @@ def _other_best(study: Study, size: int) -> str:
 
 
 def alt_text(info: GoodputInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     values = join_words(
         f"{format_number(p.goodput.value)} (throughput {format_number(p.throughput.value)}) at "
         f"batch size {p.batch_size:,}"

@@ -108,7 +108,6 @@ def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 
 def alt_text(info: ParetoInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     front = join_words(
         f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
         f"{format_number(p.quality.value, 4)}"

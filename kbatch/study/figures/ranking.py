@@ -47,7 +47,6 @@ class RankedColumn(NamedTuple):
 
     @property
     def width(self) -> int:
-        """Its width, in characters."""
         return max(map(len, (self.title, *self.cells)))
 
 
@@ -116,7 +115,6 @@ def _short(text: str) -> str:
 
 
 def alt_text(info: RankingInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     best = [
         ", ".join(f"{column.title} {column.cells[number]}" for column in info.columns)
         + f": {format_number(row.objective.value, 4)}"
@@ -133,7 +131,6 @@ def alt_text(info: RankingInfo) -> str:
 
 
 def height_in(rows: int) -> float:
-    """Return the height that so many rows need, in inches."""
     return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
 
 

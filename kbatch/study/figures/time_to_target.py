@@ -46,7 +46,6 @@ class TimeToTargetInfo(NamedTuple):
 
     @property
     def met(self) -> tuple[TargetPoint, ...]:
-        """The points that met the target."""
         return tuple(point for point in self.points if point.met)
 
     @property
@@ -168,7 +167,6 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sentences = [
         f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
         f"{info.target_text}."

@@ -61,7 +61,6 @@ class TrialsInfo(NamedTuple):
 
     @property
     def completed(self) -> tuple[TrialPoint, ...]:
-        """The trials that completed."""
         return tuple(point for point in self.points if point.status == "completed")
 
     @property
@@ -76,7 +75,6 @@ class TrialsInfo(NamedTuple):
 
 
 def trials_info(study: Study) -> TrialsInfo:
-    """Compute what the figure of the trials shows."""
     refuse_empty(study)
     study = as_compared(study)
     quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
@@ -118,7 +116,6 @@ def trials_info(study: Study) -> TrialsInfo:
 
 
 def named_label(info: TrialsInfo) -> str:
-    """Label the trial that the study decides for."""
     point = info.named
     if point is None:
         return ""
@@ -130,7 +127,6 @@ def named_label(info: TrialsInfo) -> str:
 
 
 def alt_text(info: TrialsInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.batch_sizes
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     words = metric_words(info.quality.name) if info.quality else "quality"
