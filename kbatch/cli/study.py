@@ -29,7 +29,7 @@ def add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from kbatch.report.load import load_record
+    from kbatch.report.content import load_record
     from kbatch.report.pages import write_report
 
     records = [load_record(path) for path in options.records]
