@@ -70,11 +70,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` takes the most that fit into the memory window, which it finds when
-            a model's first trial starts. Where the search is long enough to repay it, it times
-            smaller sizes by a few train steps and takes the fastest, the larger one where they
-            tie. It halves the size whenever a trial runs out of memory after all. None for the
-            whole batch at once.
+            that part. `"auto"` finds the most that fit into the memory window when a model's first
+            trial starts. Where the search is long enough to repay it, it times smaller sizes too
+            and takes the fastest. It halves the size whenever a trial runs out of memory after
+            all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
@@ -168,8 +167,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.batch_sizes
         )
         self.seed = check_seed(seed)
-        self.baseline: int | None = None  # Batch size to compare with, where one was given.
-        self.for_decisions: dict[str, object] = {}  # What its tuner was given for these.
+        self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
@@ -199,14 +197,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
             "memory_window": list(self.memory_window),
-            **({} if self.baseline is None else {"baseline": self.baseline}),
-            **self.for_decisions,
+            **self._for_decisions,
         }
 
-    def compare_with(self, baseline: int) -> None:
-        """Compare all sizes with this one, which is tried too; a tuner calls it before a search."""
-        self.baseline = check_size(baseline, "baseline")
-        self.batch_sizes = tuple(sorted({*self.batch_sizes, self.baseline}))
+    def decide_by(self, *, baseline: int | None, **given: object) -> None:
+        """Keep what decisions are made by; a tuner calls it. The baseline is tried too."""
+        self._for_decisions = {name: value for name, value in given.items() if value is not None}
+        if baseline is None:
+            return
+        self._for_decisions["baseline"] = check_size(baseline, "baseline")
+        self.batch_sizes = tuple(sorted({*self.batch_sizes, baseline}))
         self._micro_batches.largest_batch_size = self.batch_sizes[-1]
         if self._chosen_validation is None:
             self.validation_batch_size = self._default_validation(self.batch_sizes)
@@ -247,10 +247,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         rows = -(-batch_size // replicas)
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
             exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
-            moments_every = 0 if exact else MOMENTS_EVERY
-            Accumulation(self.micro_batch_size, moments_every=moments_every, exact=exact).apply(
-                model
-            )
+            most, every = self.micro_batch_size, 0 if exact else MOMENTS_EVERY
+            Accumulation(most, moments_every=every, exact=exact).apply(model)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -261,12 +259,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Train the model of a trial and record it; keras-tuner calls it.
 
-        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
-        kbatch allows: arrays, a dataset, batched or not, or a function
-        `batch_size -> tf.data.Dataset`.
-
-        Returns:
-            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
+        It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
+        with `samples_per_second` among the metrics.
         """
         with _ending_the_search(InputError, RecordError):
             callbacks = kwargs.get("callbacks")
@@ -433,7 +427,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         if getattr(files.tuner, "_compares_searches", False):
             return
-
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)

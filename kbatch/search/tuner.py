@@ -174,12 +174,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
             check_count(max_executions, "max_executions", least=1)
-        chosen = {"tolerance": tolerance, "max_executions": max_executions}
-        chosen |= {"confidence": confidence if confidence != DEFAULT_CONFIDENCE else None}
-        chosen |= {"strategy": "race" if strategy == "race" else None}
-        hypermodel.for_decisions = {n: v for n, v in chosen.items() if v is not None}
-        if baseline is not None:
-            hypermodel.compare_with(baseline)
+        hypermodel.decide_by(
+            baseline=baseline,
+            tolerance=tolerance,
+            confidence=None if confidence == DEFAULT_CONFIDENCE else confidence,
+            strategy="race" if strategy == "race" else None,
+            max_executions=max_executions,
+        )
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         joint = hypermodel.learning_rate_scaling == "joint"
@@ -442,7 +443,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
-        self.oracle.update_trial(trial.trial_id, result.metrics, result.step)
+        self.oracle.update_trial(trial.trial_id, *result)
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.records.outcomes import Outcomes
+from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_states import write_checkpoint
 from kbatch.study.trial import Objective
 from kbatch.training.clock import replica_count

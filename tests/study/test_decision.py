@@ -8,8 +8,7 @@ from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
 from kbatch.analysis.race import race_looks
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import Budget, Target
+from kbatch.records.training_run import Budget, Outcomes, Target
 from kbatch.study.answer import answer
 from kbatch.study.decision import count_race_looks
 from kbatch.study.figures.trials import named_label, plot_trials, trials_info
