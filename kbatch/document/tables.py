@@ -5,16 +5,12 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """One cell."""
-
     text: str
     sort_key: float | None = None  # None to sort by the text, or for a missing value.
     marks: tuple[str, ...] = ()  # Of the notes that concern it.
 
 
 class Column(NamedTuple):
-    """One column."""
-
     title: str  # With the unit.
     numeric: bool  # Whether it holds numbers, which stand to the right.
     name: str = ""  # By which notes find it; empty where none concern it.
@@ -22,8 +18,6 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row."""
-
     key: str  # By which notes find it, such as keras-tuner's identifier of a trial.
     status: str  # How it ended, as recorded; empty where that is not asked.
     best: bool  # Whether it is the one to take.
@@ -36,8 +30,6 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table."""
-
     title: str  # What its rows are.
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]

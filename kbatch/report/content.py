@@ -41,8 +41,6 @@ _SECTION_OF: dict[type[Any], Callable[[Any], Section]] = {
 
 
 class ReportContent(NamedTuple):
-    """What a report says."""
-
     title: str
     sections: tuple[Section, ...]  # One a record.
     environment: tuple[Fact, ...]  # Machine and software that all records share.

@@ -28,8 +28,6 @@ _HEADERS = {
 
 
 class SearchStatus(NamedTuple):
-    """How far a search is."""
-
     name: str
     text: str
     failures: tuple[str, ...]  # A line each.
@@ -54,8 +52,6 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
     pages = _Pages(projects)
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers what a page on this machine asks."""
-
         def do_GET(self):
             # Another page's script may reach this address under a name of its own.
             name = (self.headers.get("Host") or "").partition(":")[0]

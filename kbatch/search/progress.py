@@ -57,17 +57,14 @@ class TerminalLine(FileLine):
         self._bar.start()
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Move the bar; without a share it stands."""
         self._bar.update(
             self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
         )
 
     def print(self, text: str) -> None:
-        """Print above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         self._bar.stop()
 
 
@@ -81,7 +78,6 @@ class NotebookLine(FileLine):
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Replace the text of its own output."""
         self._show(f"{name}: {figures}")
 
     def print(self, text: str) -> None:

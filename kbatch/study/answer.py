@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import (
+    count_range,
     format_number,
     in_brackets,
     join_words,
@@ -21,7 +22,6 @@ from kbatch.study.names import (
     TrialNames,
     at_most,
     budget_text,
-    executions_text,
     is_fraction,
     metric_words,
     noise_scale_text,
@@ -33,8 +33,6 @@ from kbatch.study.trial import TrialRecord, device_kinds
 
 
 class Answer(NamedTuple):
-    """The answer in sentences."""
-
     headline: str  # Which batch size to take.
     certainty: str  # Why, and how sure that is.
     baseline: str | None  # What it changes against the baseline, None without one.
@@ -190,8 +188,9 @@ def _compared(study: Study, names: TrialNames) -> str:
         budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
     return (
         f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
-        f"{pluralize(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
-        f"{budget}, on {conditions.device or 'a device that was not recorded'}"
+        f"{pluralize(conditions.trials, 'trial')}{also}, "
+        f"{count_range(conditions.executions, 'execution')} each, {budget}, on "
+        f"{conditions.device or 'a device that was not recorded'}"
         f"{conditions.clocks and f' ({conditions.clocks})'}."
     )
 

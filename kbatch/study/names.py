@@ -189,16 +189,12 @@ def caption(conditions: Conditions) -> str:
         conditions.device or UNKNOWN_DEVICE,
         *conditions.versions,
         ", ".join(conditions.policies),
-        f"{pluralize(conditions.trials, 'trial')}, {executions_text(conditions)}",
+        f"{pluralize(conditions.trials, 'trial')}, "
+        f"{count_range(conditions.executions, 'execution')} each",
         f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
         conditions.clocks,
     ]
     return " · ".join(filter(None, parts))
-
-
-def executions_text(conditions: Conditions) -> str:
-    """Describe how often each trial was executed."""
-    return f"{count_range(conditions.executions, 'execution')} each"
 
 
 def budget_text(conditions: Conditions) -> str:

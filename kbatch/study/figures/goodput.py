@@ -26,8 +26,6 @@ _GOODPUT, _THROUGHPUT = 0, 1
 
 
 class GoodputPoint(NamedTuple):
-    """One batch size."""
-
     batch_size: int
     throughput: PlottedEstimate  # In examples per second.
     goodput: PlottedEstimate  # In examples of the smallest batch size per second.

@@ -32,8 +32,6 @@ class GpuPanel(NamedTuple):
 
 
 class GpuTimelineInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str
     gpus: tuple[str, ...]
     panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU reports.

@@ -46,8 +46,6 @@ class LearningCurve(NamedTuple):
 
 
 class LearningCurvesInfo(NamedTuple):
-    """What the figure shows."""
-
     curves: tuple[LearningCurve, ...]  # By batch size.
     quality: Objective
     notes: tuple[str, ...]

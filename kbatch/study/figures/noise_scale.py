@@ -37,8 +37,6 @@ class NoiseCurve(NamedTuple):
 
 
 class NoiseScaleInfo(NamedTuple):
-    """What the figure shows."""
-
     curves: tuple[NoiseCurve, ...]  # By batch size.
     epochs: int
     notes: tuple[str, ...]

@@ -33,8 +33,6 @@ _GAP = 1.5
 
 
 class ParetoPoint(NamedTuple):
-    """One trial."""
-
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.

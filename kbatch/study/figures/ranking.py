@@ -39,8 +39,6 @@ _REST_IN = 1.5
 
 
 class RankedColumn(NamedTuple):
-    """A column of the table."""
-
     title: str
     numeric: bool  # Numbers stand to the right.
     cells: list[str]

@@ -44,8 +44,6 @@ class TrialPoint(NamedTuple):
 
 
 class TrialsInfo(NamedTuple):
-    """What the figure of the trials shows."""
-
     points: tuple[TrialPoint, ...]
     series: tuple[common.Series, ...]
     quality: Objective | None  # The metric of the lower panel.
