@@ -48,10 +48,9 @@ _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 class BatchSizeHyperModel(keras_tuner.HyperModel):
     """Makes batch size a hyperparameter of any keras-tuner search.
 
-    It wraps a build function or HyperModel and works with every tuner. Each trial is built
-    under the dtype policy, its learning rate follows the batch size by the rule, batches above
-    `micro_batch_size` are accumulated, and what happened is written to `kbatch.json` beside
-    keras-tuner's own files, for `kbatch.load_study`.
+    It works with every tuner. Each trial is built under the dtype policy, its learning rate follows
+    the batch size, batches above `micro_batch_size` are accumulated, and what happened is written
+    to `kbatch.json` beside keras-tuner's own files, for `kbatch.load_study`.
 
     Example:
 
@@ -80,24 +79,21 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
             `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
             searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
-            from 1/32 to 32, multiplies the rate by the rule of the optimizer; `BatchSizeTuner`
-            runs the pairs that may be the best, keras-tuner's own tuners those that they choose.
+            from 1/32 to 32, multiplies the rate by the rule of the optimizer.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
-        follow_batch_size: Which other settings keep their timescale in examples, with a rule for
-            the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`
-            of RMSprop), and `"batch_norm_momentum"`, the momentum of moving statistics, are taken
-            to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
-            multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
-            all as they are.
+        follow_batch_size: Which other settings keep their timescale in examples, with any rule or
+            none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop), and
+            `"batch_norm_momentum"`, that of moving statistics, are taken to the power of the ratio
+            of the batch sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and
+            divided by the factor of the learning rate. `()` leaves all as they are.
         exact: Whether the train step of a batch that is cut runs on the whole batch, as
             contrastive losses and GANs need: see `accumulate_gradients`. `"auto"` does so if a
             comparison on the data shows that micro-batches differ from the whole batch and that
             this removes the difference. Such trials have no noise scale.
         sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
-            as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
-            `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and
-            RMSprop square the rows one by one; a batch that is cut then trains otherwise, and the
-            trial's notes say so.
+            as for an `Embedding`: `"summed"` adds them up, at every size. `"keras"` trains a batch
+            that is not cut as a plain `fit` does, where Adam and RMSprop square the rows one by
+            one; a batch that is cut then trains otherwise, and the trial's notes say so.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which `"auto"` aims at.

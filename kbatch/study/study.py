@@ -219,10 +219,9 @@ class Study(ShownRecord):
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
 
-        It is the fastest size that is certified to lie within the tolerance of the best, or the
-        best mean where none is. Sizes are compared at equal budgets and at the settings of the best
-        mean, execution by execution and, where the metric is a mean over examples, validation
-        example by validation example. Reports, figures and tables show this decision.
+        Sizes are compared at equal budgets and at the settings of the best mean, execution by
+        execution and, where the metric is a mean over examples, validation example by validation
+        example. Reports, figures and tables show this decision.
 
         Example:
 
@@ -235,9 +234,6 @@ class Study(ShownRecord):
                 best for a loss, a cost or a throughput.
             confidence: Probability that a certain answer is right, above 0.5 and below 1; None for
                 that of the search, or 0.95.
-
-        Returns:
-            The decision; its `batch_size` is None where no trial completed.
 
         Raises:
             ValueError: If `tolerance` or `confidence` cannot be used.
@@ -293,9 +289,6 @@ class Study(ShownRecord):
 
         Args:
             executions: One row an execution instead of one a trial.
-
-        Returns:
-            The table, in the order of `trials`.
         """
         import pandas as pd
 
@@ -385,9 +378,6 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     Args:
         tuner_or_directory: A keras-tuner tuner, its project directory
             (`directory/project_name`), or a file written by `Study.save`.
-
-    Returns:
-        The study.
 
     Raises:
         FileNotFoundError: If there is no kbatch record, with what to run.
