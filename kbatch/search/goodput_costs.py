@@ -4,7 +4,7 @@ import contextlib
 import inspect
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -227,15 +227,21 @@ def costs_of(
 
 
 def expected_runs(
-    costs: SizeCosts, runs: Sequence[FinishedRun], pending: Iterable[int]
+    costs: SizeCosts, runs: Sequence[FinishedRun], pending: Sequence[int]
 ) -> list[FinishedRun]:
-    """Return what is expected of the sizes that run; none before a first target is reached."""
-    forecast = forecast_updates(costs, runs) if pending else None
-    if forecast is None:
-        return []
-    found = []
-    for size in sorted(pending):
-        updates = forecast.updates[size]
+    """Return what is expected of the sizes that run, in the order in which they began.
+
+    Nothing is known of the pilot while it runs, and only ratios of costs matter: it counts as a
+    run of one update. Runs that ended without a target tell nothing of the others.
+    """
+    known, found = list(runs), []
+    for size in pending:
+        forecast = forecast_updates(costs, known)
+        if known and forecast is None:
+            break
+        updates = forecast.updates[size] if forecast else 1.0
         cost = costs.start_cost + updates * costs.update_costs[size]
         found.append(FinishedRun(size, cost=cost, updates=updates))
+        if not runs:  # Those beside the pilot follow from it.
+            known = found[:1]
     return found

@@ -355,10 +355,13 @@ class GoodputStrategy(Strategy):
             trials = self._ended_trials(others)
             costs = costs_of(self._sweep, trials, objective=self._objective)
             runs = runs_of(trials, self._objective)
-            open_sizes = {one["batch_size"] for one in state.pending if _are_of(one, others)}
-            runs += expected_runs(costs, runs, open_sizes & untried(costs, runs))
+            left = untried(costs, runs)
+            open_sizes = [one["batch_size"] for one in state.pending if _are_of(one, others)]
+            runs += expected_runs(costs, runs, [size for size in open_sizes if size in left])
             found = next_size(costs, runs, pilot=self._pilot)
             size = found.batch_size
+            if size is not None and found.best in open_sizes:
+                found = found._replace(kind="beside")
             decision = SizeDecision(**found._asdict(), hyperparameters=others)
             yield decision, None if size is None else values | {"batch_size": size}
 
