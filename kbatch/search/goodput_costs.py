@@ -1,6 +1,7 @@
 """What an update of each batch size takes, by a throughput sweep, and what trials took in all."""
 
 import contextlib
+import dataclasses
 import inspect
 import statistics
 import time
@@ -16,7 +17,7 @@ from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.study.study import GoodputRecord
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective, TrialRecord, device_kinds
 from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
@@ -164,8 +165,12 @@ def _warm_up(sweep: TrainingSweep, settings: Sequence[StepConfig]) -> None:
                 break  # A larger one would run out of memory too.
 
 
-def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[FinishedRun]:
-    """Return what each trial took.
+def runs_of(
+    trials: Sequence[TrialRecord], objective: Objective, costs: SizeCosts
+) -> list[FinishedRun]:
+    """Return what each trial took; on another kind of device, what its updates cost here.
+
+    Here is where the first trial ran that completed.
 
     Where the objective is the cost of a target, it is that. Where it is a metric, for runs of equal
     time, it is the seconds to what the first trial held in the end, the median of the last quarter
@@ -182,7 +187,12 @@ def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Finishe
             held = statistics.median(values[-max(1, len(values) // _LAST_PART) :])
             target = Target(objective.name, held, objective.direction)
     part = COST_NAMES.get(objective.name, COST_NAMES["seconds_to_target"])
-    return [_run(trial, target, part) for trial in trials]
+    runs = [_run(trial, target, part) for trial in trials]
+    for k, (run, trial) in enumerate(zip(runs, trials, strict=True)):
+        if run.cost is not None and pilot and len(device_kinds([pilot, trial])) > 1:
+            cost = costs.start_cost + (run.updates or 0) * costs.update_costs[run.batch_size]
+            runs[k] = dataclasses.replace(run, cost=cost)
+    return runs
 
 
 def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
