@@ -41,13 +41,11 @@ def test_runs_of_equal_time_have_that_to_what_the_first_held():
 
 
 def test_a_run_on_another_kind_of_device_costs_what_its_updates_cost_on_the_first():
-    runs = [timed(16, 8.0, device="NVIDIA A100"), timed(32, 1.0, device="NVIDIA H100")]
-    first, second = runs_of(runs, Objective("val_accuracy", "max"))
-    assert (first.cost, second.cost) == (6.0, 2.0 + 30 * 0.15)
-    same = runs_of(
-        [runs[0], timed(32, 1.0, device="NVIDIA A100")], Objective("val_accuracy", "max")
-    )
-    assert same[1].cost == 0.75
+    objective, pilot = Objective("val_accuracy", "max"), timed(16, 8.0, device="NVIDIA A100")
+    first, other = runs_of([pilot, timed(32, 1.0, device="NVIDIA H100")], objective)
+    assert (first.cost, other.cost) == (6.0, 2.0 + 30 * 0.15)
+    _, same = runs_of([pilot, timed(32, 1.0, device="NVIDIA A100")], objective)
+    assert same.cost == 0.75
 
 
 def test_a_trial_out_of_memory_tells_that_it_cannot_be_trained():
