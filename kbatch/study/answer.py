@@ -249,6 +249,10 @@ _SIZE_DECISIONS = {
         "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
         "a probability of {chance}"
     ),
+    "beside": (
+        "Batch size {size} comes next, on a free worker: batch size {rival} is more than 5 % "
+        "better than {best}, which still runs, with a probability of {chance}"
+    ),
     "separated": (
         "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
         "better with a probability of {chance}"

@@ -87,8 +87,8 @@ class SizeDecision:
     """Why a size was tried, or why no further one was."""
 
     batch_size: int | None  # Size that came next, None where the search stopped.
-    kind: str  # As in `kbatch.analysis.next_size.NextSize`.
-    best: int | None = None  # Size of the best run until then, None where none met the target.
+    kind: str  # As in `kbatch.analysis.next_size.NextSize`; "beside" while the best one runs.
+    best: int | None = None  # Size of the best run, None where none met the target.
     rival: int | None = None  # The untried size that was most likely to be better.
     probability: float | None = None  # That it is by more than 5 %, None without a model.
     # The others, whose sizes are searched by themselves.
