@@ -79,33 +79,23 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     >>> profile = kbatch.InferenceProfile.load("profile.json")
     >>> profile.select(call_path="xla").batch_for(latency_ms=20, quantile=0.99).batch_size
-
-    Attributes:
-        model_name: The model's name.
-        quantile: The quantile for which calls were counted, in (0, 1).
-        timings: What was timed, by path, policy and batch size.
-        memory: What was measured of the memory of `model.predict`, by policy and batch size; five
-            batches were run of each.
-        memory_limit_bytes: Memory that the probes could take, None where none were made.
-        output_changes: How outputs differ from those in float32.
-        twin: The A/A test, None where time did not suffice.
-        checks: Checks of latency targets by fresh calls.
-        notes: What a reader of the figures must know.
-        environment: The machine, None if it was not recorded.
-        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
-            them; empty where none is read.
     """
 
-    model_name: str
-    quantile: float
-    timings: tuple[TimingRecord, ...]
+    model_name: str  #: The model's name.
+    quantile: float  #: The quantile for which calls were counted, in (0, 1).
+    timings: tuple[TimingRecord, ...]  #: What was timed, by path, policy and batch size.
+    #: What was measured of the memory of `model.predict`, by policy and batch size; five batches
+    #: were run of each.
     memory: tuple[MemoryRecord, ...] = ()
+    #: Memory that the probes could take, None where none were made.
     memory_limit_bytes: int | None = None
-    output_changes: tuple[OutputChange, ...] = ()
-    twin: TwinRecord | None = None
-    checks: tuple[TargetCheck, ...] = ()
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
+    output_changes: tuple[OutputChange, ...] = ()  #: How outputs differ from those in float32.
+    twin: TwinRecord | None = None  #: The A/A test, None where time did not suffice.
+    checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+    #: What the timing took of each GPU, with its power cap, its clocks and what lowered them; empty
+    #: where none is read.
     gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self):
