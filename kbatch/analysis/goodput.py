@@ -21,9 +21,8 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.analysis.line_fit import Line, fit_line
-from kbatch.analysis.ratio import Ratio
 
 
 def statistical_efficiency(

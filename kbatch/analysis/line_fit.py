@@ -17,8 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from kbatch.analysis.intervals import Interval, t_quantile
-from kbatch.analysis.ratio import Ratio, ratio_of_estimates
+from kbatch.analysis.intervals import Interval, Ratio, ratio_of_estimates, t_quantile
 
 # A departure of less than this share changes no decision on a batch size.
 _NEGLIGIBLE = 0.02

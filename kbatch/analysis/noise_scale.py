@@ -34,8 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.analysis.ratio import ratio_of_means
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_of_means
 
 # A correlation of neighbours that is estimated as larger is not told from 1.
 _MOST_CORRELATED = 0.95

@@ -27,13 +27,12 @@ from kbatch.device.worker import UnsendableError
 from kbatch.document.numbers import format_number, memory_text, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
-from kbatch.inference.call_paths import call_paths_of
+from kbatch.inference.call_paths import call_paths_of, variants_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_target, round_noise
 from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
-from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, ascend_memory
 from kbatch.memory.probe import (
     Probes,

@@ -5,8 +5,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN
-from kbatch.analysis.ratio import Ratio
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Ratio
 from kbatch.document.numbers import (
     format_number,
     interval_text,

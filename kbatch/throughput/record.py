@@ -5,9 +5,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval, median_interval
+from kbatch.analysis.intervals import Interval, Ratio, median_interval
 from kbatch.analysis.line_fit import StepTime
-from kbatch.analysis.ratio import Ratio
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
