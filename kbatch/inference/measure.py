@@ -144,9 +144,9 @@ def profile_inference(
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
     drifts slows all alike, and the first call of each is kept apart. A setting has been timed
     enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
-    were made, or 30 rounds later. Memory is measured before, in a worker process that may die of
-    it, and a batch that is expected to need over 80 % of it is not run. A GPU that holds the model
-    leaves no room to a worker: its memory is measured in this process, and a note says so.
+    were made, or 30 rounds later. Memory is measured before, in a worker process (in this one, with
+    a note, where it holds the GPU), and a batch that is expected to need over 80 % of it is not
+    run.
 
     Example:
 
@@ -159,9 +159,8 @@ def profile_inference(
             `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
-            allow, up to 4096, and on to 65536 while throughput still grows and the measured memory
-            says that they fit. None with a target is the quickest way to an answer: powers of eight
-            up to the target, and few and short rounds; give sizes for a fuller picture.
+            allow, up to 4096, and on to 65536 while throughput still grows and they are known to
+            fit; with a target for powers of eight up to it, in few and short rounds.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
             "saved_model" (exported and loaded), or a function of a batch, under the model's own
@@ -175,20 +174,15 @@ def profile_inference(
         time_budget_s: Seconds for timing; the memory of each policy may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that
             needs too much.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
-            a CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
         on_progress: Receives progress messages.
 
-    Returns:
-        The profile.
-
     Raises:
         InputError: If the model takes batches of one size only, `x` does not suit its inputs or
-            is missing where their shapes do not tell it, a call path is unknown, has the name of
-            one of kbatch's own or cannot run the model, functions are to run under other policies,
-            a target is asked of "predict", or no policy can be had; it says what to give.
+            is needed to know their shapes, a call path or policy cannot be had, or a target is
+            asked of "predict"; it says what to give.
         OutOfMemoryError: If not even the weights fit.
         TargetTooLow: If the target is below the latency of one example; it says what can be
             reached.

@@ -73,7 +73,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They
-    raise `ValueError` where too little was measured.
+    raise `ValueError` where too little was measured, or the noise hides the answer.
 
     Example:
 
@@ -128,10 +128,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def latency(self) -> Latency:
-        """The fit of the time of a batch.
-
-        Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
-        told apart, so that the fit is that of the model.
+        """The fit of the time of a batch, without blocks that a neighbour on the machine slowed.
 
         Raises:
             ValueError: If too little was measured.
@@ -159,29 +156,17 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size of the largest throughput over latency.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The batch size of the largest throughput over latency."""
         return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The smallest batch size with 90 % of the peak throughput."""
         return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
-        """The measured batch size of the largest throughput.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The measured batch size of the largest throughput."""
         return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
@@ -275,13 +260,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency.
+        """Fit a quantile of the latency, in (0, 1).
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
         each long enough to show the quantile, and each gives one value.
-
-        Args:
-            quantile: Which quantile, in (0, 1).
 
         Raises:
             ValueError: If fewer than two sizes have the calls that it needs, or the path is bulk
@@ -293,8 +275,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
         self, *, call_path: str | None = None, dtype_policy: str | None = None
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
-
-        The A/A test goes with the path and policy that it was made with.
 
         Raises:
             ValueError: If the profile holds none such.

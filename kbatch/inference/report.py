@@ -244,7 +244,7 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
         floor = profile.noise_floor
         texts.append(
             f"The noise floor (A/A test) is not known: {len(profile.twin.log_ratios)} rounds were "
-            f"made, and it takes {FEWEST_VALUES_OF_A_MEDIAN}. Give more time."
+            f"made, and at least {FEWEST_VALUES_OF_A_MEDIAN} are needed. Give more time."
             if floor is None
             else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
             "differences mean nothing."

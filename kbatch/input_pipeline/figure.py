@@ -85,8 +85,6 @@ def alt_text(info: InputPipelineInfo) -> str:
 def plot_input_pipeline(profile: InputPipelineProfile, ax: Axes | None = None) -> Axes:
     """Plot a second of training, waiting and computing, and the rates with their intervals.
 
-    Example:
-
     >>> profile = kbatch.profile_input_pipeline(model, dataset)
     >>> kbatch.plot_input_pipeline(profile).figure.savefig("input.png")
 

@@ -93,17 +93,12 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
 
     Batch sizes that ran out of memory are marked on the limit.
 
-    Example:
-
     >>> result = kbatch.find_max_batch_size(build, x, y)
     >>> kbatch.plot_memory(result).figure.savefig("memory.png")
 
     Args:
         result: What `find_max_batch_size` found.
-        ax: Axes to draw on; a new figure if None.
-
-    Returns:
-        The Axes; their label, `get_label()`, describes the figure in sentences.
+        ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
     """
     info = memory_info(result)
     (panel,) = canvas.panels(ax, HEIGHT_IN)

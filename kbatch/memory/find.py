@@ -43,7 +43,7 @@ def find_max_batch_size(
     """Find the largest batch whose memory lies in a window below the limit.
 
     Real train steps run in a worker process, five at each size, and TensorFlow's allocator reports
-    their peak. The answer was run again in a fresh process and after other sizes. On a CPU the
+    their peak. The answer is run again in a fresh process and after other sizes. On a CPU the
     worker's allocator gets the limit, and runs out as a GPU's does.
 
     Example:
@@ -53,8 +53,7 @@ def find_max_batch_size(
 
     Args:
         build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
+            `hp`, a `HyperModel`, or a compiled model, which stays as it is.
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
             function `batch_size -> tf.data.Dataset`.
         y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
@@ -66,12 +65,8 @@ def find_max_batch_size(
         longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
             rows of the data, where examples differ in length.
 
-    Returns:
-        The size, all probes and the fitted line.
-
     Raises:
-        InputError: If the data cannot be batched, have fewer than two examples, or the limit is
-            below the weights.
+        InputError: If the data cannot be batched or have fewer than two examples.
         OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
         TypeError: If `build` cannot build, or a bound is no integer.
         ValueError: If the window or a bound cannot be used.

@@ -166,17 +166,13 @@ def _rows(found: Recommendation) -> Iterator[LimitRow]:
 def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, above the four limits.
 
-    Example:
-
     >>> recommendation = kbatch.recommend(build, x, y)
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
         recommendation: What `kbatch.recommend` returned.
-        ax: Axes whose place the two panels take; a new figure if None.
-
-    Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
+        ax: Axes whose place the two panels take; a new figure if None. The upper one is returned,
+            whose label describes the figure in sentences.
     """
     info = limits_info(recommendation)
     # In a narrow figure what a limit says takes two lines.

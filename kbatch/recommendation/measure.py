@@ -75,8 +75,8 @@ def recommend(
     is saturated, beyond how many the gradient noise wastes them, and what the input pipeline
     delivers. A pilot at the base batch size sets a target loss; the sizes that may reach it sooner
     are trained to it too while the budget lasts. The answer is the size with the least expected
-    time, updates times the time of an update in `fit`, of those that reached the loss; it may be
-    the base size. Sizes that were not trained and may be faster are named beside it.
+    time, updates times the time of an update in `fit`, of those that reached the loss. Sizes that
+    may be faster are named beside it. What is not known is None, with the reason in `unknown`.
 
     Example:
 
@@ -86,12 +86,9 @@ def recommend(
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
-        build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
-        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
-            function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
+        build: As in `find_max_batch_size`, and so are `x` and `y`.
+        x: Inputs.
+        y: Targets of arrays.
         batch_sizes: Sizes to choose from beside `base_batch_size`, ascending; None for the powers
             of two from 8 to 2,048 that the data fill.
         base_batch_size: Batch size that the model's learning rate suits; the pilot trains at it.
@@ -101,8 +98,7 @@ def recommend(
         validation_data: What `fit` takes. The pilot ends when the loss on it no longer falls. None
             to hold out a fifth of arrays; a dataset without it is trained on for the time given.
         epochs: Most passes over the data in the pilot; None for no limit but time.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
-            CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         memory_window: Lower and upper share of that limit which a batch may fill.
         budget_s: Seconds for the whole call, starting processes and building graphs included;
             each measurement receives a part of what is left. From 20 s on the call ends within
@@ -110,9 +106,6 @@ def recommend(
         seed: Seed of weights and order in the pilot and at other sizes, None for one that is
             drawn and recorded.
         on_progress: Receives a line before each measurement.
-
-    Returns:
-        The recommendation. What is not known is None in it, with the reason in `unknown`.
 
     Raises:
         InputError: If the data cannot be batched, do not fit the model, or have fewer than two

@@ -117,9 +117,7 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
 
     The line is the fit t = a + b B where it holds; elsewhere lines join the points. The size from
     which 90 % of the peak throughput is reached and the fastest one are marked, sizes that ran out
-    of memory stand at the bottom edge.
-
-    Example:
+    of memory stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
 
     >>> profile = kbatch.profile_training(build, x, y)
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
@@ -127,9 +125,6 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
     Args:
         profile: A profile, from `profile_training`.
         ax: Axes whose place the panels take; a new figure if None.
-
-    Returns:
-        The Axes of the uppermost panel; their label, `get_label()`, describes the figure.
 
     Raises:
         ValueError: If nothing was timed.

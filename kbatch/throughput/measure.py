@@ -66,11 +66,8 @@ def profile_training(
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
-        build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
-        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
-            function `batch_size -> tf.data.Dataset`. A few rows are used, repeated into batches.
+        build: As in `find_max_batch_size`.
+        x: As there; a few rows are used, repeated into batches.
         y: Targets of arrays.
         batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
             memory and time allow, up to 4096, or 65536 while throughput grows and memory suffices.
@@ -80,13 +77,9 @@ def profile_training(
             process are not counted, and memory may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a size that
             needs too much.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
-            a CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         seed: Seed of the order within rounds.
         on_progress: Receives progress messages.
-
-    Returns:
-        The profile.
 
     Raises:
         InputError: If the data cannot be batched, the time is not positive, or the model is spread
