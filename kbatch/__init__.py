@@ -37,15 +37,15 @@ _HOME_OF = {
     "plot_inference_paths": "kbatch.inference.figures",
     "plot_inference_tails": "kbatch.inference.figures",
     "plot_inference_throughput": "kbatch.inference.figures",
-    "plot_input_pipeline": "kbatch.input_pipeline.figure",
+    "plot_input_pipeline": "kbatch.input_pipeline.report",
     "plot_learning_curves": "kbatch.study.figures.learning_curves",
     "plot_limits": "kbatch.recommendation.figure",
-    "plot_memory": "kbatch.memory.figure",
+    "plot_memory": "kbatch.memory.report",
     "plot_noise_scale": "kbatch.study.figures.noise_scale",
     "plot_pareto": "kbatch.study.figures.pareto",
     "plot_ranking": "kbatch.study.figures.ranking",
     "plot_time_to_target": "kbatch.study.figures.time_to_target",
-    "plot_training_profile": "kbatch.throughput.figure",
+    "plot_training_profile": "kbatch.throughput.report",
     "plot_trials": "kbatch.study.figures.trials",
     "powers_of_two": "kbatch.analysis.batch_sizes",
     "profile_inference": "kbatch.inference.measure",
@@ -124,12 +124,12 @@ if TYPE_CHECKING:
     )
     from kbatch.inference.measure import profile_inference
     from kbatch.inference.profile import InferenceProfile
-    from kbatch.input_pipeline.figure import plot_input_pipeline
     from kbatch.input_pipeline.measure import profile_input_pipeline
     from kbatch.input_pipeline.record import InputPipelineProfile
-    from kbatch.memory.figure import plot_memory
+    from kbatch.input_pipeline.report import plot_input_pipeline
     from kbatch.memory.find import find_max_batch_size
     from kbatch.memory.record import MaxBatchSizeResult
+    from kbatch.memory.report import plot_memory
     from kbatch.recommendation.figure import plot_limits
     from kbatch.recommendation.measure import recommend
     from kbatch.recommendation.record import Recommendation
@@ -147,9 +147,9 @@ if TYPE_CHECKING:
     from kbatch.study.figures.time_to_target import plot_time_to_target
     from kbatch.study.figures.trials import plot_trials
     from kbatch.study.study import Study, load_study
-    from kbatch.throughput.figure import plot_training_profile
     from kbatch.throughput.measure import profile_training
     from kbatch.throughput.record import TrainingProfile
+    from kbatch.throughput.report import plot_training_profile
     from kbatch.training.accumulation import accumulate_gradients
     from kbatch.training.callbacks import ExampleBudget, StopAtTarget, TimeBudget, UpdateBudget
 

@@ -45,7 +45,6 @@ class _GpuTally:
         self._throttle_reasons: dict[str, None] | None = None
 
     def add(self, time_s: float) -> None:
-        """Read the GPU at a time in seconds from the start."""
         reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
@@ -62,7 +61,6 @@ class _GpuTally:
             self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
     def usage(self, duration_s: float) -> GpuUsage:
-        """Sum up the readings from 0 to `duration_s`."""
         energy_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
         source: str | None = "counter"
         if energy_j is None or self._counter_fell:
@@ -86,8 +84,6 @@ class _GpuTally:
 
 
 class _HostTally:
-    """Sums up what this process takes."""
-
     def __init__(self):
         self.series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
         self._process = psutil.Process()
@@ -95,7 +91,6 @@ class _HostTally:
         self._last_s = 0.0
 
     def add(self, time_s: float) -> None:
-        """Read this process at a time in seconds from the start."""
         cpu_s = resident_bytes = busy = None
         # Without its children: to look for those scans all processes each time.
         with contextlib.suppress(psutil.Error, OSError), self._process.oneshot():
@@ -109,7 +104,6 @@ class _HostTally:
         self._last_s = time_s
 
     def usage(self) -> HostUsage:
-        """Sum up the readings."""
         first, last = self._cpu_s[0], self._cpu_s[-1]
         return HostUsage(
             cpu_s=None if first is None or last is None else last - first,

@@ -103,7 +103,6 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
 
 
 def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
-    """Return the fitted line from the smallest to the largest size that was timed."""
     with contextlib.suppress(ValueError):  # Too little was timed.
         latency = profile.latency
         if latency.follows_line:

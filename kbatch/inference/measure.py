@@ -24,7 +24,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
 from kbatch.device.worker import UnsendableError
-from kbatch.document.numbers import format_number, memory_text, pluralize
+from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.call_paths import call_paths_of, variants_of
@@ -33,15 +33,8 @@ from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_targe
 from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
-from kbatch.memory.find import MemoryPass, ascend_memory
-from kbatch.memory.probe import (
-    Probes,
-    ProcessProbes,
-    WorkerProbes,
-    WorkloadFacts,
-    weights_alone_do_not_fit,
-)
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.find import MemoryPass, memory_pass
+from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
 from kbatch.memory.workload import Workload
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.data.sample_rows import SampleRows
@@ -242,51 +235,39 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
-    records: list[MemoryRecord] = []
-    notes: list[str] = []
-    limits_bytes: list[int] = []
+    limits = {"time_budget_s": plan.time_budget_s, "say": say}
+    passes = []
     for policy, model in models.items():
-        with _probes(model, inputs, plan.memory_limit_bytes) as (probes, facts):
-            for record in ascend_memory(
-                probes,
-                plan.batch_sizes,
-                dtype_policy=policy,
-                limit_bytes=facts.limit_bytes,
-                held_bytes=facts.held_bytes,
-                time_budget_s=plan.time_budget_s,
-            ):
-                records.append(record)
-                found = record.reason or "out of memory"
-                if record.peak_bytes is not None:
-                    found = memory_text(record.peak_bytes)
-                say(f"memory of batch {record.batch_size} under {policy}: {found}")
-            notes += [note for note in facts.notes if note != inputs.note]
-            limits_bytes.append(facts.limit_bytes)
-    return MemoryPass(tuple(records), limits_bytes[0], tuple(notes))
+        with _probes(model, inputs, plan.memory_limit_bytes) as probes:
+            passes.append(memory_pass(probes, plan.batch_sizes, dtype_policy=policy, **limits))
+    records = tuple(record for one in passes for record in one.records)
+    notes = tuple(note for one in passes for note in one.notes if note != inputs.note)
+    return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
 @contextlib.contextmanager
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
-) -> Iterator[tuple[Probes, WorkloadFacts]]:
+) -> Iterator[Probes]:
     rows = SampleRows((inputs.rows,), None, inputs.note)
     workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                facts = _facts(probes, model, memory_limit_bytes)
+                _check_weights(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
                 note = _NOT_SENDABLE
             else:
-                yield probes, facts
+                yield probes
                 return
     probes = ProcessProbes(workload.start(), memory_limit_bytes, note)
-    yield probes, _facts(probes, model, memory_limit_bytes)
+    _check_weights(probes, model, memory_limit_bytes)
+    yield probes
 
 
-def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> WorkloadFacts:
+def _check_weights(probes: Probes, model: keras.Model, limit_bytes: int | None) -> None:
     try:
         facts = probes.facts
     except MemoryError as error:
@@ -296,7 +277,6 @@ def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> Workl
         raise weights_alone_do_not_fit(limit_bytes, sum(weights)) from error
     if facts.variables_bytes > facts.limit_bytes:
         raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
-    return facts
 
 
 def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:

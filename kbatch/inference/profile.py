@@ -10,7 +10,7 @@ import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Interval, calls_for_quantile
-from kbatch.analysis.line_fit import fit_line
+from kbatch.analysis.line_fit import fit_line, without_slow_rounds
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -20,7 +20,6 @@ from kbatch.analysis.scaling_curve import (
     fit_latency,
     knee_batch_size,
 )
-from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory

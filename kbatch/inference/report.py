@@ -117,7 +117,6 @@ def _unsettled(profile: InferenceProfile) -> list[str]:
 
 
 def _left_out(profile: InferenceProfile) -> list[str]:
-    """Describe what was not timed, and why: a line a call path, policy and reason."""
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for timing in profile.timings:
         if not timing.measured:
@@ -259,7 +258,6 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
 
 
 def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
-    """Offer the figures for which a profile has the data."""
     found = []
     for name, (title, height_in, compute) in figures.FIGURES.items():
         # The error tells a caller what to measure; a report leaves the figure out.

@@ -335,7 +335,6 @@ _COST_ROUNDS, _COST_S = 9, 0.02
 
 
 def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, ...]:
-    """Measure slicing in order, gathering in shuffled order, and copying to the device."""
     given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
     leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
     if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):

@@ -13,7 +13,7 @@ from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
 from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.memory.probe import Probes, Reading, limit_below_weights, no_example_fits, open_probes
+from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
     REACHED_DATA,
@@ -137,8 +137,7 @@ class _MaxBatch:
         self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
     ):
         self._facts = facts = probes.facts
-        if facts.variables_bytes > facts.limit_bytes:
-            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        check_weights(facts)
         if facts.examples == 1:
             raise InputError(
                 "The data have one example, and a second size must be tried: give more rows, or "
@@ -194,7 +193,6 @@ class _MaxBatch:
         return self._outcome(self._memory[size]) == "fits"
 
     def record(self, answer: MaxBatchAnswer) -> MaxBatchSizeResult:
-        """Write down what was found."""
         facts, free = self._facts, self._free
         if answer.batch_size is None:
             raise no_example_fits(facts, self._window, self._memory[1], self._died)
@@ -275,6 +273,34 @@ class MemoryPass(NamedTuple):
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
     notes: tuple[str, ...]  # What a reader must know.
+
+
+def memory_pass(
+    probes: Probes,
+    batch_sizes: Sequence[int],
+    *,
+    dtype_policy: str,
+    time_budget_s: float,
+    guard_share: float = GUARD_SHARE,
+    say: Callable[[str], None],
+) -> MemoryPass:
+    """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
+    facts, records = probes.facts, []
+    for record in ascend_memory(
+        probes,
+        batch_sizes,
+        dtype_policy=dtype_policy,
+        limit_bytes=facts.limit_bytes,
+        held_bytes=facts.held_bytes,
+        time_budget_s=time_budget_s,
+        guard_share=guard_share,
+    ):
+        records.append(record)
+        found = record.reason or "out of memory"
+        if record.peak_bytes is not None:
+            found = memory_text(record.peak_bytes)
+        say(f"memory of batch {record.batch_size} under {dtype_policy}: {found}")
+    return MemoryPass(tuple(records), facts.limit_bytes, facts.notes)
 
 
 def ascend_memory(

@@ -171,6 +171,13 @@ class MemoryRecord:
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(0, peak_bytes=self.peak_bytes)
 
+    @property
+    def refusal(self) -> str | None:
+        """Why the size is not to be run again; None where nothing speaks against it."""
+        if self.outcome == "out_of_memory":
+            return "memory ran out when it was probed"
+        return self.reason if self.guarded else None
+
 
 def peaks_under(dtype_policy: str, records: Iterable[MemoryRecord]) -> dict[int, int]:
     """Return the known peak memory of each batch size under a policy, in bytes."""

@@ -113,7 +113,6 @@ def _over(value: float, interval: Interval | None) -> Interval | None:
 
 
 def _rows(found: Recommendation) -> Iterator[LimitRow]:
-    """Find where each limit lies, and word it."""
 
     def row(name: str, words: str, size: float | None = None, interval: Interval | None = None):
         return LimitRow(name, size, interval, words, True, found.binding == (name,))
@@ -217,7 +216,6 @@ def _axis_sizes(info: LimitsInfo) -> list[int]:
 
 
 def _draw_rows(panel: Axes, info: LimitsInfo) -> None:
-    """Draw the sizes within a limit as a bar, its interval as a line, and what it says."""
     low, high = panel.get_xlim()
     for place, row in enumerate(info.rows):
         color = ALARM if row.binds else MUTED

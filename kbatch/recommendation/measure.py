@@ -146,7 +146,6 @@ def recommend(
 
 
 def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
-    """Return the batch sizes to choose from."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
         return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
