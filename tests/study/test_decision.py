@@ -7,7 +7,7 @@ import pytest
 from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.analysis.race import race_looks
+from kbatch.analysis.paired_runs import race_looks
 from kbatch.records.training_run import Budget, Outcomes, Target
 from kbatch.study.answer import answer
 from kbatch.study.decision import count_race_looks
