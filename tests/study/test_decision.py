@@ -337,6 +337,7 @@ def test_a_trial_on_two_devices_is_compared_by_its_metric_alone():
     study = make_study(*trials)
     assert (study.decide().batch_size, study.decide().worse) == (16, (64,))
     assert answer(study).speed == "It trained at 1,000 samples/s."
+    assert answer(make_study(trials[0])).speed == "It trained at 1,000 samples/s."
     # The best time is named, and compared with none.
     rates = Objective("samples_per_second", "max")
     timed = [dataclasses.replace(trial, objective=rates) for trial in trials]
