@@ -205,8 +205,10 @@ def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built_to_be_adjusted(
 
 def test_a_loaded_model_trains_in_the_policy_of_its_layers_and_says_so(tmp_path):
     path = tmp_path / "model.keras"
-    small_models.mlp().save(path)
-    hypermodel = kbatch.BatchSizeHyperModel(lambda: keras.models.load_model(path), (8, 16))
+    small_models.mlp(run_eagerly=True).save(path)
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: keras.models.load_model(path), (8, 16), micro_batch_size=4
+    )
     with pytest.warns(UserWarning, match="Trained in float32, not under mixed_float16"):
         found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
     assert found == [(8, "completed"), (16, "completed")]
@@ -218,6 +220,8 @@ def test_a_loaded_model_that_has_another_half_policy_is_refused_with_what_to_giv
     keras.config.set_dtype_policy("mixed_bfloat16")
     small_models.mlp().save(path)
     keras.config.set_dtype_policy(before)
-    hypermodel = kbatch.BatchSizeHyperModel(lambda: keras.models.load_model(path), (8, 16))
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: keras.models.load_model(path), (8, 16), micro_batch_size=4
+    )
     with pytest.raises(keras_tuner.errors.FatalValueError, match=r"which is loaded.*bfloat16"):
         statuses(tmp_path, hypermodel, X, Y)

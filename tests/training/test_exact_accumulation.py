@@ -374,7 +374,10 @@ def stepping(kind=Stepping, **arguments):
     return model
 
 
-@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+XLA = pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, XLA])
 def test_a_train_step_of_the_models_own(way):
     data = X[:30], Y[:30]
     whole = trained(stepping, data, micro_batch_size=None, eager=True, batch_size=30)
@@ -523,8 +526,7 @@ def tied(kind, **arguments):
     return model
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", [TiedByTemperature, TiedByTable])
+@pytest.mark.parametrize(("kind", "eager"), [(TiedByTemperature, True), (TiedByTable, False)])
 def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(kind, eager):
     """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
     data = X[:62], Y[:62]
@@ -557,7 +559,7 @@ def test_a_wrong_update_is_warned_of_although_plain_parts_add_up():
 
 
 def test_weights_that_are_not_a_number_raise_nothing():
-    model = stepping()
+    model = stepping(run_eagerly=True)
     model.second.bias.assign([np.nan] * 3)
-    in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+    in_parts(lambda: model, 16)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
     assert np.isnan(model.second.bias).all()
