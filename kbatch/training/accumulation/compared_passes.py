@@ -231,7 +231,7 @@ class OwnPasses:
     Optimizers move them by a constant times their gradients, so that moves add up as these do.
     """
 
-    def __init__(self, model: Any, batch: Any):
+    def __init__(self, model: Any, batch: Any, training_rows: int | None):
         self._model, self._state = model, KeptState(model)
         self._weights = [one for one in model.weights if "float" in one.dtype]
         self.sources: dict[str, str] = {}  # Of its loss nothing is known.
@@ -263,7 +263,7 @@ class OwnPasses:
             return functools.partial(self._moves, _traced(model, moving, spec))
 
         def in_cut_calls(data: Any) -> None:
-            with _cut_calls(len(parts_of(batch)[0])):
+            with _cut_calls(len(parts_of(batch)[0]), training_rows):
                 step(data)
 
         self.whole = pass_by(step)
@@ -327,5 +327,10 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
-def _cut_calls(rows: int) -> contextlib.AbstractContextManager[None]:
-    return CutCalls(max(1, rows // 3), fixed=False, batch_norm_once=False).installed()
+def _cut_calls(
+    rows: int, training_rows: int | None = None
+) -> contextlib.AbstractContextManager[None]:
+    cuts = CutCalls(
+        max(1, rows // 3), fixed=False, batch_norm_once=False, training_rows=training_rows
+    )
+    return cuts.installed()

@@ -102,10 +102,13 @@ class PartsCheck:
         return RunNote.of("parts_differ", found=self.text, source=self.source)
 
 
-def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsCheck:
+def check_parts(
+    model: keras.Model, rows: Any, *, exact: bool = False, training_rows: int | None = None
+) -> PartsCheck:
     """Compare batches that go through whole and in parts, in float32 and without dropout.
 
-    Parts are those of the exact mode if `exact`.
+    Parts are those of the exact mode if `exact`. `training_rows` is how many rows the batches of
+    training have, where a step sees their number as a number.
     """
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
@@ -127,7 +130,7 @@ def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsC
             policy_of_layers(halves, "float32"),
             _exact_and_eager(),
         ):
-            return _compared(model, batches, count, exact)
+            return _compared(model, batches, exact, training_rows)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), "")
@@ -135,9 +138,13 @@ def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsC
 
 
 def _compared(
-    model: keras.Model, batches: Sequence[Any], count: int, exact_parts: bool
+    model: keras.Model, batches: Sequence[Any], exact_parts: bool, training_rows: int | None
 ) -> PartsCheck:
-    passes = (Passes if user_step(model) is None else OwnPasses)(model, batches[0])
+    count = len(parts_of(batches[0])[0])
+    if user_step(model) is None:
+        passes = Passes(model, batches[0])
+    else:
+        passes = OwnPasses(model, batches[0], training_rows)
     first = passes.whole(batches[0])
     if not first.is_finite():
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
@@ -155,12 +162,13 @@ def _compared(
     of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
     difference, where = max(of_terms or differences)
     if not np.isfinite(difference):
-        reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
+        cure = "" if exact_parts else ": it may divide by 0, see `loss_denominator`"
+        reason = f"{where} is not finite on a part{cure}"
         return PartsCheck(None, None, reason, count)
     if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
     if not isinstance(passes, Passes):
-        exact = _exact_difference(passes, batches)
+        exact = None if exact_parts else _exact_difference(passes, batches)
         return PartsCheck(difference, where, None, count, exact_difference=exact)
     layer = passes.first_layer_apart(batches[0])
     if layer is None and where not in passes.sources:
@@ -168,6 +176,10 @@ def _compared(
         passes.move(passes.whole(batches[0]))
         layer = passes.first_layer_apart(batches[0])
     source = "layer" if layer else passes.sources.get(where)
+    if exact_parts:  # What is advised of a loss is the exact mode.
+        return PartsCheck(
+            difference, where, None, count, None if source == "loss" else source, layer
+        )
     exact = _exact_difference(passes, batches)
     return PartsCheck(difference, where, None, count, source, layer, exact)
 
@@ -295,7 +307,10 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if at_once > size * replica_count(model):
             most = 2 * min(_ROWS, max(size, _FEWEST_ROWS))
             exact = getattr(installed_step(model), "exact", False)
-            check = check_parts(model, each_part(lambda leaf: leaf[:most], rows), exact=exact)
+            some = each_part(lambda leaf: leaf[:most], rows)
+            # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
+            known = model.run_eagerly or name == "train_on_batch" or _has_one_length(given.get("x"))
+            check = check_parts(model, some, exact=exact, training_rows=at_once if known else None)
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
         check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)
@@ -310,6 +325,10 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     elif args and "x" in given:
         args = (given["x"], *args[1:])
     return getattr(type(model), name)(model, *args, **kwargs)
+
+
+def _has_one_length(x: Any) -> bool:
+    return is_dataset(x) and any(one.shape[0] for one in tf.nest.flatten(x.element_spec))
 
 
 def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:

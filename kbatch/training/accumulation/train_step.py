@@ -192,18 +192,25 @@ def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatch
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
         return batch  # Keras has built it, outside the replicas.
-    if not tf.executing_eagerly():
+    parts, compile_loss = parts_of(batch.leaves), compile_loss_of(model)
+    if not tf.executing_eagerly() and all(isinstance(part, tf.Tensor) for part in parts):
         build_symbolically(model, batch.leaves)
         return batch
-    # Layers that run eagerly only cannot be called on symbols: a call on one row builds them.
-    compile_loss = compile_loss_of(model)
-    if not model.built or not (compile_loss is None or compile_loss.built):
-        x, y, sample_weight = batch.part(tf.constant(0), 1)
+
+    def passed(x: Any, y: Any, sample_weight: Any) -> None:
         y_pred = forward(model, x, training=False)
         if compile_loss is not None:
             compile_loss(y, y_pred, sample_weight)
-            for tracker in compile_loss.metrics:
-                tracker.reset_state()
+
+    # Neither layers that run eagerly only nor ragged and sparse rows have symbols.
+    if not model.built or not (compile_loss is None or compile_loss.built):
+        if not tf.executing_eagerly():
+            specs = each_part(open_spec, batch.leaves)
+            tf.function(passed, autograph=False).get_concrete_function(*specs)
+            return batch
+        passed(*batch.part(0, 1))
+        for tracker in getattr(compile_loss, "metrics", ()):
+            tracker.reset_state()
     return batch
 
 
