@@ -348,7 +348,9 @@ class _CutCall:
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
             ]
             for pair in zip(expected, found, strict=True):
-                off = tf.maximum(off, _difference(*pair))
+                first, second = (tf.cast(one, tf.float32) for one in pair)
+                largest = tf.reduce_max(tf.abs(first)) + 1e-6
+                off = tf.maximum(off, tf.reduce_max(tf.abs(first - second)) / largest)
             pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
             return (
                 start + rows,
@@ -373,8 +375,6 @@ class _CutCall:
 class ExactTrainStep(AccumulatingTrainStep):
     """The train step behind `accumulate_gradients(..., exact=True)`."""
 
-    exact = True
-
     def _update(self, data: Any) -> dict[str, Any]:
         try:
             return super()._update(data)
@@ -383,15 +383,15 @@ class ExactTrainStep(AccumulatingTrainStep):
                 raise
             raise ValueError(f"{_KEPT} {str(error).partition('. ')[0][:300]}.") from error
 
-    def _by_step(self, step: Any, data: Any, size: int | tf.Variable) -> Any:
-        with self._cut_calls(size):
+    def _by_step(self, step: Any, data: Any) -> Any:
+        with self._cut_calls():
             return step(data)
 
     def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
         model = self.model
         x, y, sample_weight = batch.leaves
         with tf.GradientTape() as tape:
-            with self._cut_calls(batch.size):
+            with self._cut_calls():
                 y_pred = forward(model, x, training=True)
             if replicas_in_step() == 1:
                 loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
@@ -405,9 +405,9 @@ class ExactTrainStep(AccumulatingTrainStep):
         loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    def _cut_calls(self, size: int | tf.Variable) -> contextlib.AbstractContextManager[None]:
-        cuts = CutCalls(size, fixed=self.model.jit_compile, batch_norm_once=self.batch_norm_once)
-        return cuts.installed()
+    def _cut_calls(self) -> contextlib.AbstractContextManager[None]:
+        once = self.how.batch_norm_once
+        return CutCalls(self.size, fixed=self.model.jit_compile, batch_norm_once=once).installed()
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -499,12 +499,6 @@ def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
     kept: Any = last(*known, *sources) if known else []
     found = iter(kept)
     return [None if one is None else next(found) for one in gradients]
-
-
-def _difference(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
-    largest = tf.reduce_max(tf.abs(first)) + 1e-6
-    return tf.reduce_max(tf.abs(first - second)) / largest
 
 
 def _values_of(variables: list[Any]) -> list[tf.Tensor]:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import inspect
 import itertools
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -167,31 +166,23 @@ def _compared(
         return PartsCheck(None, None, reason, count)
     if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
-    if not isinstance(passes, Passes):
-        exact = None if exact_parts else _exact_difference(passes, batches)
-        return PartsCheck(difference, where, None, count, exact_difference=exact)
-    layer = passes.first_layer_apart(batches[0])
-    if layer is None and where not in passes.sources:
-        # A move may have taken back what the one before did, such as of a gate that was zero.
-        passes.move(passes.whole(batches[0]))
+    layer, source = None, passes.sources.get(where)
+    if isinstance(passes, Passes):
         layer = passes.first_layer_apart(batches[0])
-    source = "layer" if layer else passes.sources.get(where)
-    if exact_parts:  # What is advised of a loss is the exact mode.
-        return PartsCheck(
-            difference, where, None, count, None if source == "loss" else source, layer
-        )
-    exact = _exact_difference(passes, batches)
+        if layer is None and source is None:
+            # A move may have taken back what the one before did, such as of a gate that was zero.
+            passes.move(passes.whole(batches[0]))
+            layer = passes.first_layer_apart(batches[0])
+    source = "layer" if layer else source
+    if exact_parts and source == "loss":
+        source = None  # What is advised of it is the exact mode.
+    exact = None
+    if not exact_parts:
+        # What it raises here, it raises in training too, for whoever asks for it.
+        with contextlib.suppress(Exception):
+            exact, _ = max(_differences(passes, passes.exact, batches))
+    exact = exact if exact is not None and np.isfinite(exact) else None
     return PartsCheck(difference, where, None, count, source, layer, exact)
-
-
-def _exact_difference(passes: Passes | OwnPasses, batches: Sequence[Any]) -> float | None:
-    try:
-        pairs = [(passes.whole(one), passes.exact(one)) for one in batches]
-    # What it raises here, it raises in training too, for whoever asks for it.
-    except Exception:
-        return None
-    difference = max(_largest_difference(whole, exact)[0] for whole, exact in pairs)
-    return difference if np.isfinite(difference) else None
 
 
 def _differences(passes: Passes | OwnPasses, parts: Any, batches: Sequence[Any]) -> list[Any]:
@@ -298,19 +289,20 @@ def check_at_first_training(model: Any) -> None:
 
 
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    size = getattr(installed_step(model), "micro_batch_size", math.inf)
+    how: Any = getattr(installed_step(model), "how", None)
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     check = None
     try:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
-        if at_once > size * replica_count(model):
-            most = 2 * min(_ROWS, max(size, _FEWEST_ROWS))
-            exact = getattr(installed_step(model), "exact", False)
+        if how is not None and at_once > how.micro_batch_size * replica_count(model):
+            most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
             some = each_part(lambda leaf: leaf[:most], rows)
             # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
             known = model.run_eagerly or name == "train_on_batch" or _has_one_length(given.get("x"))
-            check = check_parts(model, some, exact=exact, training_rows=at_once if known else None)
+            check = check_parts(
+                model, some, exact=how.exact, training_rows=at_once if known else None
+            )
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
         check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)
