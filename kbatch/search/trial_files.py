@@ -258,10 +258,7 @@ def recorded_search(project: Path) -> SearchRecord | None:
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:
-    """Find the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
-
-    keras-tuner hands `fit` no trial; its own callback knows it.
-    """
+    """Find the trial of a `HyperModel.fit`: a callback of keras-tuner knows it."""
     for callback in keras.tree.flatten(callbacks or []):
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)

@@ -77,10 +77,7 @@ class TrialMicroBatch:
         return self._state is not None and self.size is not None and self.size > 1
 
     def prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
-        """Make the model train with the size, found first where none was given.
-
-        Returns the most examples that fit at once, None where that is not known.
-        """
+        """Make the model train with the size; return the most that fit at once, where known."""
         if self.size is None:
             source = self.search.data.source(data, self.model)
             with self.model.distribute_strategy.scope():
