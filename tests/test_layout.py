@@ -53,10 +53,10 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure", "update_timing"},
-    "inference": {"call_paths", "inputs", "measure", "sweep", "variants"},
+    "inference": {"call_paths", "inputs", "measure", "sweep"},
     "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
-    "recommendation": {"measure", "pilot"},
+    "recommendation": {"budget", "measure", "pilot"},
     "cli": {"demo"},
 }
 # An engine's worker imports it, and starts a process that trains.

@@ -12,6 +12,7 @@ from kbatch.analysis.goodput import (
 from kbatch.analysis.intervals import (
     Interval,
     QuantileBound,
+    Ratio,
     calls_for_quantile,
     mean_interval,
     quantile_upper_bound,
@@ -31,7 +32,6 @@ from kbatch.analysis.noise_scale import (
     noise_scale_of_epochs,
     noise_scale_of_runs,
 )
-from kbatch.analysis.ratio import Ratio
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,

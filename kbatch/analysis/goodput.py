@@ -21,25 +21,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.analysis.line_fit import Line, fit_line
-from kbatch.analysis.ratio import Ratio
 
 
 def statistical_efficiency(
     batch_size: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Compute the progress of an example relative to that at a base batch size.
+    """Compute the progress of an example relative to that at a base batch size M0.
 
-    Assumes a learning rate that suits each size. It is 1 at the base batch size and above 1 below.
+    Assumes a learning rate that suits each size. B, B_noise and M0 are in examples.
 
     >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
     0.5
-
-    Args:
-        batch_size: B, in examples.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size is not positive or the noise scale is negative or not finite.
@@ -54,17 +48,11 @@ def goodput(
 ) -> float:
     """Compute the throughput times the statistical efficiency, in examples of size M0 per second.
 
-    Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
-    are inversely proportional to it.
+    Takes the seconds of a step of B examples, and sizes in examples. Ratios of goodput between
+    batch sizes do not depend on M0; times to a target are inversely proportional to it.
 
     >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
     192.0
-
-    Args:
-        batch_size: B, in examples.
-        step_time_s: Time of a step of B examples, in seconds.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size or the time is not positive, or the noise scale is negative.

@@ -46,7 +46,7 @@ def scale_learning_rate(
     noise_scale: float | None = None,
     adaptive: bool = False,
 ) -> float:
-    """Scale a learning rate from one batch size to another.
+    """Scale a learning rate from one batch size to another, in examples.
 
     Example:
 
@@ -55,15 +55,11 @@ def scale_learning_rate(
 
     Args:
         learning_rate: Learning rate that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
-        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale) or
-            `None` (left as it is).
+        batch_size: Batch size to scale to.
+        base_batch_size: Batch size that `learning_rate` was chosen for.
+        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either) or None (left as it is).
         noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
         adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
-
-    Returns:
-        The scaled learning rate.
 
     Raises:
         ValueError: If the rule is unknown, a batch size is not positive, or the rule is
@@ -225,10 +221,10 @@ def learning_rate_scaling(
 
     Args:
         learning_rate: Learning rate that suits `base_batch_size`.
-        beta_2: Decay of the second moment that suits it, for an Adam-like optimizer; None for SGD.
+        beta_2: Decay of the second moment that suits it; None for SGD.
         batch_size: Batch size to scale to, in examples.
         base_batch_size: Batch size that they were chosen for, in examples.
-        rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves the learning rate as it is.
+        rule: As in `scale_learning_rate`.
         noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
         adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
         weight_decay: Weight decay that suits it; None without one.

@@ -239,7 +239,6 @@ class _Mixture(NamedTuple):
         return means, _NORMAL_975 * np.sqrt(self.weights @ spread)
 
     def medians(self) -> np.ndarray:
-        """Return the typical cost of each size."""
         return self.start_cost + np.exp(self.weights @ self.means) * self.update_costs
 
     def chances(self, cost: float) -> np.ndarray:

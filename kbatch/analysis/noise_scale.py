@@ -34,8 +34,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.analysis.ratio import ratio_of_means
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_of_means
 
 # A correlation of neighbours that is estimated as larger is not told from 1.
 _MOST_CORRELATED = 0.95
@@ -68,7 +67,8 @@ def gradient_noise_scale(
     """Estimate the gradient noise scale from the squared norms of accumulated updates.
 
     It grows during training: give the steps of the late half, or of stretches one by one.
-    Steps with a norm that is not finite and steps of a single micro-batch are skipped.
+    Steps with a norm that is not finite and steps of a single micro-batch are skipped. Unresolved
+    for fewer than three steps.
 
     Example:
 
@@ -81,9 +81,6 @@ def gradient_noise_scale(
         batch_sq_norms: M of every step, the squared norm of its gradient before clipping.
         batch_size: N, the examples behind a step: one number or one a step.
         accumulation_steps: K, the micro-batches of a step: one number or one a step.
-
-    Returns:
-        The noise scale, unresolved for fewer than three steps.
 
     Raises:
         ValueError: If the shapes differ, no step was split, or numbers contradict each other.

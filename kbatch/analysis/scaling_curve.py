@@ -23,9 +23,8 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval, t_quantile
+from kbatch.analysis.intervals import Interval, Ratio, t_quantile
 from kbatch.analysis.line_fit import Line, check_measurements, fit_line
-from kbatch.analysis.ratio import Ratio
 
 
 @dataclasses.dataclass(frozen=True)

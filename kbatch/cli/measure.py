@@ -127,8 +127,7 @@ def _run_input(options: argparse.Namespace) -> None:
     console = starting_console()
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-    from kbatch.input_pipeline.figure import plot_input_pipeline
-    from kbatch.input_pipeline.report import input_section
+    from kbatch.input_pipeline.report import input_section, plot_input_pipeline
     from kbatch.plotting.saving import save_figure
 
     build, data = named_build(options.build), named_data(options.data)

@@ -9,6 +9,11 @@ class Cell(NamedTuple):
     sort_key: float | None = None  # None to sort by the text, or for a missing value.
     marks: tuple[str, ...] = ()  # Of the notes that concern it.
 
+    def brief(self, missing: bool) -> "Cell":
+        """Return the number without its spread and, if `missing`, "n/a" without its reason."""
+        cut = self.sort_key is not None or (missing and self.text.startswith("n/a ("))
+        return self._replace(text=self.text.partition(" (")[0]) if cut else self
+
 
 class Column(NamedTuple):
     title: str  # With the unit.
@@ -42,7 +47,5 @@ class Table(NamedTuple):
 
     def select(self, places: Sequence[int]) -> "Table":
         """Return the table with some of its columns."""
-        columns = tuple(self.columns[i] for i in places)
-        cells = (tuple(row.cells[i] for i in places) for row in self.rows)
-        rows = (row._replace(cells=each) for row, each in zip(self.rows, cells, strict=True))
-        return self._replace(columns=columns, rows=tuple(rows))
+        rows = (row._replace(cells=tuple(row.cells[i] for i in places)) for row in self.rows)
+        return self._replace(columns=tuple(self.columns[i] for i in places), rows=tuple(rows))

@@ -103,7 +103,6 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
 
 
 def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
-    """Return the fitted line from the smallest to the largest size that was timed."""
     with contextlib.suppress(ValueError):  # Too little was timed.
         latency = profile.latency
         if latency.follows_line:
@@ -171,8 +170,6 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     path answers (knee, efficient, fastest) are marked, sizes that ran out of memory stand at the
     bottom edge.
 
-    Example:
-
     >>> kbatch.plot_inference_throughput(profile).figure.savefig("throughput.png")
 
     Args:
@@ -208,14 +205,9 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. Targets that were checked are vertical lines.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
-    Raises:
-        ValueError: If nothing was timed.
+    bought. Targets that were checked are vertical lines. The arguments are those of
+    `plot_inference_throughput`, as for the figures below; a `ValueError` says that nothing was
+    timed.
     """
     info = inference_info(profile)
     (panel,) = canvas.panels(ax, FIGURES["operating_curve"][1])
@@ -277,12 +269,8 @@ def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
 def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot how many times as fast as the first call path each other one is, by batch size.
 
-    Args:
-        profile: A profile with several call paths or policies.
-        ax: Axes to draw on; a new figure if None.
-
     Raises:
-        ValueError: If there is nothing to compare, with what to measure.
+        ValueError: If there are no other call paths or policies, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     panel = _panel(profile, "paths", ax, [ratio.batch_size for ratio in ratios])
@@ -345,10 +333,6 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
 def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
 
-    Args:
-        profile: A profile whose memory was measured.
-        ax: Axes to draw on; a new figure if None.
-
     Raises:
         ValueError: If no memory was measured.
     """
@@ -396,10 +380,6 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     """Plot upper bounds of the latency's quantiles by batch size, for the first call path.
 
     A quantile is shown where enough calls were made; elsewhere the figure says how many it lacks.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
 
     Raises:
         ValueError: If there are no single calls.
@@ -449,10 +429,6 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
     A few rounds far beyond the others are triangles at the edge; the caption names the farthest.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
 
     Raises:
         ValueError: If nothing was timed on the first call path.

@@ -55,7 +55,6 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
 
 
 def _check_form(x: Any) -> None:
-    """Check that data are arrays or a dataset of dense tensors."""
     if is_dataset(x):
         spec: Any = x.element_spec
         # The targets, which a prediction does not need, may be whatever they are.

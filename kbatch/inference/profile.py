@@ -10,7 +10,7 @@ import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Interval, calls_for_quantile
-from kbatch.analysis.line_fit import fit_line
+from kbatch.analysis.line_fit import fit_line, without_slow_rounds
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -20,7 +20,6 @@ from kbatch.analysis.scaling_curve import (
     fit_latency,
     knee_batch_size,
 )
-from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
@@ -73,39 +72,29 @@ class InferenceProfile(SavedRecord, ShownRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They
-    raise `ValueError` where too little was measured.
+    raise `ValueError` where too little was measured, or the noise hides the answer.
 
     Example:
 
     >>> profile = kbatch.InferenceProfile.load("profile.json")
     >>> profile.select(call_path="xla").batch_for(latency_ms=20, quantile=0.99).batch_size
-
-    Attributes:
-        model_name: The model's name.
-        quantile: The quantile for which calls were counted, in (0, 1).
-        timings: What was timed, by path, policy and batch size.
-        memory: What was measured of the memory of `model.predict`, by policy and batch size; five
-            batches were run of each.
-        memory_limit_bytes: Memory that the probes could take, None where none were made.
-        output_changes: How outputs differ from those in float32.
-        twin: The A/A test, None where time did not suffice.
-        checks: Checks of latency targets by fresh calls.
-        notes: What a reader of the figures must know.
-        environment: The machine, None if it was not recorded.
-        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
-            them; empty where none is read.
     """
 
-    model_name: str
-    quantile: float
-    timings: tuple[TimingRecord, ...]
+    model_name: str  #: The model's name.
+    quantile: float  #: The quantile for which calls were counted, in (0, 1).
+    timings: tuple[TimingRecord, ...]  #: What was timed, by path, policy and batch size.
+    #: What was measured of the memory of `model.predict`, by policy and batch size; five batches
+    #: were run of each.
     memory: tuple[MemoryRecord, ...] = ()
+    #: Memory that the probes could take, None where none were made.
     memory_limit_bytes: int | None = None
-    output_changes: tuple[OutputChange, ...] = ()
-    twin: TwinRecord | None = None
-    checks: tuple[TargetCheck, ...] = ()
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
+    output_changes: tuple[OutputChange, ...] = ()  #: How outputs differ from those in float32.
+    twin: TwinRecord | None = None  #: The A/A test, None where time did not suffice.
+    checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+    #: What the timing took of each GPU, with its power cap, its clocks and what lowered them; empty
+    #: where none is read.
     gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self):
@@ -138,10 +127,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def latency(self) -> Latency:
-        """The fit of the time of a batch.
-
-        Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
-        told apart, so that the fit is that of the model.
+        """The fit of the time of a batch, without blocks that a neighbour on the machine slowed.
 
         Raises:
             ValueError: If too little was measured.
@@ -169,29 +155,17 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size of the largest throughput over latency.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The batch size of the largest throughput over latency."""
         return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The smallest batch size with 90 % of the peak throughput."""
         return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
-        """The measured batch size of the largest throughput.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The measured batch size of the largest throughput."""
         return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
@@ -285,13 +259,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency.
+        """Fit a quantile of the latency, in (0, 1).
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
         each long enough to show the quantile, and each gives one value.
-
-        Args:
-            quantile: Which quantile, in (0, 1).
 
         Raises:
             ValueError: If fewer than two sizes have the calls that it needs, or the path is bulk
@@ -303,8 +274,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
         self, *, call_path: str | None = None, dtype_policy: str | None = None
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
-
-        The A/A test goes with the path and policy that it was made with.
 
         Raises:
             ValueError: If the profile holds none such.

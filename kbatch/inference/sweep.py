@@ -230,10 +230,8 @@ class InferenceSweep:
         reason = path.reason_not_to_run(setting.batch_size, self.plan.bulk_examples)
         if reason is not None:
             return reason
-        if memory is not None and memory.outcome == "out_of_memory":
-            return "memory ran out when it was probed"
-        if memory is not None and memory.guarded:
-            return memory.reason
+        if memory is not None and memory.refusal:
+            return memory.refusal
         if len(self.rounds.warm_ups) >= _FEWEST_SETTINGS and self.rounds.late(_SHARE_TO_WARM_UP):
             return "half of the time budget was spent on preparing and warming up others"
         return None
@@ -271,7 +269,6 @@ class InferenceSweep:
         return call_s * setting.batch_size / self._examples(setting)
 
     def _timed(self, series: Series) -> list[Setting]:
-        """Return the settings of a call path and policy so far."""
         return [setting for setting in self.rounds.warm_ups if setting[:2] == series]
 
     def _examples(self, setting: Setting) -> int:

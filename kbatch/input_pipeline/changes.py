@@ -257,7 +257,6 @@ def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: fl
 
 
 def _cached(pipeline: Pipeline, *, budget_bytes: int, budget_s: float) -> Change | str:
-    """Return the change with its cache filled, or the reason why there is none."""
     everything = all_stages(pipeline.dataset)
     if any(kind_of(s) == "Cache" or has_operation(s, "CacheDataset") for s in everything):
         return "the pipeline has a cache already"

@@ -30,9 +30,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, t_quantile
+from kbatch.analysis.intervals import (
+    Interval,
+    Ratio,
+    RoundEstimate,
+    over_rounds,
+    ratio_of_estimates,
+    t_quantile,
+)
 from kbatch.analysis.line_fit import StepTime, fit_step_time
-from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
 CLOSEST_RATIO = 1.05

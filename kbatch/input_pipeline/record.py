@@ -183,46 +183,30 @@ SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
 
 @dataclasses.dataclass(frozen=True)
 class InputPipelineProfile(SavedRecord, ShownRecord):
-    """What limits training: the input pipeline or the train step.
+    """What limits training: the input pipeline or the train step."""
 
-    Attributes:
-        source: One of `SOURCES`.
-        batch_size: Examples in the batch of the train step.
-        pipeline: The pipeline alone.
-        step: The train step alone, on some of the batches read, held on the device.
-        together: Training: both together.
-        smaller_steps: The train step alone on smaller batches, the largest first; none for a
-            batch of one example.
-        first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
-        timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
-        remedies: Changes to the pipeline that were tried.
-        untried: Changes that were not tried.
-        costs: What slicing and copying cost, for arrays.
-        notes: What a reader of the numbers must know.
-        dtype_policy: Dtype policy of the model.
-        budget_s: Seconds that the measurement was given.
-        environment: The machine and the software.
-        long_run: One long reading of the pipeline alone; None where the rounds count whole epochs.
-        together_comparable: Whether both together had batches like those of pipeline and step
-            alone, counted in the same way; None if unknown.
-    """
-
-    source: str
-    batch_size: int
-    pipeline: RateRecord
-    step: RateRecord
-    together: RateRecord
+    source: str  #: One of `SOURCES`.
+    batch_size: int  #: Examples in the batch of the train step.
+    pipeline: RateRecord  #: The pipeline alone.
+    step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
+    together: RateRecord  #: Training: both together.
+    #: The train step alone on smaller batches, the largest first; none for a batch of one example.
     smaller_steps: tuple[SmallerStepRecord, ...]
+    #: Seconds from the start of the pipeline to its first batch, each time.
     first_batch_s: tuple[float, ...]
+    #: Consecutive steps of training, a second of them, fewer on a smaller budget.
     timeline: tuple[StepSpan, ...]
-    remedies: tuple[RemedyRecord, ...]
-    untried: tuple[UntriedRecord, ...]
-    costs: tuple[CostRecord, ...]
-    notes: tuple[str, ...]
-    dtype_policy: str
-    budget_s: float
-    environment: EnvironmentRecord
+    remedies: tuple[RemedyRecord, ...]  #: Changes to the pipeline that were tried.
+    untried: tuple[UntriedRecord, ...]  #: Changes that were not tried.
+    costs: tuple[CostRecord, ...]  #: What slicing and copying cost, for arrays.
+    notes: tuple[str, ...]  #: What a reader of the numbers must know.
+    dtype_policy: str  #: Dtype policy of the model.
+    budget_s: float  #: Seconds that the measurement was given.
+    environment: EnvironmentRecord  #: The machine and the software.
+    #: One long reading of the pipeline alone; None where the rounds count whole epochs.
     long_run: LongRunRecord | None = None
+    #: Whether both together had batches like those of pipeline and step alone, counted in the same
+    #: way; None if unknown.
     together_comparable: bool | None = None
 
     def __post_init__(self):

@@ -330,22 +330,22 @@ def _refusal_with_bytes(
                 death(error) or death(refusal),
             )
         facts = facts._replace(limit_bytes=limit_bytes or facts.limit_bytes)
-        if facts.variables_bytes > facts.limit_bytes:
-            return limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        check_weights(facts)
         one = probes.read(1)
         return no_example_fits(facts, memory_window, one.peak_bytes, one.died or death(refusal))
 
 
-def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
-    """Describe that not even the weights fit."""
-    return _refusal(
-        "The memory limit is below the weights of the model, with what the optimizer keeps of "
-        "them: give a larger `memory_limit_bytes` or a smaller model. "
-        f"Received: a limit of {memory_text(limit_bytes)}, weights of "
-        f"{memory_text(variables_bytes)}.",
-        variables_bytes,
-        limit_bytes,
-    )
+def check_weights(facts: WorkloadFacts) -> None:
+    """Check that at least the weights fit."""
+    if facts.variables_bytes > facts.limit_bytes:
+        raise _refusal(
+            "The memory limit is below the weights of the model, with what the optimizer keeps of "
+            "them: give a larger `memory_limit_bytes` or a smaller model. "
+            f"Received: a limit of {memory_text(facts.limit_bytes)}, weights of "
+            f"{memory_text(facts.variables_bytes)}.",
+            facts.variables_bytes,
+            facts.limit_bytes,
+        )
 
 
 def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> OutOfMemoryError:

@@ -49,43 +49,26 @@ class ProbeRecord:
 
 @dataclasses.dataclass(frozen=True)
 class MaxBatchSizeResult(SavedRecord, ShownRecord):
-    """The largest batch size whose memory lies in the window, and how it was found.
+    """The largest batch size whose memory lies in the window, and how it was found."""
 
-    Attributes:
-        max_batch_size: The size, in examples. It was run.
-        reason: Why it is this one.
-        in_window: Whether its memory lies in the window.
-        limit_bytes: Memory of the device that TensorFlow could take.
-        memory_window: Lower and upper share of the limit that was aimed at.
-        training: Whether train steps were run, or predictions.
-        device: TensorFlow's name of the device.
-        dtype_policy: Policy of the model.
-        weights_bytes: Bytes of the model's variables, those of the optimizer included.
-        probes: All runs, in order.
-        requested_block_bytes: What the last allocation that failed asked for in one piece, None
-            if none failed or the allocator did not tell.
-        free_bytes: What was free then.
-        largest_free_block_bytes: The largest piece of it.
-        notes: What a reader of the figures must know.
-        environment: The machine.
-        other_processes: Who held memory of the GPU beside it, when it was found.
-    """
-
-    max_batch_size: int
-    reason: str
-    in_window: bool
-    limit_bytes: int
-    memory_window: tuple[float, ...]
-    training: bool
-    device: str
-    dtype_policy: str
-    weights_bytes: int
-    probes: tuple[ProbeRecord, ...]
+    max_batch_size: int  #: The size, in examples. It was run.
+    reason: str  #: Why it is this one.
+    in_window: bool  #: Whether its memory lies in the window.
+    limit_bytes: int  #: Memory of the device that TensorFlow could take.
+    memory_window: tuple[float, ...]  #: Lower and upper share of the limit that was aimed at.
+    training: bool  #: Whether train steps were run, or predictions.
+    device: str  #: TensorFlow's name of the device.
+    dtype_policy: str  #: Policy of the model.
+    weights_bytes: int  #: Bytes of the model's variables, those of the optimizer included.
+    probes: tuple[ProbeRecord, ...]  #: All runs, in order.
+    #: What the last allocation that failed asked for in one piece, None if none failed or the
+    #: allocator did not tell.
     requested_block_bytes: int | None = None
-    free_bytes: int | None = None
-    largest_free_block_bytes: int | None = None
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
+    free_bytes: int | None = None  #: What was free then.
+    largest_free_block_bytes: int | None = None  #: The largest piece of it.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine.
+    #: Who held memory of the GPU beside it, when it was found.
     other_processes: tuple[GpuProcess, ...] = ()
 
     def __post_init__(self):
@@ -187,6 +170,13 @@ class MemoryRecord:
         check_choice(MEMORY_OUTCOMES, outcome=self.outcome)
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(0, peak_bytes=self.peak_bytes)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the size is not to be run again; None where nothing speaks against it."""
+        if self.outcome == "out_of_memory":
+            return "memory ran out when it was probed"
+        return self.reason if self.guarded else None
 
 
 def peaks_under(dtype_policy: str, records: Iterable[MemoryRecord]) -> dict[int, int]:

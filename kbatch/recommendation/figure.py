@@ -113,7 +113,6 @@ def _over(value: float, interval: Interval | None) -> Interval | None:
 
 
 def _rows(found: Recommendation) -> Iterator[LimitRow]:
-    """Find where each limit lies, and word it."""
 
     def row(name: str, words: str, size: float | None = None, interval: Interval | None = None):
         return LimitRow(name, size, interval, words, True, found.binding == (name,))
@@ -166,17 +165,13 @@ def _rows(found: Recommendation) -> Iterator[LimitRow]:
 def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, above the four limits.
 
-    Example:
-
     >>> recommendation = kbatch.recommend(build, x, y)
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
         recommendation: What `kbatch.recommend` returned.
-        ax: Axes whose place the two panels take; a new figure if None.
-
-    Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
+        ax: Axes whose place the two panels take; a new figure if None. The upper one is returned,
+            whose label describes the figure in sentences.
     """
     info = limits_info(recommendation)
     # In a narrow figure what a limit says takes two lines.
@@ -221,7 +216,6 @@ def _axis_sizes(info: LimitsInfo) -> list[int]:
 
 
 def _draw_rows(panel: Axes, info: LimitsInfo) -> None:
-    """Draw the sizes within a limit as a bar, its interval as a line, and what it says."""
     low, high = panel.get_xlim()
     for place, row in enumerate(info.rows):
         color = ALARM if row.binds else MUTED

@@ -224,7 +224,6 @@ class _StretchWatch(keras.callbacks.Callback):
         self._looks_s: list[float] = []
 
     def fit(self, model: Any, batches: Batches) -> None:
-        """Train."""
         self._held_out[:] = batches.validation_data or ()
         scale_late_layers(model, batches.dataset)
         self._before = updates_made(model)

@@ -39,52 +39,37 @@ _NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(SavedRecord, ShownRecord):
-    """The limits of the batch size, which of them binds, and the sizes to use.
+    """The limits of the batch size, which of them binds, and the sizes to use."""
 
-    Attributes:
-        model_name: Name of the model.
-        optimizer: Class name of the optimizer, without the loss-scale wrapper.
-        dtype_policy: Policy of the model.
-        base_batch_size: Batch size that the model's own learning rate suits, in examples.
-        base_learning_rate: That learning rate, at the first update; None where it is no scalar.
-        scheduled: Whether a schedule gives it.
-        learning_rate_rule: `"linear"`, `"sqrt"` or None: how it follows the batch size.
-        examples: Training examples, None where the data do not tell.
-        timings: The updates that were timed, all in the same shuffled rounds.
-        memory: The search for the largest batch that fits, None where there was none.
-        pilot: The training that measured the gradient noise scale, None where there was none.
-        pipeline: What the input pipeline delivers, at one batch size; None where not measured.
-        unknown: Why a limit, one of `kbatch.recommendation.limits.LIMITS`, was not measured, and
-            why no further one of `OTHER_SIZES` was trained.
-        durations_s: Seconds that each of these measurements took, by its name.
-        budget_s: Seconds that it was given.
-        notes: What a reader of the numbers must know.
-        environment: The machine and the software.
-        checks: Short trainings at other sizes, to the loss that the pilot reached.
-        fit_times: What `fit` takes at one or two batch sizes.
-        decision: The answer, which page, table and figure show; in a file without one, the answer
-            of the version that wrote it.
-    """
-
-    model_name: str
-    optimizer: str
-    dtype_policy: str
-    base_batch_size: int
+    model_name: str  #: Name of the model.
+    optimizer: str  #: Class name of the optimizer, without the loss-scale wrapper.
+    dtype_policy: str  #: Policy of the model.
+    base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
+    #: That learning rate, at the first update; None where it is no scalar.
     base_learning_rate: float | None
-    scheduled: bool
-    learning_rate_rule: str | None
-    examples: int | None
+    scheduled: bool  #: Whether a schedule gives it.
+    learning_rate_rule: str | None  #: `"linear"`, `"sqrt"` or None: how it follows the batch size.
+    examples: int | None  #: Training examples, None where the data do not tell.
+    #: The updates that were timed, all in the same shuffled rounds.
     timings: tuple[TimedRounds, ...]
+    #: The search for the largest batch that fits, None where there was none.
     memory: MaxBatchSizeResult | None
+    #: The training that measured the gradient noise scale, None where there was none.
     pilot: PilotRecord | None
+    #: What the input pipeline delivers, at one batch size; None where not measured.
     pipeline: InputPipelineProfile | None
+    #: Why a limit, one of `kbatch.recommendation.limits.LIMITS`, was not measured, and why no
+    #: further one of `OTHER_SIZES` was trained.
     unknown: Mapping[str, str]
-    durations_s: Mapping[str, float]
-    budget_s: float
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
+    durations_s: Mapping[str, float]  #: Seconds that each of these measurements took, by its name.
+    budget_s: float  #: Seconds that it was given.
+    notes: tuple[str, ...] = ()  #: What a reader of the numbers must know.
+    environment: EnvironmentRecord | None = None  #: The machine and the software.
+    #: Short trainings at other sizes, to the loss that the pilot reached.
     checks: tuple[SizeCheck, ...] = ()
-    fit_times: tuple[FitTime, ...] = ()
+    fit_times: tuple[FitTime, ...] = ()  #: What `fit` takes at one or two batch sizes.
+    #: The answer, which page, table and figure show; in a file without one, the answer of the
+    #: version that wrote it.
     decision: BatchDecision = _NO_ANSWER
 
     def __post_init__(self):

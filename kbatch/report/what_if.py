@@ -287,7 +287,10 @@ def _of_study(study: Study) -> WhatIf | None:
             known.append(_Known(f"{name} to {target.target_text}", write, costs))
         if target.fit is not None and target.fit.holds is not False:
             line, sure = target.fit.line, target.fit.holds is True
-            fit = lambda size: Reading(line(1 / size), line.interval_at(1 / size))  # noqa: E731
+
+            def fit(size: float) -> Reading:
+                return Reading(line(1 / size), line.interval_at(1 / size))
+
             known[-1] = known[-1]._replace(fit=fit, extrapolates=sure)
     decided = study.decide().trial
     answer = decided.batch_size if decided else min(trials)

@@ -39,7 +39,7 @@ from kbatch.training.dtype_policy import (
     loss_scaled,
 )
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
-from kbatch.training.model import check_model
+from kbatch.training.model import check_trainable
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
@@ -224,7 +224,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 )
             return model
         with _ending_the_search(TypeError, ValueError):
-            check_model(model)
+            check_trainable(model)
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
         if self._first is None and not self.fallback.note:
             self._first = (dict(hp.values), model_facts(model))

@@ -17,7 +17,7 @@ from kbatch.analysis.joint_search import (
     next_pair,
 )
 from kbatch.analysis.next_size import best_run, next_size, untried
-from kbatch.analysis.race import LOOKS, RaceState, race
+from kbatch.analysis.paired_runs import LOOKS, RaceState, race
 from kbatch.document.numbers import join_words, percent
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES

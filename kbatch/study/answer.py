@@ -157,7 +157,7 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
     near = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
-    if len(completed) > 1 and len(near) < 2:
+    if len(near) < min(2, len(completed)):
         return f"It trained at {format_number(rate)} samples/s."
     among = [trial for trial in near if trial.batch_size in found.tied] or near
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)

@@ -16,8 +16,14 @@ import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
-from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
-from kbatch.analysis.race import first_executions, race_looks
+from kbatch.analysis.paired_runs import (
+    DEFAULT_CONFIDENCE,
+    Candidate,
+    Verdict,
+    first_executions,
+    judge,
+    race_looks,
+)
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, is_fraction, metric_words

@@ -15,8 +15,8 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.memory.find import MemoryPass, ascend_memory, data_source
-from kbatch.memory.probe import limit_below_weights, open_probes
+from kbatch.memory.find import MemoryPass, data_source, memory_pass
+from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.memory.workload import Run, Workload
@@ -66,11 +66,8 @@ def profile_training(
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
-        build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
-        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
-            function `batch_size -> tf.data.Dataset`. A few rows are used, repeated into batches.
+        build: As in `find_max_batch_size`.
+        x: As there; a few rows are used, repeated into batches.
         y: Targets of arrays.
         batch_sizes: Micro-batch sizes in ascending order. None for powers of two as far as data,
             memory and time allow, up to 4096, or 65536 while throughput grows and memory suffices.
@@ -80,13 +77,9 @@ def profile_training(
             process are not counted, and memory may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a size that
             needs too much.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
-            a CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         seed: Seed of the order within rounds.
         on_progress: Receives progress messages.
-
-    Returns:
-        The profile.
 
     Raises:
         InputError: If the data cannot be batched, the time is not positive, or the model is spread
@@ -200,7 +193,6 @@ def _measure_memory(
     time_budget_s: float,
     say: Callable[[str], None],
 ) -> MemoryPass:
-    """Run train steps of each size in a worker process, which may die of sizes that were chosen."""
     with open_probes(
         workload,
         memory_limit_bytes=limit_bytes,
@@ -208,22 +200,15 @@ def _measure_memory(
         model=lambda: start().model,
     ) as probes:
         facts = probes.facts
-        records: list[MemoryRecord] = []
-        if facts.variables_bytes > facts.limit_bytes:
-            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
-        for record in ascend_memory(
+        check_weights(facts)
+        return memory_pass(
             probes,
             sizes.up_to(facts.examples),
             dtype_policy=facts.dtype_policy,
-            limit_bytes=facts.limit_bytes,
-            held_bytes=facts.held_bytes,
             time_budget_s=time_budget_s,
             guard_share=math.inf if sizes.chosen and probes.isolated else _WINDOW[1],
-        ):
-            records.append(record)
-            known = None if record.peak_bytes is None else memory_text(record.peak_bytes)
-            say(f"micro-batch {record.batch_size}: {known or record.reason or 'out of memory'}")
-        return MemoryPass(tuple(records), facts.limit_bytes, facts.notes)
+            say=say,
+        )
 
 
 def _warm_up(
@@ -254,12 +239,8 @@ def _warm_up(
 
 
 def _reason_not_to_run(record: MemoryRecord | None, limit_bytes: int) -> str | None:
-    if record is None:
-        return None
-    if record.outcome == "out_of_memory":
-        return "memory ran out when it was probed"
-    if record.guarded:
-        return record.reason
+    if record is None or record.refusal:
+        return record and record.refusal
     # Where the time for the memory did not suffice, the line through smaller sizes tells.
     needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
     if needed is None or needed <= _WINDOW[1] * limit_bytes:

@@ -5,9 +5,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval, median_interval
+from kbatch.analysis.intervals import Interval, Ratio, median_interval
 from kbatch.analysis.line_fit import StepTime
-from kbatch.analysis.ratio import Ratio
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -133,28 +132,19 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
     >>> profile = kbatch.TrainingProfile.load("profile.json")
     >>> profile.efficient.batch_size, profile.fastest.batch_size
-
-    Attributes:
-        model_name: The model's name.
-        dtype_policy: Policy of the model.
-        jit_compile: Whether XLA compiles the train step.
-        points: One a micro-batch size, ascending.
-        memory_limit_bytes: Memory that the probes could take, None where none were made.
-        duration_s: Seconds that the measurement took.
-        notes: What a reader of the figures must know.
-        environment: The machine, None if it was not recorded.
-        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
-            them; empty where none is read.
     """
 
-    model_name: str
-    dtype_policy: str
-    jit_compile: bool
-    points: tuple[TrainingPoint, ...]
+    model_name: str  #: The model's name.
+    dtype_policy: str  #: Policy of the model.
+    jit_compile: bool  #: Whether XLA compiles the train step.
+    points: tuple[TrainingPoint, ...]  #: One a micro-batch size, ascending.
+    #: Memory that the probes could take, None where none were made.
     memory_limit_bytes: int | None = None
-    duration_s: float | None = None
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
+    duration_s: float | None = None  #: Seconds that the measurement took.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+    #: What the timing took of each GPU, with its power cap, its clocks and what lowered them; empty
+    #: where none is read.
     gpus: tuple[GpuUsage, ...] = ()
 
     def __post_init__(self) -> None:

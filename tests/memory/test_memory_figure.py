@@ -2,8 +2,8 @@ import pytest
 from figure_studies import max_batch_result
 from matplotlib.colors import to_hex
 
-from kbatch.memory.figure import memory_info, plot_memory
 from kbatch.memory.record import ProbeRecord
+from kbatch.memory.report import memory_info, plot_memory
 from kbatch.plotting.palette import ALARM
 
 GIB = 2**30

@@ -1,6 +1,5 @@
 """The figure of the ranked trials: a table, and beside it the objective with its interval."""
 
-import re
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -73,24 +72,25 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     ranked = ranked_trials(study)
     shown, hidden = ranked[:most], ranked[most:]
     table = trial_table(study)
-    texts = {row.key: dict(zip(table.headers, row.texts, strict=True)) for row in table.rows}
-    numeric = {column.title: column.numeric for column in table.columns}
+    cells_of = {row.key: dict(zip(table.headers, row.cells, strict=True)) for row in table.rows}
     titles = ["Batch size", *names.hyperparameters, *["Policy"] * names.several_policies]
     titles += ["Samples/s", "Learning rate", "Micro-batch"]  # The most telling ones first.
     columns: list[RankedColumn] = []
     for title in titles:
+        found = [cells_of[trial.trial_id][title] for trial in shown]
         # Spreads and reasons stand in the report.
-        cells = [_short(re.split(r" [(±]", texts[t.trial_id][title])[0]) for t in shown]
-        column = RankedColumn(_short(title.removesuffix(" size")), numeric[title], cells)
+        cells = [_short(cell.brief(missing=True).text.partition(" ±")[0]) for cell in found]
+        numeric = all(cell.sort_key is not None or cell.text.startswith("n/a") for cell in found)
+        column = RankedColumn(_short(title.removesuffix(" size")), numeric, cells)
         if _GAP + column.width <= characters or not columns:
             columns.append(column)
             characters -= _GAP + column.width
-    notes, found = [], spreads(study.trials)
-    if found.intervals:
+    notes, spread = [], spreads(study.trials)
+    if spread.intervals:
         notes.append(BARS)
-    elif found.pairs:
+    elif spread.pairs:
         notes.append(PAIRS)
-    elif found.single:
+    elif spread.single:
         notes.append("One execution a trial, no bars: whether the order would repeat is not known.")
     if hidden:
         failed = sum(trial.status != "completed" for trial in hidden)
