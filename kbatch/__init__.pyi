@@ -15,12 +15,12 @@ from kbatch.inference.figures import plot_inference_tails as plot_inference_tail
 from kbatch.inference.figures import plot_inference_throughput as plot_inference_throughput
 from kbatch.inference.measure import profile_inference as profile_inference
 from kbatch.inference.profile import InferenceProfile as InferenceProfile
-from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipeline
 from kbatch.input_pipeline.measure import profile_input_pipeline as profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile as InputPipelineProfile
-from kbatch.memory.report import plot_memory as plot_memory
+from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipeline
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
 from kbatch.memory.record import MaxBatchSizeResult as MaxBatchSizeResult
+from kbatch.memory.report import plot_memory as plot_memory
 from kbatch.recommendation.figure import plot_limits as plot_limits
 from kbatch.recommendation.measure import recommend as recommend
 from kbatch.recommendation.record import Recommendation as Recommendation
@@ -39,9 +39,9 @@ from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study
 from kbatch.study.study import load_study as load_study
-from kbatch.throughput.report import plot_training_profile as plot_training_profile
 from kbatch.throughput.measure import profile_training as profile_training
 from kbatch.throughput.record import TrainingProfile as TrainingProfile
+from kbatch.throughput.report import plot_training_profile as plot_training_profile
 from kbatch.training.accumulation import accumulate_gradients as accumulate_gradients
 from kbatch.training.callbacks import ExampleBudget as ExampleBudget
 from kbatch.training.callbacks import StopAtTarget as StopAtTarget

@@ -203,7 +203,7 @@ class Study(ShownRecord):
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The objective if it tells how well a model learned, else a validation metric that does."""
+        """The objective if it shows what a model learned, else a validation metric that does."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.objective and self.objective.or_quality(names)
 
