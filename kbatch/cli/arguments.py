@@ -181,9 +181,9 @@ def starting_console() -> "Console":
     """Return the console of a command, which says first that TensorFlow starts."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_LOG_WIDTH)
+        console = Console(width=_LOG_WIDTH, emoji=False)
     say(console, "Starting TensorFlow ...")
     return console
 
