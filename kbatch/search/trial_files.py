@@ -145,11 +145,7 @@ class TrialFiles:
                 batch_size=batch_size,
                 micro_batch_size=None if micro_batch_size == "auto" else micro_batch_size,
                 dtype_policy=hp.values.get("dtype_policy", hypermodel.dtype_policies[0]),
-                optimizer=None,
-                loss_scaled=None,
-                learning_rate=None,
                 learning_rate_scaling=hypermodel.learning_rate_scaling,
-                jit_compile=None,
             )
         else:
             return
