@@ -168,9 +168,7 @@ class Ratio:
 
     value: float | None  #: The estimate; None when the denominator is not distinguishable from 0.
     interval: Interval | None  #: Its 95 % interval; None when `value` is.
-    #: Lower bound with 97.5 % confidence. There may be one without a value: a large ratio is one
-    #: whose denominator is lost in noise. None when nothing is known.
-    at_least: float | None
+    at_least: float | None  #: Lower bound with 97.5 % confidence, also of a lost ratio; or None.
 
 
 UNRESOLVED = Ratio(None, None, None)

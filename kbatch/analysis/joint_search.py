@@ -52,8 +52,7 @@ class PairRun(NamedTuple):
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule.
     value: float | None  # Objective, None where there is none.
-    # "completed", "diverged", "out_of_memory", or "failed" for another reason.
-    outcome: str = "completed"
+    outcome: str = "completed"  # Or "diverged", "out_of_memory", "failed" for other reasons.
 
 
 class NextPair(NamedTuple):

@@ -42,12 +42,9 @@ _DEVIATION = 1.4826
 class Departure:
     """How far measurements leave a curve."""
 
-    # Relative standard deviation of the measurements at one place about their centre; None when no
-    # place was measured twice.
-    noise: float | None
+    noise: float | None  # Relative deviation of those at one place; None if none repeats.
     worst: float  # Largest distance of a centre from the curve, as a share of its value.
-    # False when a departure is more than the noise explains and more than 2 %; None when no place
-    # was measured twice, or there are only two and any line meets them.
+    # False when one is more than noise explains and than 2 %; None when it cannot be told.
     holds: bool | None
 
 

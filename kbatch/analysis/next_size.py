@@ -57,8 +57,7 @@ class FinishedRun:
 
     batch_size: int
     cost: float | None  # T, what it took to reach the target; None where it did not.
-    # To the target, or in all where it was cut short; None where it failed or diverged.
-    updates: float | None
+    updates: float | None  # To the target, or in all if cut short; None if it failed or diverged.
     noise_scale: float | None = None  # Gradient noise scale in it, in examples; None if unresolved.
     noise_at_least: float | None = None  # Lower bound of that.
     spread: float = _RUN  # Standard deviation of log(updates), for another seed.
@@ -73,8 +72,7 @@ class NextSize(NamedTuple):
     kind: str
     best: int | None = None  # Size of the best run so far, None where none reached the target.
     rival: int | None = None  # The untried size that is most likely to be better.
-    # That it is better by more than the margin, None without a model.
-    probability: float | None = None
+    probability: float | None = None  # That it is better by more than the margin, or None.
 
 
 def next_size(

@@ -73,10 +73,8 @@ class Verdict(NamedTuple):
     # Forecast of the executions of each that settle it; None where it is settled, where nothing is
     # known of seeds yet, or where no number would.
     executions_needed: int | None
-    # Where the validation set is too small for any number of executions: what it could settle.
-    smallest_tolerance: float | None
-    # Faster than `named`, and perhaps certified after 40 executions, as far as seeds move means.
-    promising: tuple[int, ...]
+    smallest_tolerance: float | None  # Too few validation examples: what they could settle.
+    promising: tuple[int, ...]  # Faster than `named`, perhaps certified after 40 executions.
 
 
 def judge(

@@ -31,8 +31,7 @@ class Finding:
     """One thing that was looked at."""
 
     topic: str  # Such as "keras-tuner" or "memory".
-    # "ok", "warning" where results or speed may suffer, "missing" what is needed and absent.
-    status: str
+    status: str  # "ok", "warning" (results or speed may suffer) or "missing" (needed).
     text: str  # What was found, in one line.
     command: str | None = None  # That mends it, where one does.
 

@@ -169,9 +169,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        environment: Mapping[str, str] | None = None,
-        subject: Callable[[], Any] | None = None,
+        self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):
         self._environment = dict(environment or {})
         self._subject = subject

@@ -39,8 +39,7 @@ class TimedSeries(NamedTuple):
     times_ms: list[float]  # Of a batch, at each point.
     rates: list[float]  # Examples per second, at each point.
     failed: tuple[int, ...]  # Batch sizes that ran out of memory.
-    # The fitted time of a batch, in seconds, along the axis; empty where no line holds.
-    line_s: tuple[tuple[float, float], ...]
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
 
 
 class InferenceInfo(NamedTuple):
@@ -302,8 +301,7 @@ class MemorySeries(NamedTuple):
     failed: tuple[int, ...]  # Sizes that ran out of memory.
     guarded: tuple[int, ...]  # Sizes that were not run, since they were expected to.
     fit: MemoryFit | None
-    # To stay below 80 % of the limit; None where memory does not grow or is not known.
-    largest_expected: int | None
+    largest_expected: int | None  # To stay below 80 % of the limit; None if not known.
 
 
 def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:

@@ -58,8 +58,7 @@ class Block(NamedTuple):
     first_batch_s: float | None  # None without a pipeline.
     spans: tuple[StepSpan, ...] = ()  # Of training.
     batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
-    # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: float | None = None  # Of the GPU at its end, and what lowers it; or None.
     throttle_reasons: tuple[str, ...] | None = None
 
 

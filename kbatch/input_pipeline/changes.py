@@ -114,8 +114,7 @@ def try_changes(
     if even:
         starts_s = contenders * first_batch_s
         length = reading.counted(
-            block_length(budget_s, contenders=contenders, starts_s=starts_s),
-            step_s=prepared.step_s,
+            block_length(budget_s, contenders=contenders, starts_s=starts_s), step_s=prepared.step_s
         )
     failures: dict[str, str] = {}
 

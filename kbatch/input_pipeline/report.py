@@ -297,8 +297,7 @@ class InputPipelineInfo(NamedTuple):
     """What the figure shows."""
 
     title: str  # The verdict and what it means.
-    # Stretches in which training waits for data, and computes: begin and duration in milliseconds.
-    waiting: tuple[tuple[float, float], ...]
+    waiting: tuple[tuple[float, float], ...]  # Training waits: begin and duration in ms.
     computing: tuple[tuple[float, float], ...]
     wait_share: float | None  # Of the rounds' time, None if not measured.
     bars: tuple[RateBar, ...]

@@ -36,8 +36,7 @@ _SPREAD = 0.02
 class MaxBatchAnswer(NamedTuple):
     """What the search found."""
 
-    # Largest measured size that is not above the window, in examples; None if not even one
-    # example fits below its upper end.
+    # Largest measured size that is not above the window; None if not even one example fits.
     batch_size: int | None
     reason: str  # Why it is this one, in words.
     in_window: bool  # Whether its memory lies in the window.

@@ -28,8 +28,7 @@ class LimitRow(NamedTuple):
     """One limit on the batch axis."""
 
     name: str  # One of `kbatch.recommendation.limits.LIMITS`.
-    # Where it lies, in examples; None where it limits nothing that is shown, or is unknown.
-    size: float | None
+    size: float | None  # In examples; None where it limits nothing shown, or is unknown.
     interval: Interval | None  # Its 95 % interval, in examples, None where unknown.
     words: str  # What it says.
     known: bool
@@ -41,8 +40,7 @@ class SizePoint(NamedTuple):
 
     batch_size: int
     throughput: float  # Its samples/s over the largest.
-    # What an example is worth over that at the smallest size that was trained.
-    worth: float | None = None
+    worth: float | None = None  # Of an example, over that at the smallest trained size.
     worth_interval: Interval | None = None
     progress: float | None = None  # A second, over that of the recommended size.
     progress_interval: Interval | None = None

@@ -187,9 +187,7 @@ class TrainingProfileInfo(NamedTuple):
     name: str  # The model's, with its policy.
     points: tuple[TrainingPoint, ...]  # The sizes that were timed.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
-    # Fitted seconds of a micro-batch at sizes along the axis; empty where no line holds or steps
-    # accumulate.
-    line_s: tuple[tuple[float, float], ...]
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
     memory_bytes: dict[int, int]  # Peak memory by size.
     limit_bytes: int | None  # Memory that may be taken, None where it was not measured.
     answers: tuple[tuple[str, int, bool], ...]  # Sizes that are marked, and if they were measured.
