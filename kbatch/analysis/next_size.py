@@ -81,7 +81,8 @@ def next_size(
     """Choose the batch size to try next, or describe why none is."""
     if not tried:
         return NextSize(pilot_size(costs), "pilot") if pilot is None else NextSize(pilot, "given")
-    best = best_run(tried)
+    reached = [run for run in tried if run.cost is not None]
+    best = min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
     left = sorted(size for size in untried(costs, tried) if size < smallest_broken(tried))
     if not left:
         return NextSize(None, "all tried", best and best.batch_size)
@@ -99,12 +100,6 @@ def next_size(
         return NextSize(left[int(np.argmax(mixture.gains(best.cost)))], "gain", *found)
     may_tie = mixture.chances(best.cost * (1 + MARGIN)).max() >= _LEAST_PROBABILITY
     return NextSize(None, "tie" if may_tie else "separated", *found)
-
-
-def best_run(tried: Sequence[FinishedRun]) -> FinishedRun | None:
-    """Return the run that reached the target at the least cost, the smaller size of equals."""
-    reached = [run for run in tried if run.cost is not None]
-    return min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
 
 
 def untried(costs: SizeCosts, tried: Sequence[FinishedRun]) -> set[int]:

@@ -296,11 +296,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return fit_memory(peaks_under(self.series[0][1], self.memory))
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes was measured.
-        """
+        """Estimate the bytes of a batch from the line through two measured sizes or more."""
         if (fit := self.memory_fit) is None:
             raise ValueError(
                 "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "

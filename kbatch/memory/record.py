@@ -120,11 +120,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
-        """Estimate the bytes of a batch size from the fitted line.
-
-        Raises:
-            ValueError: If fewer than two sizes were measured.
-        """
+        """Estimate the bytes of a batch size from the line through two measured sizes or more."""
         fit = self.fit
         if fit is None:
             raise ValueError(

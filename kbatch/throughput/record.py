@@ -217,11 +217,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return fit_memory(self.memory_bytes)
 
     def predict_memory_bytes(self, micro_batch_size: int) -> float:
-        """Estimate the memory of a micro-batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes is known.
-        """
+        """Estimate the bytes of a micro-batch from the line through two known sizes or more."""
         fit = self.memory_fit
         if fit is None:
             raise ValueError(

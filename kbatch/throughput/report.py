@@ -226,6 +226,13 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
             for name, answer in (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
             if answer.batch_size is not None
         )
+    parts = where_measured(profile.environment)
+    batches = sorted({p.batch_size for p in points if p.accumulated})
+    if batches:
+        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
+    number = count_range((len(point.rounds) for point in points), "round")
+    parts.append(f"{number} a point, bars: 95 % interval of the median")
+    parts.append("XLA" if profile.jit_compile else "without XLA")
     return TrainingProfileInfo(
         name=f"{profile.model_name}, {profile.dtype_policy}",
         points=points,
@@ -234,20 +241,9 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
         memory_bytes=profile.memory_bytes,
         limit_bytes=profile.memory_limit_bytes,
         answers=answers,
-        conditions=_conditions(profile),
+        conditions=" · ".join(filter(None, (*parts, training_clocks(profile)))),
         fit=words,
     )
-
-
-def _conditions(profile: TrainingProfile) -> str:
-    parts = where_measured(profile.environment)
-    batches = sorted({p.batch_size for p in profile.measured if p.accumulated})
-    if batches:
-        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
-    number = count_range((len(point.rounds) for point in profile.measured), "round")
-    parts.append(f"{number} a point, bars: 95 % interval of the median")
-    parts.append("XLA" if profile.jit_compile else "without XLA")
-    return " · ".join(filter(None, (*parts, training_clocks(profile))))
 
 
 def training_profile_alt_text(info: TrainingProfileInfo) -> str:
