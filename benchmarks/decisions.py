@@ -282,7 +282,7 @@ class Variances(NamedTuple):
 
 
 def run_races(draws: Draws, seconds: np.ndarray, tolerance: float) -> dict[str, np.ndarray]:
-    """Run the races of all draws at once, as `kbatch.analysis.paired_runs` does one after the other."""
+    """Run the races of all draws at once, as `analysis.paired_runs` does one after the other."""
     count, sizes = len(draws.means), len(seconds)
     looks, places = np.array(LOOKS), np.arange(sizes)
     left_at = np.zeros((count, sizes), int)  # Numbers of looks.

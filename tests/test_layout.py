@@ -62,8 +62,8 @@ EXPERIMENTS = {
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # Both may only fall.
-MOST_LINES = 37_856
-MOST_FILES = 172
+MOST_LINES = 37_353
+MOST_FILES = 163
 
 
 def dotted(path):

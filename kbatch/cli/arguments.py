@@ -38,7 +38,6 @@ _BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS
 
 
 def memory_size(text: str) -> int:
-    """Read a size of memory, such as 2GiB or 500MB."""
     required = "A size of memory is a number with a unit, such as 2GiB or 500MB. Received:"
     return int(quantity(text, _BYTES, required))
 
@@ -58,7 +57,6 @@ def add_output(
     default: str | None = None,
     metavar: str | None = None,
 ) -> None:
-    """Add `--output`, a path."""
     shown = f"{text} (%(default)s)" if default else text
     path = default and Path(default)
     parser.add_argument("-o", "--output", type=Path, default=path, metavar=metavar, help=shown)
@@ -99,7 +97,6 @@ def named(text: str, option: str) -> Any:
 
 
 def named_build(text: str) -> Any:
-    """Return the model, or what builds it, that a name stands for."""
     given = named(text, BUILD)
     if callable(given) or hasattr(given, "build"):
         return given
@@ -120,7 +117,6 @@ def named_data(text: str) -> Any:
 
 
 def named_x_y(text: str) -> tuple[Any, Any]:
-    """Return the x and y that a name stands for."""
     data = named_data(text)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
@@ -168,7 +164,6 @@ def _not_found(text: str, option: str) -> ValueError:
 
 
 def integers(text: str, *, example: str) -> list[int]:
-    """Read `--batch-sizes`."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError as error:

@@ -27,7 +27,6 @@ _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size a
 
 
 def add_inference(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser(
         "inference", help="measure latency, throughput and memory of predictions by batch size"
     )
@@ -109,7 +108,6 @@ def _words(text: str) -> list[str]:
 
 
 def add_input(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
     add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
     add = parser.add_argument
@@ -146,7 +144,6 @@ def _run_input(options: argparse.Namespace) -> None:
 
 
 def add_max_batch(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
     add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
@@ -192,7 +189,6 @@ def _run_max_batch(options: argparse.Namespace) -> None:
 
 
 def add_recommend(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
     add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument

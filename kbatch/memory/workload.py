@@ -23,7 +23,7 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.model import check_model, uninstall_step, user_step
+from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
 from kbatch.training.train_step import rows_of
 
@@ -53,7 +53,7 @@ class Workload:
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if self.training:
-                check_model(model)
+                check_trainable(model)
                 self._check_targets(model)
                 with model.distribute_strategy.scope():
                     build_on(model, self.source)

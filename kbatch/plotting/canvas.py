@@ -74,7 +74,6 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
 
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
-    """Return the figure that Axes belong to."""
     figure = ax_or_figure.get_figure(root=True)
     if figure is None:
         raise ValueError(

@@ -68,7 +68,6 @@ def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
 
 
 def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
-    """Render a figure."""
     if suffix not in _METADATA:
         raise ValueError(
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."

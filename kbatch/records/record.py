@@ -49,7 +49,6 @@ def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> 
 
 
 def check_choice(choices: Sequence[str], /, **fields: str) -> None:
-    """Check that fields of a record are among their choices."""
     for name, found in fields.items():
         if found not in choices:
             raise ValueError(

@@ -28,8 +28,6 @@ _HEADERS = {
 
 
 class SearchStatus(NamedTuple):
-    """How far a search is."""
-
     name: str
     text: str
     failures: tuple[str, ...]  # A line each.
@@ -54,10 +52,7 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
     pages = _Pages(projects)
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers what a page on this machine asks."""
-
         def do_GET(self):
-            """Send the page, or its version."""
             # Another page's script may reach this address under a name of its own.
             name = (self.headers.get("Host") or "").partition(":")[0]
             if name not in (HOST, "localhost"):
@@ -122,7 +117,6 @@ def version_of(projects: Sequence[Path]) -> str:
 
 
 def view_page(projects: Sequence[Path], version: str) -> str:
-    """Render the page of searches as they are now."""
     studies = [_study_or_none(project) for project in projects]
     if len({project.name for project in projects}) < len(projects):
         pairs = zip(projects, studies, strict=True)

@@ -18,11 +18,10 @@ from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import MemoryFit
 from kbatch.recommendation.choice import CUT_SHORT, DIVERGED, TARGET, Estimate, SizeOutlook
 from kbatch.recommendation.record import Recommendation
-from kbatch.study.conditions import PlottedEstimate, spreads, throughput_estimate
 from kbatch.study.figures.common import best_of_size, best_of_size_note
 from kbatch.study.figures.goodput import goodput_info
 from kbatch.study.figures.time_to_target import time_to_target_info
-from kbatch.study.names import outcome
+from kbatch.study.names import PlottedEstimate, outcome, spreads, throughput_estimate
 from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
 

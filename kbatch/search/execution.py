@@ -22,8 +22,7 @@ from kbatch.device.failures import (
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import TrialFiles, readable_trials

@@ -153,7 +153,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @property
     def ended_trials(self) -> list[Any]:
-        """The trials that ended, well or not, by their ids."""
         return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in ENDED]
 
     @keras_tuner.synchronized

@@ -57,17 +57,14 @@ class TerminalLine(FileLine):
         self._bar.start()
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Move the bar; without a share it stands."""
         self._bar.update(
             self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
         )
 
     def print(self, text: str) -> None:
-        """Print above the bar."""
         self._console.print(text, highlight=False, markup=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         self._bar.stop()
 
 
@@ -81,7 +78,6 @@ class NotebookLine(FileLine):
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Replace the text of its own output."""
         self._show(f"{name}: {figures}")
 
     def print(self, text: str) -> None:
@@ -145,12 +141,10 @@ class FitReporter(keras.callbacks.Callback):
         self._told_s = 0.0
 
     def on_train_begin(self, logs: Any = None):
-        """Begin a new peak of memory."""
         reset_memory_use()
         self._told_s = self._now()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Follow the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -160,7 +154,6 @@ class FitReporter(keras.callbacks.Callback):
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Report the metrics of the epoch."""
         numbers = {name: value for name, value in (logs or {}).items() if np.size(value) == 1}
         self._metrics = {name: float(value) for name, value in numbers.items()}
         self._report(1.0, epoch_ended=True)
@@ -286,7 +279,6 @@ class SearchProgress:
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
         if self._line is not None:
             self._line.print(text)
 
@@ -301,7 +293,6 @@ class SearchProgress:
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
-    """Name a trial."""
     place = "trial" if number is None else f"trial {number}/{total}"
     others = [
         f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"

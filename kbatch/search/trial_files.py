@@ -23,8 +23,7 @@ from kbatch.records.json_codec import (
     write_record,
 )
 from kbatch.records.notes import RunNote
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome

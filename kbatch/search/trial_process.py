@@ -5,7 +5,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import keras_tuner
@@ -54,15 +54,12 @@ class IsolatedTrials:
             ) from error
 
     def close(self) -> None:
-        """End the process and remove the data."""
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        """Run the executions of a trial, and return its hyperparameters."""
         return self._in_process(_run, tuner, trial, on_event=on_event)
 
     def sweep(self, tuner: Any) -> GoodputRecord:
-        """Time an update of each batch size."""
         return self._in_process(_sweep, tuner)
 
     def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:
@@ -197,15 +194,12 @@ def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
     return [*(c for c in callbacks if c not in budgets), TimeBudget(min(sooner))]
 
 
-class TrialResult(NamedTuple):
-    """The result of a trial that completed, the mean over its executions."""
+def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
+    """Return the result of a trial, the mean over its executions, or why there is none.
 
-    metrics: dict[str, float]  # Of the best epoch, with the throughput and the costs of a target.
-    step: int  # Number of the best epoch, from 0.
-
-
-def trial_result(record: TrialRecord | None) -> TrialResult | str:
-    """Return the result of a trial, or why there is none."""
+    It is the metrics of the best epoch, with the throughput and the costs of a target, and the
+    number of that epoch, from 0.
+    """
     if record is None:
         return "Nothing was recorded."
     if record.status != "completed":
@@ -220,4 +214,4 @@ def trial_result(record: TrialRecord | None) -> TrialResult | str:
     known = {name: float(value) for name, value in measured.items() if value is not None}
     best = [execution.best_epoch(name, direction) for execution in record.executions]
     step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
-    return TrialResult(record.metrics | known, step)
+    return record.metrics | known, step

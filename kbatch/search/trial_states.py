@@ -73,7 +73,6 @@ def _read(file: Path) -> Any:
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:
-    """Write the weights of a model into the folder of its trial."""
     # One name a trial: what a killed process left is written over.
     draft = folder / _DRAFT_NAME
     model.save_weights(draft)
@@ -81,7 +80,6 @@ def write_checkpoint(model: Any, folder: Path) -> None:
 
 
 def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
-    """Delete the checkpoints of trials, where there are any."""
     for trial_id in trial_ids:
         for name in (CHECKPOINT_NAME, _DRAFT_NAME):
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)

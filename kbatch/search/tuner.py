@@ -80,27 +80,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel: A `kbatch.BatchSizeHyperModel`.
         objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
             for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
-        strategy: Which trials to run: `"grid"` runs every combination of batch size and other
+        strategy: Which trials to run. `"grid"`: every combination of batch size and other
             hyperparameters, in an order that never changes; under
             `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
-            be the best. `"race"` trains all three times, in
-            rounds with one seed for all (from 0 on where the hypermodel has none); then only sizes
-            that may be as good as the best, and the fastest of these is named as soon as that is
-            certain. With other hyperparameters it continues at the setting that has the best mean
-            after three rounds. It needs a single objective. `"goodput"` times an update of each
-            size, trains a pilot, then only sizes that may be better according to these, and says
-            why it stopped; it needs `kbatch.StopAtTarget` and the objective
-            `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
+            be the best. `"race"`: all three times, in rounds with one seed for all; then, at the
+            other hyperparameters with the best mean, only sizes that may be as good as the best,
+            until the fastest of these is certain. It needs a single objective. `"goodput"`: it
+            times an update of each size, trains a pilot, then only sizes that may be better by
+            these. It needs `kbatch.StopAtTarget` and the objective `"seconds_to_target"`, or a
+            metric as objective and a `kbatch.TimeBudget`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: Probability that a certain answer is right, above 0.5 and below 1.
         max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
-        baseline: Your present batch size, which the study compares all others with: in time and in
-            the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
-            `base_batch_size`, where that is tried.
-        executions_per_trial: How many times each trial trains, each time with a seed of its own; a
-            race counts them itself.
+        baseline: Your present batch size, which is tried too, and which the study compares all
+            others with. If None, the hypermodel's `base_batch_size`, where that is tried.
+        executions_per_trial: How many times each trial trains, each time with a seed of its own.
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
             what callbacks collect stays in that process.
@@ -115,13 +111,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
             needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
             executor for it; it raises MemoryError if no node has that. None asks for nothing.
-        trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
-            `"wandb"` and `"trackio"`, each set up as for other training, such as by
-            `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each
-            execution. Where a tracker fails, it warns once and tries again after the next one.
+        trackers: Experiment trackers to write the search to after each execution: any of
+            `"mlflow"`, `"wandb"` and `"trackio"`, each set up as for other training, such as by
+            `MLFLOW_TRACKING_URI`. One that fails is warned of once and tried again.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
-            `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
-            each that it may still name keeps them too. 0 for none at all.
+            `get_best_models`, beside the trial that `Study.decide` names. 0 for none at all.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
@@ -174,12 +168,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
             check_count(max_executions, "max_executions", least=1)
-        chosen = {"tolerance": tolerance, "max_executions": max_executions}
-        chosen |= {"confidence": confidence if confidence != DEFAULT_CONFIDENCE else None}
-        chosen |= {"strategy": "race" if strategy == "race" else None}
-        hypermodel.for_decisions = {n: v for n, v in chosen.items() if v is not None}
-        if baseline is not None:
-            hypermodel.compare_with(baseline)
+        hypermodel.decide_by(
+            baseline=baseline,
+            tolerance=tolerance,
+            confidence=None if confidence == DEFAULT_CONFIDENCE else confidence,
+            strategy="race" if strategy == "race" else None,
+            max_executions=max_executions,
+        )
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         joint = hypermodel.learning_rate_scaling == "joint"
@@ -442,7 +437,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
-        self.oracle.update_trial(trial.trial_id, result.metrics, result.step)
+        self.oracle.update_trial(trial.trial_id, *result)
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.records.outcomes import Outcomes
+from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_states import write_checkpoint
 from kbatch.study.trial import Objective
 from kbatch.training.clock import replica_count
@@ -44,11 +44,9 @@ class BestEpoch(keras.callbacks.Callback):
         self.copy_s = 0.0
 
     def on_test_batch_end(self, batch: int, logs: Any = None):
-        """Count the batches of a validation."""
         self._batches = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Take the weights of an epoch better than all before."""
         model: Any = self.model
         logs = dict(logs or {})
         if self._parts and all(part.name in logs for part in self._parts):

@@ -22,8 +22,8 @@ from kbatch.records.json_codec import (
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import Conditions, conditions_of
 from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
+from kbatch.study.names import Conditions, conditions_of
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -87,8 +87,8 @@ class SizeDecision:
     """Why a size was tried, or why no further one was."""
 
     batch_size: int | None  # Size that came next, None where the search stopped.
-    kind: str  # As in `kbatch.analysis.next_size.NextSize`.
-    best: int | None = None  # Size of the best run until then, None where none met the target.
+    kind: str  # As in `kbatch.analysis.next_size.NextSize`; "beside" while the best one runs.
+    best: int | None = None  # Size of the best run, None where none met the target.
     rival: int | None = None  # The untried size that was most likely to be better.
     probability: float | None = None  # That it is by more than 5 %, None without a model.
     # The others, whose sizes are searched by themselves.
@@ -164,20 +164,15 @@ class Study(ShownRecord):
 
     >>> study = kbatch.load_study("results/digits")
     >>> study.to_dataframe().sort_values("val_accuracy")
-
-    Attributes:
-        name: Name of the search, the folder's name.
-        trials: The trials by batch size, then trial id.
-        search: What holds for all of them, None if its file is missing.
-        problems: What is missing, a line each: files that could not be read, and trials that failed
-            before training, in building the model.
-        goodput: What a search by goodput measured and decided, None for another strategy.
     """
 
-    name: str
-    trials: tuple[TrialRecord, ...]
-    search: SearchRecord | None = None
+    name: str  #: Name of the search, the folder's name.
+    trials: tuple[TrialRecord, ...]  #: The trials by batch size, then trial id.
+    search: SearchRecord | None = None  #: What holds for all of them, None if its file is missing.
+    #: What is missing, a line each: files that could not be read, and trials that failed before
+    #: training, in building the model.
     problems: tuple[str, ...] = ()
+    #: What a search by goodput measured and decided, None for another strategy.
     goodput: GoodputRecord | None = None
 
     def __post_init__(self):
@@ -224,10 +219,9 @@ class Study(ShownRecord):
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
 
-        It is the fastest size that is certified to lie within the tolerance of the best, or the
-        best mean where none is. Sizes are compared at equal budgets and at the settings of the best
-        mean, execution by execution and, where the metric is a mean over examples, validation
-        example by validation example. Reports, figures and tables show this decision.
+        Sizes are compared at equal budgets and at the settings of the best mean, execution by
+        execution and, where the metric is a mean over examples, validation example by validation
+        example. Reports, figures and tables show this decision.
 
         Example:
 
@@ -240,9 +234,6 @@ class Study(ShownRecord):
                 best for a loss, a cost or a throughput.
             confidence: Probability that a certain answer is right, above 0.5 and below 1; None for
                 that of the search, or 0.95.
-
-        Returns:
-            The decision; its `batch_size` is None where no trial completed.
 
         Raises:
             ValueError: If `tolerance` or `confidence` cannot be used.
@@ -298,9 +289,6 @@ class Study(ShownRecord):
 
         Args:
             executions: One row an execution instead of one a trial.
-
-        Returns:
-            The table, in the order of `trials`.
         """
         import pandas as pd
 
@@ -360,7 +348,6 @@ def as_compared(study: Study) -> Study:
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise when there is nothing to show."""
     if study.trials:
         return
     problems = " ".join(study.problems)
@@ -391,9 +378,6 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     Args:
         tuner_or_directory: A keras-tuner tuner, its project directory
             (`directory/project_name`), or a file written by `Study.save`.
-
-    Returns:
-        The study.
 
     Raises:
         FileNotFoundError: If there is no kbatch record, with what to run.

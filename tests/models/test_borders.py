@@ -48,12 +48,23 @@ def test_a_model_without_a_call_is_not_profiled():
         kbatch.profile_inference(generative.variational_autoencoder(), generative.pictures(4)[0])
 
 
-def test_a_model_that_turns_out_to_have_no_weights_is_refused():
+def test_a_model_that_turns_out_to_have_no_weights_goes_through_whole():
     model = keras.Sequential([layers.Flatten()])
     model.compile("sgd", "mse")
     kbatch.accumulate_gradients(model, 4)
+    with pytest.warns(UserWarning, match="not have any trainable weights"):
+        assert model.fit(X, X, batch_size=16, verbose=0).history["loss"] == [0]
+
+
+def test_a_search_refuses_a_model_without_weights(tmp_path):
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Flatten()])
+        model.compile("sgd", "mse")
+        return model
+
+    hypermodel = kbatch.BatchSizeHyperModel(build, (8,), **settings())
     with pytest.raises(ValueError, match="no trainable weights"):
-        model.fit(X, X, batch_size=16, verbose=0)
+        statuses(tmp_path, hypermodel, X, X, objective="loss")
 
 
 def ragged_rows():

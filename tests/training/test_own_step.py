@@ -142,6 +142,25 @@ def test_micro_batches_update_as_the_whole_batch_does(case):
     assert of_parts["batch_loss"] == pytest.approx(history["batch_loss"], rel=1e-5)
 
 
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_is_traced_as_often_as_alone(steps):
+    """Once for all micro-batches, where its batches are of one length."""
+    traces = {}
+
+    class Counted(own_steps.VAE):
+        def train_step(self, data):
+            traces[cut] += 1
+            return super().train_step(data)
+
+    for cut in (False, True):
+        traces[cut] = 0
+        model = own_steps.vae(kind=Counted, steps_per_execution=steps)
+        if cut:
+            accumulating(model, 5)
+        model.fit(X[:48], batch_size=16, verbose=0)
+    assert traces[True] == traces[False]
+
+
 def test_each_optimizer_of_a_step_applies_once():
     model = own_steps.gan()
     with pytest.warns(UserWarning, match="applies gradients several times"):

@@ -11,9 +11,14 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome
+from kbatch.study.names import (
+    PlottedEstimate,
+    bars_text,
+    metric_words,
+    outcome,
+    throughput_estimate,
+)
 from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.2
@@ -21,8 +26,6 @@ _GOODPUT, _THROUGHPUT = 0, 1
 
 
 class GoodputPoint(NamedTuple):
-    """One batch size."""
-
     batch_size: int
     throughput: PlottedEstimate  # In examples per second.
     goodput: PlottedEstimate  # In examples of the smallest batch size per second.
@@ -119,7 +122,6 @@ def _other_best(study: Study, size: int) -> str:
 
 
 def alt_text(info: GoodputInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     values = join_words(
         f"{format_number(p.goodput.value)} (throughput {format_number(p.throughput.value)}) at "
         f"batch size {p.batch_size:,}"

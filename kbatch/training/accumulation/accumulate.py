@@ -142,10 +142,10 @@ def accumulate_gradients(
 
     Raises:
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
-        ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
-            trainable weights or an optimizer that already accumulates; if `loss_denominator` is no
-            function, or does not return a scalar in training; or if `exact` is combined with
-            anything that it excludes, as listed above.
+        ValueError: If `micro_batch_size` is not positive, or the model is not compiled or has an
+            optimizer that already accumulates; if `loss_denominator` is no function, or does not
+            return a scalar in training; or if `exact` is combined with anything that it excludes,
+            as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
             batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
             out.

@@ -28,7 +28,7 @@ from kbatch.library_internals import (
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
-from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.forms import each_part, open_spec, parts_of
 from kbatch.training.model import user_step
 from kbatch.training.state import KeptState
 
@@ -62,8 +62,7 @@ class Passes:
         self._counts = output_losses.need_counting(model)
         self._rows = len(parts_of(batch)[0])
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
-        shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
-        self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
+        self._specs = specs = [open_spec(leaf) for leaf in parts_of(batch)]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
         self._whole = _traced(model, lambda leaves: self._whole_pass(leaves, cut=False), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
@@ -243,7 +242,7 @@ class OwnPasses:
             with _still_draws():
                 return own(data)
 
-        spec = each_part(lambda x: tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype)), batch)
+        spec = each_part(open_spec, batch)
         slope = _traced(
             model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
         )

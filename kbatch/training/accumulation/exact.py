@@ -43,13 +43,9 @@ from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.output_losses import LossDenominators
-from kbatch.training.accumulation.train_step import (
-    AccumulatingTrainStep,
-    prepared_batch,
-    replicas_in_step,
-)
-from kbatch.training.data.forms import each_part
-from kbatch.training.model import check_model, user_step
+from kbatch.training.accumulation.train_step import AccumulatingTrainStep, replicas_in_step
+from kbatch.training.data.forms import each_part, open_spec, row_count
+from kbatch.training.model import user_step
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
 # draws change.
@@ -166,7 +162,7 @@ class _CutCall:
         found = self._plain(*args, **kwargs)
         leaves = keras.tree.flatten(found)
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        rows, known = gradient_sum.row_count(parts), parts[0].shape[0]
+        rows, known = row_count(parts), parts[0].shape[0]
         for leaf in (leaves[i] for i in tensors):
             if leaf.shape.rank == 0 or leaf.shape[0] not in (None, known):
                 raise ValueError(f"{_NO_ROWS} {self._name} with shape {leaf.shape}.")
@@ -195,9 +191,7 @@ class _CutCall:
 
     def _output_specs(self) -> list[Any]:
         """Trace what the layer computes from rows, and look for draws that nothing repeats."""
-        specs = each_part(
-            lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), self._batch.leaves
-        )
+        specs = each_part(open_spec, self._batch.leaves)
         trace = tf.function(self._outputs, autograph=False)
         if tf.executing_eagerly():
             if not self._layer.built:
@@ -230,7 +224,7 @@ class _CutCall:
 
         def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
             start, totals, statistics = sums
-            rows = gradient_sum.row_count(parts)
+            rows = row_count(parts)
             with self._batch_norm.observed():
                 outputs = self._outputs(parts)
             found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
@@ -314,7 +308,7 @@ class _CutCall:
         def add(sums: Any, part: Any) -> Any:
             start, totals, of_inputs, off = sums
             parts, expected, slices = part
-            rows = gradient_sum.row_count(parts)
+            rows = row_count(parts)
             shared = [tf.identity(self._leaves[i]) for i in self._shared]
             with tf.GradientTape() as tape:
                 tape.watch([*shared, *(parts[i] for i in watched)])
@@ -353,19 +347,15 @@ class ExactTrainStep(AccumulatingTrainStep):
 
     exact = True
 
-    def _update(self, data: Any) -> dict[str, Any]:
+    def _by_step(self, step: Any, data: Any, size: int | tf.Variable) -> Any:
+        with self._cut_calls(size):
+            return step(data)
+
+    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
         model = self.model
-        size = self.micro_batch_size if self.varying_size is None else self.varying_size
-        cuts = CutCalls(size, fixed=model.jit_compile, batch_norm_once=self.batch_norm_once)
-        step = user_step(model)
-        if step is not None:
-            check_model(model)
-            with cuts.installed():
-                return step(data)
-        batch = prepared_batch(model, data, size)
         x, y, sample_weight = batch.leaves
         with tf.GradientTape() as tape:
-            with cuts.installed():
+            with self._cut_calls(batch.size):
                 y_pred = forward(model, x, training=True)
             if replicas_in_step() == 1:
                 loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
@@ -378,6 +368,10 @@ class ExactTrainStep(AccumulatingTrainStep):
         # It was divided by the replicas for the sum over them.
         loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    def _cut_calls(self, size: int | tf.Variable) -> contextlib.AbstractContextManager[None]:
+        cuts = CutCalls(size, fixed=self.model.jit_compile, batch_norm_once=self.batch_norm_once)
+        return cuts.installed()
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:

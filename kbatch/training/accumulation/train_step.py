@@ -28,6 +28,7 @@ from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatis
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.output_losses import LossDenominators
+from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count
 from kbatch.training.model import TrainStep, check_model, user_step
 
 
@@ -56,11 +57,29 @@ class AccumulatingTrainStep(TrainStep):
         self._moments = MomentMeans(moments_every) if moments_every else None
 
     def _update(self, data: Any) -> dict[str, Any]:
+        model, whole = self.model, super()._update
+        # It may have been compiled again, or frozen, since the step was installed.
+        check_model(model)
         size = self.micro_batch_size if self.varying_size is None else self.varying_size
-        step = user_step(self.model)
-        if step is not None:
-            return accumulate_step(self.model, step, data, size)
-        batch = prepared_batch(self.model, data, size)
+        step = user_step(model)
+        batch = prepared_batch(model, data, size) if step is None else None
+        if model.built and not model.trainable_weights:
+            return whole(data)  # Keras warns of it.
+        if batch is None:
+            return self._by_step(step, data, size)
+        if self._moments is None and any(
+            isinstance(one, tf.SparseTensor) for one in parts_of(batch.leaves)
+        ):
+            # As in Keras, gradients of sparse inputs stay sparse where nothing is cut.
+            return tf.cond(batch.rows <= size, lambda: whole(data), lambda: self._by_loss(batch))
+        return self._by_loss(batch)
+
+    def _by_step(self, step: Any, data: Any, size: int | tf.Variable) -> Any:
+        """Make an update by a step of the user's own."""
+        return accumulate_step(self.model, step, data, size)
+
+    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
+        """Make an update by the loss of the model."""
 
         def accumulated(measured: tf.Tensor | bool) -> Sums:
             update = Update(self.model, batch, self.batch_norm_once, measured)
@@ -83,40 +102,52 @@ class AccumulatingTrainStep(TrainStep):
 def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
     """Make an update by a step of the user's own, applied at the end; return what it reports."""
     # Of the results of metrics the last one counts, other values are means over rows.
-    check_model(model)
     batch = cut(data, size)
+    # What the latest micro-batch showed; in a graph they are all of one trace, for a loop has to
+    # know what it adds up.
+    seen: Any = None
 
-    def collected(part: Any) -> Collected:
-        rows = gradient_sum.row_count(part)
-        return Collected(model, step, part, tf.cast(rows / batch.rows, tf.float32))
+    def collected(part: Any, rows: tf.Tensor) -> Any:
+        nonlocal seen
+        seen = Collected(model, step, part, tf.cast(row_count(part) / rows, tf.float32))
+        return [one for one in seen.gradients if one is not None], seen.values
+
+    def trained() -> list[Any]:
+        return [variable for _, variables in seen.applies for variable in variables]
+
+    def nothing() -> Any:
+        return gradient_sum.init(trained()), tuple(tf.zeros(one.shape) for one in seen.values)
 
     def add(sums: Any, part: Any) -> Any:
-        found = collected(part)
-        logs = zip(sums[1], found.values, found.cumulative, strict=True)
+        found, values = one_pass(part, batch.rows)
+        totals, logs = sums or nothing()
+        rest = iter(found)
+        gradients = [None if one is None else next(rest) for one in seen.gradients]
+        logs = zip(logs, values, seen.cumulative, strict=True)
         values = tuple(new if last else total + new for total, new, last in logs)
-        return gradient_sum.add(sums[0], found.gradients), values
+        return gradient_sum.add(totals, gradients), values
 
-    # The first micro-batch shows what there is to be added up.
-    first = collected(batch.part(0, tf.minimum(batch.size, batch.rows)))
-    if len(first.applies) > 1 and step == user_step(model):  # Not in a comparison.
+    one_pass, sums = collected, None
+    if not tf.executing_eagerly():
+        specs = each_part(open_spec, batch.leaves), tf.TensorSpec([], tf.int32)
+        one_pass = tf.function(collected, autograph=False).get_concrete_function(*specs)
+        sums = nothing()
+    totals, values = batch.fold(add, sums, fixed=model.jit_compile)
+    if len(seen.applies) > 1 and step == user_step(model):  # Not in a comparison.
         warnings.warn(
             "The `train_step` applies gradients several times. In micro-batches they are applied "
             "at the end, so that no part of the step reads weights that another part has updated. "
             "Train on whole batches if the step relies on that.",
             stacklevel=2,
         )
-    for optimizer, trained in first.applies:
+    reached = [gradient is not None for gradient in seen.gradients]
+    rest = iter(gradient_sum.finalize(totals, trained(), reached))
+    for optimizer, variables in seen.applies:
         if not optimizer.built:  # The trace that makes variables is made again, without.
             with tf.control_dependencies(None):
-                optimizer.build(trained)
-    variables = [variable for _, trained in first.applies for variable in trained]
-    sums = gradient_sum.add(gradient_sum.init(variables), first.gradients), first.values
-    totals, values = batch.fold(add, sums, fixed=model.jit_compile, begun=batch.size)
-    reached = [gradient is not None for gradient in first.gradients]
-    rest = iter(gradient_sum.finalize(totals, variables, reached))
-    for optimizer, trained in first.applies:
-        optimizer.apply(list(itertools.islice(rest, len(trained))), trained)
-    return keras.tree.pack_sequence_as(first.logs, values)
+                optimizer.build(variables)
+        optimizer.apply(list(itertools.islice(rest, len(variables))), variables)
+    return keras.tree.pack_sequence_as(seen.logs, values)
 
 
 class Collected:
@@ -157,15 +188,12 @@ class Collected:
 
 
 def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatches:
-    """Check a model, cut its batch, and build what a loop or branch cannot build."""
-    # It may have been compiled again, or frozen, since the step was installed.
-    check_model(model)
+    """Cut a batch, and build what a loop or branch cannot build."""
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
         return batch  # Keras has built it, outside the replicas.
     if not tf.executing_eagerly():
         build_symbolically(model, batch.leaves)
-        check_model(model)  # Only what is built shows that it has weights.
         return batch
     # Layers that run eagerly only cannot be called on symbols: a call on one row builds them.
     compile_loss = compile_loss_of(model)
@@ -294,7 +322,7 @@ class Update:
         )
 
     def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
-        rows = gradient_sum.row_count(micro_batch[0])
+        rows = row_count(micro_batch[0])
         rows_share = tf.cast(rows, tf.float32) / tf.cast(self.batch.rows, tf.float32)
         with tf.GradientTape() as tape, self.batch_norm.observed():
             y_pred = forward(self.model, micro_batch[0], training=True)
