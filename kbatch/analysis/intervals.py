@@ -177,7 +177,6 @@ UNRESOLVED = Ratio(None, None, None)
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Ratio:
-    """Divide one estimate by another."""
     estimates = np.array([numerator, denominator])
     # Squares of squares follow: in units of the estimates themselves they stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))

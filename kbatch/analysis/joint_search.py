@@ -56,8 +56,6 @@ class PairRun(NamedTuple):
 
 
 class NextPair(NamedTuple):
-    """What to do next."""
-
     pair: tuple[int, float] | None  # Batch size and factor to run, None to stop.
     # "start", "gain", "final" for a repeat; or why to stop: "settled", "budget", "all tried".
     kind: str
@@ -229,7 +227,6 @@ class PairModel(NamedTuple):
 
     @property
     def best(self) -> tuple[int, float]:
-        """The pair with the best mean among those that were tried."""
         return self.pairs[self._best]
 
     @property

@@ -161,7 +161,6 @@ def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_si
 
 
 def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
-    """Check which settings are to follow the batch size."""
     asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if asked is None or any(one not in FOLLOWERS for one in asked):
         kind = TypeError if asked is None else ValueError

@@ -82,12 +82,10 @@ class Line:
 
     @property
     def intercept_interval(self) -> Interval:
-        """The 95 % interval of a."""
         return self._interval(self.intercept, self.covariance[0, 0])
 
     @property
     def slope_interval(self) -> Interval:
-        """The 95 % interval of b."""
         return self._interval(self.slope, self.covariance[1, 1])
 
     @property
@@ -110,11 +108,9 @@ class Line:
         return self._ratio(y, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
-        """Evaluate the line at x."""
         return self.intercept + self.slope * x
 
     def interval_at(self, x: float) -> Interval:
-        """Return the 95 % interval of the line at x."""
         design = np.array([1.0, x])
         return self._interval(self(x), float(design @ self.covariance @ design))
 
@@ -131,7 +127,6 @@ class Line:
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
-    """Fit a line through measurements with relative errors."""
     x, y = check_measurements(x, y)
     count, unit = len(y), np.array([1.0, 1 / np.max(x)])
     # Residuals in units of the fitted value would let a line that does not fit make them small by
@@ -165,7 +160,6 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Check that there are enough positive measurements for a line."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(

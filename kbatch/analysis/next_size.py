@@ -53,8 +53,6 @@ class SizeCosts:
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run that ended."""
-
     batch_size: int
     cost: float | None  # T, what it took to reach the target; None where it did not.
     updates: float | None  # To the target, or in all if cut short; None if it failed or diverged.
@@ -64,8 +62,6 @@ class FinishedRun:
 
 
 class NextSize(NamedTuple):
-    """What to do next."""
-
     batch_size: int | None  # Size to try, None to stop.
     # "pilot" for a first size that was chosen here, "given" for one that was not; "gain", "no
     # target yet"; or why to stop: "separated", "tie", "all tried".
@@ -81,8 +77,7 @@ def next_size(
     """Choose the batch size to try next, or describe why none is."""
     if not tried:
         return NextSize(pilot_size(costs), "pilot") if pilot is None else NextSize(pilot, "given")
-    reached = [run for run in tried if run.cost is not None]
-    best = min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
+    best = best_run(tried)
     left = sorted(size for size in untried(costs, tried) if size < smallest_broken(tried))
     if not left:
         return NextSize(None, "all tried", best and best.batch_size)
@@ -102,8 +97,13 @@ def next_size(
     return NextSize(None, "tie" if may_tie else "separated", *found)
 
 
+def best_run(tried: Sequence[FinishedRun]) -> FinishedRun | None:
+    """Return the run that reached the target at the least cost, the smaller size of equals."""
+    reached = [run for run in tried if run.cost is not None]
+    return min(reached, key=lambda run: (run.cost or 0.0, run.batch_size), default=None)
+
+
 def untried(costs: SizeCosts, tried: Sequence[FinishedRun]) -> set[int]:
-    """Return the sizes that no run was made of."""
     return costs.update_costs.keys() - {run.batch_size for run in tried}
 
 

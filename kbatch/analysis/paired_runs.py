@@ -260,8 +260,6 @@ _WORTH = 1.5
 
 
 class RaceState(NamedTuple):
-    """Where a race is."""
-
     following: tuple[int, ...]  # Candidates to execute once more, in order; empty at the end.
     verdict: Verdict | None  # Of the last look, None before the first.
     rounds: int  # Executions of each in the race at that look, 0 before the first.
@@ -333,6 +331,5 @@ def race_looks(candidates: int, max_executions: int | None) -> tuple[int, ...]:
 
 
 def first_executions(candidate: Candidate, count: int) -> Candidate:
-    """Return a candidate with so many of its executions."""
     kept = None if candidate.outcomes is None else candidate.outcomes[:count]
     return candidate._replace(values=candidate.values[:count], outcomes=kept)

@@ -19,8 +19,6 @@ Sample = TypeVar("Sample", GpuSample, HostSample)
 
 
 class TensorFlowMemory(NamedTuple):
-    """What TensorFlow has of a GPU."""
-
     memory_total_bytes: int | None  # That it may take, None if unknown.
     read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 

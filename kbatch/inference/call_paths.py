@@ -261,8 +261,6 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
 def output_change(
     outputs: Any, reference: Any, dtype_policy: str, *, examples: int
 ) -> OutputChange:
-    """Compare outputs with those in float32."""
-
     def flat(nested: Any) -> np.ndarray:
         leaves = keras.tree.flatten(nested)
         return np.concatenate([np.asarray(leaf, "float64").ravel() for leaf in leaves])

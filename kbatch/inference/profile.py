@@ -347,7 +347,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
 
 def check_target(latency_ms: float, quantile: float) -> None:
-    """Check a latency target and its quantile."""
     known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
     if not known or not 0 < latency_ms < math.inf:
         raise ValueError(

@@ -46,8 +46,6 @@ class Setting(NamedTuple):
 
 
 class InferencePlan(NamedTuple):
-    """What to measure."""
-
     paths: tuple[CallPath, ...]
     batch_sizes: tuple[int, ...]  # Ascending.
     chosen: bool  # By a person: else sizes too slow for the time are left out.

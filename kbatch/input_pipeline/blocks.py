@@ -44,14 +44,11 @@ class BlockLength(NamedTuple):
     counting: Literal["settled", "epochs", "start"] = "settled"
 
     def is_over(self, duration_s: float, batches: int) -> bool:
-        """Return whether a block of so many seconds and batches may end."""
         enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
         return batches > 0 and (enough or duration_s >= self.longest_s)
 
 
 class Block(NamedTuple):
-    """What was measured in a block."""
-
     examples: int
     duration_s: float
     cpu_s: float  # Of this process, over all cores.
@@ -352,7 +349,6 @@ class PreparedInput(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """Examples in the batch of the train step."""
         return rows_of(self.batches[0])
 
     @property

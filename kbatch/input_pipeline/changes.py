@@ -42,8 +42,6 @@ from kbatch.training.data.batch_source import (
 
 
 class Change(NamedTuple):
-    """A change to a pipeline."""
-
     name: str  # As in `RemedyRecord`, and so are code and condition.
     code: str
     condition: str | None = None

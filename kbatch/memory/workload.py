@@ -49,7 +49,6 @@ class Workload:
     exact: bool = False
 
     def start(self) -> "Run":
-        """Build the model."""
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if self.training:
@@ -72,8 +71,6 @@ class Workload:
 
 
 class Reading(NamedTuple):
-    """What one probe showed."""
-
     # Most bytes at once, in the steps after the first where it is told apart; None if it ran out.
     peak_bytes: int | None
     rows: int  # Examples that the batch really had.

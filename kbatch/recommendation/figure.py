@@ -41,8 +41,6 @@ class LimitRow(NamedTuple):
 
 
 class LimitsInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str  # The answer in a few words.
     batch_size: int | None  # The recommended size, None where it cannot be told.
     curves: dict[str, tuple[CurvePoint, ...]]  # By name, ascending.
@@ -51,7 +49,6 @@ class LimitsInfo(NamedTuple):
 
 
 def limits_info(recommendation: Recommendation) -> LimitsInfo:
-    """Compute what the figure of the limits shows."""
     size, pilot = recommendation.batch_size, recommendation.pilot
     title = "Batch size: cannot tell" if size is None else f"Batch size {size:,}"
     if as_good := recommendation.decision.as_good:
@@ -73,7 +70,6 @@ def limits_info(recommendation: Recommendation) -> LimitsInfo:
 
 
 def alt_text(info: LimitsInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     rows = "; ".join(f"{row.name}: {row.words}" for row in info.rows)
     return f"{info.title}. Limits on a common batch axis: {rows}."
 

@@ -41,7 +41,6 @@ _COLUMNS = (
 
 
 def training_section(profile: TrainingProfile) -> Section:
-    """Compute what a report says of a training profile."""
     (headline, *details), environment = training_lines(profile), profile.environment
     limit, took_s = profile.memory_limit_bytes, profile.duration_s
     chosen, conditions, figures = None, "", ()
@@ -161,7 +160,6 @@ def _fit(profile: TrainingProfile) -> str:
 
 
 def line_text(fit: StepTime) -> str:
-    """Write the fitted line a + b B."""
     fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
     return f"{fixed} ms + {each} ms x B"
 
@@ -182,8 +180,6 @@ _LIMIT_CHARACTERS = 80
 
 
 class TrainingProfileInfo(NamedTuple):
-    """What the figure shows."""
-
     name: str  # The model's, with its policy.
     points: tuple[TrainingPoint, ...]  # The sizes that were timed.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
@@ -196,13 +192,11 @@ class TrainingProfileInfo(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every size once, ascending, those without a time included."""
         timed = {point.micro_batch_size for point in self.points}
         return tuple(sorted(timed.union(self.failed, self.memory_bytes)))
 
 
 def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
-    """Compute what the figure of a profile shows."""
     points = profile.measured
     if not points:
         raise ValueError(
@@ -247,7 +241,6 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
 
 
 def training_profile_alt_text(info: TrainingProfileInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.sizes
     best = max(info.points, key=lambda point: point.samples_per_second or 0.0)
     sentences = [
