@@ -58,13 +58,9 @@ class Probes(Protocol):
     isolated: bool  # Whether a batch far too large can end no process but theirs.
 
     @property
-    def facts(self) -> WorkloadFacts:
-        """What is known of the workload."""
-        ...
+    def facts(self) -> WorkloadFacts: ...
 
-    def read(self, batch_size: int) -> Reading:
-        """Run one batch size."""
-        ...
+    def read(self, batch_size: int) -> Reading: ...
 
     def renew(self) -> bool:
         """Start afresh; False where that cannot be."""
@@ -109,7 +105,6 @@ class WorkerProbes:
         return self._facts
 
     def read(self, batch_size: int) -> Reading:
-        """Run one batch size."""
         started_s, before = time.perf_counter(), self._worker.output
         worked = self._smallest_that_ran < batch_size
         try:
@@ -152,7 +147,6 @@ class ProcessProbes:
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What is known of the workload."""
         found = self._subject.facts()
         return found._replace(notes=(self._note, *found.notes))
 

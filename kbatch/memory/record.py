@@ -27,15 +27,11 @@ class ProbeRecord:
     peak_memory_bytes: int | None
     outcome: str  #: One of `OUTCOMES`.
     duration_s: float  #: Seconds that it took, tracing included.
-    #: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
-    purpose: str = "search"
-    #: Seconds of a train step after the first, None where none was timed.
-    step_s: float | None = None
-    #: Most bytes held at once in the first step, which also compiles and tries algorithms; None
-    #: where it was not told apart.
+    purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
+    step_s: float | None = None  #: Of a train step after the first, None where none was timed.
+    #: Most bytes in the first step, which also compiles and tries algorithms; or None.
     first_step_peak_memory_bytes: int | None = None
-    #: Train steps after which it ended since they were slow, None where all ran.
-    stopped_after: int | None = None
+    stopped_after: int | None = None  #: Train steps after which slow ones ended it, else None.
 
     def __post_init__(self):
         check_choice(OUTCOMES, outcome=self.outcome)
@@ -61,8 +57,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
     dtype_policy: str  #: Policy of the model.
     weights_bytes: int  #: Bytes of the model's variables, those of the optimizer included.
     probes: tuple[ProbeRecord, ...]  #: All runs, in order.
-    #: What the last allocation that failed asked for in one piece, None if none failed or the
-    #: allocator did not tell.
+    #: What the last allocation that failed asked for in one piece; None if none did.
     requested_block_bytes: int | None = None
     free_bytes: int | None = None  #: What was free then.
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
@@ -125,11 +120,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
-        """Estimate the bytes of a batch size from the fitted line.
-
-        Raises:
-            ValueError: If fewer than two sizes were measured.
-        """
+        """Estimate the bytes of a batch size from the line through two measured sizes or more."""
         fit = self.fit
         if fit is None:
             raise ValueError(
@@ -161,8 +152,7 @@ class MemoryRecord:
     batch_size: int  #: Examples in the batch.
     outcome: str  #: One of `MEMORY_OUTCOMES`.
     reason: str | None = None  #: Why it was not run, None where it was.
-    #: Most bytes held at once, weights included; None where it is not known.
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
     guarded: bool = False  #: Whether it was not run because it would need too much.
 

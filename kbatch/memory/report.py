@@ -89,7 +89,6 @@ _COLUMNS = (
 
 
 def max_batch_section(result: MaxBatchSizeResult) -> Section:
-    """Compute what a report says of a search for the largest batch that fits."""
     lines, environment = max_batch_lines(result), result.environment
     headline, reason, *details = lines[: len(lines) - len(result.notes)]
     return Section(
@@ -143,8 +142,6 @@ _KINDS = ("below the limit", "above the window", "run once more to confirm", _OU
 
 
 class MemoryInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str
     # By what became of the run: batch sizes and peak bytes; what ran out lies on the limit.
     runs: dict[str, tuple[tuple[int, float], ...]]
@@ -159,12 +156,10 @@ class MemoryInfo(NamedTuple):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch size once, ascending."""
         return tuple(sorted({size for runs in self.runs.values() for size, _ in runs}))
 
 
 def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
-    """Compute what the figure of a search for the largest batch shows."""
     limit_bytes, fit, environment = result.limit_bytes, result.fit, result.environment
     low, high = result.memory_window
     window = f"{percent(low)} to {percent(high)}"

@@ -299,7 +299,6 @@ class Task(NamedTuple):
 
 
 def measure_noise(task: Task) -> PilotRecord:
-    """Run the pilot."""
     size = task.base_batch_size
     if size < 2:
         raise InputError(

@@ -45,31 +45,23 @@ class Recommendation(SavedRecord, ShownRecord):
     optimizer: str  #: Class name of the optimizer, without the loss-scale wrapper.
     dtype_policy: str  #: Policy of the model.
     base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
-    #: That learning rate, at the first update; None where it is no scalar.
-    base_learning_rate: float | None
+    base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
     learning_rate_rule: str | None  #: `"linear"`, `"sqrt"` or None: how it follows the batch size.
     examples: int | None  #: Training examples, None where the data do not tell.
-    #: The updates that were timed, all in the same shuffled rounds.
-    timings: tuple[TimedRounds, ...]
-    #: The search for the largest batch that fits, None where there was none.
-    memory: MaxBatchSizeResult | None
-    #: The training that measured the gradient noise scale, None where there was none.
-    pilot: PilotRecord | None
-    #: What the input pipeline delivers, at one batch size; None where not measured.
-    pipeline: InputPipelineProfile | None
-    #: Why a limit, one of `kbatch.recommendation.limits.LIMITS`, was not measured, and why no
-    #: further one of `OTHER_SIZES` was trained.
+    timings: tuple[TimedRounds, ...]  #: Of updates, all in the same shuffled rounds.
+    memory: MaxBatchSizeResult | None  #: The search for the largest batch, or None.
+    pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
+    pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
+    #: Why one of `LIMITS` was not measured, and why no further one of `OTHER_SIZES` was trained.
     unknown: Mapping[str, str]
     durations_s: Mapping[str, float]  #: Seconds that each of these measurements took, by its name.
     budget_s: float  #: Seconds that it was given.
     notes: tuple[str, ...] = ()  #: What a reader of the numbers must know.
     environment: EnvironmentRecord | None = None  #: The machine and the software.
-    #: Short trainings at other sizes, to the loss that the pilot reached.
-    checks: tuple[SizeCheck, ...] = ()
+    checks: tuple[SizeCheck, ...] = ()  #: Short trainings at other sizes, to the pilot's loss.
     fit_times: tuple[FitTime, ...] = ()  #: What `fit` takes at one or two batch sizes.
-    #: The answer, which page, table and figure show; in a file without one, the answer of the
-    #: version that wrote it.
+    #: The answer that page, table and figure show; of a file without one, its version's.
     decision: BatchDecision = _NO_ANSWER
 
     def __post_init__(self):

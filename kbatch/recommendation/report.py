@@ -75,7 +75,6 @@ _LEARNING_RATE_COST = (
 
 
 def recommendation_text(recommendation: Recommendation) -> str:
-    """Write a recommendation as a page of plain text."""
     found, rows, lines = recommendation, _cost_rows(recommendation), []
     if rows:
         table = [tuple(_COLUMNS), *(texts for _, texts in rows)]
@@ -104,7 +103,6 @@ def _wrapped(line: str) -> str:
 
 
 def recommendation_section(recommendation: Recommendation) -> Section:
-    """Compute what a report says of a recommendation."""
     found, environment, rows = recommendation, recommendation.environment, []
     for i, (row, texts) in enumerate(_cost_rows(found)):
         estimates = (row.samples_per_second, row.updates, row.seconds, row.relative_time)

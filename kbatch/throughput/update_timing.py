@@ -41,7 +41,6 @@ class StepConfig(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the batch goes through the device at once."""
         return self.micro_batch_size == self.batch_size
 
 
@@ -100,7 +99,6 @@ class TrainingSweep:
         self.gpus = monitor.gpus or ()
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
-        """Return what was found of a step."""
         sizes = config.micro_batch_size, config.batch_size
         if (failure := self.rounds.failures.get(config)) is not None:
             return TrainingPoint(*sizes, "out_of_memory", failure_text(failure))
