@@ -255,9 +255,9 @@ class ReplicaMeter:
         self._wait_s = 0.0
 
     @property
-    def micro_batch_size(self) -> int | None:
-        """The micro-batch size of the train step that it counts for, None without one."""
-        return getattr(getattr(self._step, "__self__", None), "micro_batch_size", None)
+    def how(self) -> Any:
+        """How the train step that it counts for accumulates, None where it does not."""
+        return getattr(getattr(self._step, "__self__", None), "how", None)
 
     @contextlib.contextmanager
     def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from kbatch.device.doctor import Finding, PolicySpeed
 from kbatch.device.failures import COLOURS, ran_out_of_memory
 from kbatch.document.numbers import format_number
-from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of
+from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of, replaced
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -120,7 +120,10 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
     under_policy = functools.partial(_layer_under, policy=dtype_policy)
     try:
         # Layers that make others themselves leave them to the global policy.
-        with dtype_policy_scope(dtype_policy), _not_compiled(model):
+        compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
+        # Keras would compile the copy of a `Sequential`, for which it may not know the loss.
+        not_compiled = replaced((one, "compiled", False) for one in compiled)
+        with dtype_policy_scope(dtype_policy), not_compiled:
             copy = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
         copy.set_weights(model.get_weights())
         _give_state(model, copy)
@@ -145,19 +148,6 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
 def layers_with_weights(model: Any) -> list[Any]:
     """Return the layers that hold weights themselves, not only in layers within them."""
     return [layer for layer in layers_of(model) if holds_variables(layer)]
-
-
-@contextlib.contextmanager
-def _not_compiled(model: Any) -> Iterator[None]:
-    """Keep Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
-    compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
-    for one in compiled:
-        one.compiled = False
-    try:
-        yield
-    finally:
-        for one in compiled:
-            one.compiled = True
 
 
 def _layer_under(layer: Any, policy: str) -> Any:

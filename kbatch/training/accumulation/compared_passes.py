@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -30,7 +30,7 @@ from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.data.forms import each_part, open_spec, parts_of
 from kbatch.training.model import user_step
-from kbatch.training.state import KeptState
+from kbatch.training.state import KeptState, kept_values
 
 # How far the weights move: a share of the norm of each, so that what was zero at first counts.
 _MOVE = 0.03
@@ -60,7 +60,7 @@ class Passes:
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
-        self._rows = len(parts_of(batch)[0])
+        self._cuts = CutCalls(_third(batch), fixed=False, batch_norm_once=False)
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
         self._specs = specs = [open_spec(leaf) for leaf in parts_of(batch)]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
@@ -70,7 +70,7 @@ class Passes:
 
     def whole(self, batch: Any) -> Pass:
         """Send a batch through as Keras's own train step does."""
-        with self._kept_statistics():
+        with kept_values(self._state):
             return self._pass(*self._whole(parts_of(batch)))
 
     def parts(self, batch: Any) -> Pass:
@@ -78,11 +78,11 @@ class Passes:
         parts, rows = _parts(batch), len(parts_of(batch)[0])
         totals = tf.zeros([0])
         if self._count is not None:
-            with self._kept_statistics():
+            with kept_values(self._state):
                 totals = tf.add_n([self._count(part) for part in parts])
         terms = 0.0
         gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
-        with self._kept_statistics():
+        with kept_values(self._state):
             for part in parts:
                 share = tf.constant(len(part[0]) / rows, tf.float32)
                 its_terms, its_gradients = self._part(part, share, totals)
@@ -99,7 +99,7 @@ class Passes:
             seen[-1].append((layer, [wide(one) for one in tensors if one.dtype.is_floating]))
 
         for pieces in ([parts_of(batch)], _parts(batch)):
-            with self._kept_statistics(), observed_calls(self._model, see):
+            with kept_values(self._state), observed_calls(self._model, see):
                 for leaves in pieces:
                     seen.append([])
                     with _still_draws():
@@ -115,7 +115,7 @@ class Passes:
 
     def exact(self, batch: Any) -> Pass:
         """Send a batch through in three parts, by the loss of the whole."""
-        with self._kept_statistics():
+        with kept_values(self._state):
             return self._pass(*self._exact(parts_of(batch)))
 
     def move(self, found: Pass) -> None:
@@ -134,13 +134,6 @@ class Passes:
             dict(zip(names, map(wide, gradients), strict=True)),
         )
 
-    @contextlib.contextmanager
-    def _kept_statistics(self) -> Iterator[None]:
-        kept = [tf.identity(one.value) for one in self._state]
-        yield
-        for variable, value in zip(self._state, kept, strict=True):
-            variable.assign(value)
-
     @functools.cached_property
     def _exact(self) -> Callable[..., Any]:
         return _traced(self._model, lambda rows: self._whole_pass(rows, cut=True), self._specs)
@@ -149,7 +142,7 @@ class Passes:
         x, y, sample_weight = self._nested(leaves)
         with _still_draws():
             with tf.GradientTape() as tape:
-                with _cut_calls(self._rows) if cut else contextlib.nullcontext():
+                with self._cuts.installed() if cut else contextlib.nullcontext():
                     y_pred = forward(self._model, x, training=True)
                 added = list(self._model.losses)
                 loss = compute_loss(self._model, x, y, y_pred, sample_weight)
@@ -169,8 +162,8 @@ class Passes:
 
     def _part_pass(self, leaves: list[Any], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
         x, y, sample_weight = self._nested(leaves)
-        outputs = output_losses.output_count(self._model) if self._counts else 0
-        known = [totals[i] for i in range(outputs)]
+        outputs = output_losses_of(self._model) if self._counts else []
+        known = [totals[i] for i, _ in enumerate(outputs)]
         with _still_draws(), tf.GradientTape() as tape:
             y_pred = forward(self._model, x, training=True)
             added = list(self._model.losses)
@@ -231,12 +224,14 @@ class OwnPasses:
     Optimizers move them by a constant times their gradients, so that moves add up as these do.
     """
 
-    def __init__(self, model: Any, batch: Any):
+    def __init__(self, model: Any, batch: Any, training_rows: int | None):
         self._model, self._state = model, KeptState(model)
         self._weights = [one for one in model.weights if "float" in one.dtype]
         self.sources: dict[str, str] = {}  # Of its loss nothing is known.
         own: Any = user_step(model)
-        size = max(1, len(parts_of(batch)[0]) // 3)
+        cuts = CutCalls(
+            _third(batch), fixed=False, batch_norm_once=False, training_rows=training_rows
+        )
 
         def step(data: Any) -> Any:
             with _still_draws():
@@ -263,11 +258,11 @@ class OwnPasses:
             return functools.partial(self._moves, _traced(model, moving, spec))
 
         def in_cut_calls(data: Any) -> None:
-            with _cut_calls(len(parts_of(batch)[0])):
+            with cuts.installed():
                 step(data)
 
         self.whole = pass_by(step)
-        self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
+        self.parts = pass_by(lambda data: accumulate_step(model, step, data, cuts.size))
         # Traced only when it is called, so that what it raises does not stop the others.
         exact = functools.cache(lambda: pass_by(in_cut_calls))
         self.exact = lambda batch: exact()(batch)
@@ -327,5 +322,5 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
-def _cut_calls(rows: int) -> contextlib.AbstractContextManager[None]:
-    return CutCalls(max(1, rows // 3), fixed=False, batch_norm_once=False).installed()
+def _third(batch: Any) -> int:
+    return max(1, len(parts_of(batch)[0]) // 3)
