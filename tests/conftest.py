@@ -4,6 +4,7 @@ import gc
 import os
 import sys
 
+import numpy as np
 import pytest
 
 # TensorFlow leaves oneDNN out on some processors. Its own convolutions then take 30 MB of scratch
@@ -34,10 +35,16 @@ def pytest_runtest_setup(item):
 @pytest.fixture(autouse=True)
 def quick_collections():
     """Keep what a test left in TensorFlow out of the collections of the next ones."""
-    before = gc.get_stats()[0]["collections"]
+    before = _collections()
     yield
-    if gc.get_stats()[0]["collections"] > before + 1:  # Most tests make few objects.
+    young, whole = _collections() - before
+    if young > 1 or whole:  # Most tests make few objects.
         _leave_out_of_collections()
+
+
+def _collections():
+    # Those of the youngest objects, and those of all, which Keras and keras-tuner ask for.
+    return np.array([gc.get_stats()[generation]["collections"] for generation in (0, 2)])
 
 
 def _leave_out_of_collections():

@@ -21,7 +21,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Ratio
 from kbatch.analysis.line_fit import Line, fit_line
 
 
@@ -126,19 +126,9 @@ class StepsToTarget:
         return self.line.intercept
 
     @property
-    def fewest_steps_interval(self) -> Interval:
-        """The 95 % interval of S_min."""
-        return self.line.intercept_interval
-
-    @property
     def fewest_examples(self) -> float:
         """E_min, the examples of an unboundedly small batch."""
         return self.line.slope
-
-    @property
-    def fewest_examples_interval(self) -> Interval:
-        """The 95 % interval of E_min."""
-        return self.line.slope_interval
 
     @property
     def critical_batch_size(self) -> Ratio:

@@ -168,9 +168,7 @@ class Ratio:
 
     value: float | None  #: The estimate; None when the denominator is not distinguishable from 0.
     interval: Interval | None  #: Its 95 % interval; None when `value` is.
-    #: Lower bound with 97.5 % confidence. There may be one without a value: a large ratio is one
-    #: whose denominator is lost in noise. None when nothing is known.
-    at_least: float | None
+    at_least: float | None  #: Lower bound with 97.5 % confidence, also of a lost ratio; or None.
 
 
 UNRESOLVED = Ratio(None, None, None)
@@ -179,7 +177,6 @@ UNRESOLVED = Ratio(None, None, None)
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Ratio:
-    """Divide one estimate by another."""
     estimates = np.array([numerator, denominator])
     # Squares of squares follow: in units of the estimates themselves they stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))

@@ -42,12 +42,9 @@ _DEVIATION = 1.4826
 class Departure:
     """How far measurements leave a curve."""
 
-    # Relative standard deviation of the measurements at one place about their centre; None when no
-    # place was measured twice.
-    noise: float | None
+    noise: float | None  # Relative deviation of those at one place; None if none repeats.
     worst: float  # Largest distance of a centre from the curve, as a share of its value.
-    # False when a departure is more than the noise explains and more than 2 %; None when no place
-    # was measured twice, or there are only two and any line meets them.
+    # False when one is more than noise explains and than 2 %; None when it cannot be told.
     holds: bool | None
 
 
@@ -85,12 +82,10 @@ class Line:
 
     @property
     def intercept_interval(self) -> Interval:
-        """The 95 % interval of a."""
         return self._interval(self.intercept, self.covariance[0, 0])
 
     @property
     def slope_interval(self) -> Interval:
-        """The 95 % interval of b."""
         return self._interval(self.slope, self.covariance[1, 1])
 
     @property
@@ -113,11 +108,9 @@ class Line:
         return self._ratio(y, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
-        """Evaluate the line at x."""
         return self.intercept + self.slope * x
 
     def interval_at(self, x: float) -> Interval:
-        """Return the 95 % interval of the line at x."""
         design = np.array([1.0, x])
         return self._interval(self(x), float(design @ self.covariance @ design))
 
@@ -134,7 +127,6 @@ class Line:
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
-    """Fit a line through measurements with relative errors."""
     x, y = check_measurements(x, y)
     count, unit = len(y), np.array([1.0, 1 / np.max(x)])
     # Residuals in units of the fitted value would let a line that does not fit make them small by
@@ -168,7 +160,6 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
-    """Check that there are enough positive measurements for a line."""
     x, y = np.asarray(x, float), np.asarray(y, float)
     if x.ndim != 1 or x.shape != y.shape:
         raise ValueError(

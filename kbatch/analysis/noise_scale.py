@@ -44,16 +44,12 @@ _MOST_CORRELATED = 0.95
 class NoiseScale:
     """The gradient noise scale of a stretch of training."""
 
-    #: B_noise, in examples; None when unresolved, that is when |G|^2 is not distinguishable from 0.
-    value: float | None
+    value: float | None  #: B_noise, in examples; None where |G|^2 is not told apart from 0.
     interval: Interval | None  #: Its 95 % interval, in examples; None when unresolved.
-    #: Lower bound with 97.5 % confidence, in examples. An unresolved scale has one too when the
-    #: gradients are mostly noise; None when there is none.
+    #: Lower bound with 97.5 % confidence, in examples, also of an unresolved scale; or None.
     at_least: float | None
-    #: Mean estimate of tr(Sigma), in squared gradient units; None without a step.
-    variance: float | None
-    #: Mean estimate of |G|^2, in squared gradient units; None without a step.
-    squared_norm: float | None
+    variance: float | None  #: Mean estimate of tr(Sigma), squared gradient units; or None.
+    squared_norm: float | None  #: Mean estimate of |G|^2, squared gradient units; or None.
     measurements: int  #: Steps, or epochs, behind it.
 
 

@@ -73,10 +73,8 @@ class Verdict(NamedTuple):
     # Forecast of the executions of each that settle it; None where it is settled, where nothing is
     # known of seeds yet, or where no number would.
     executions_needed: int | None
-    # Where the validation set is too small for any number of executions: what it could settle.
-    smallest_tolerance: float | None
-    # Faster than `named`, and perhaps certified after 40 executions, as far as seeds move means.
-    promising: tuple[int, ...]
+    smallest_tolerance: float | None  # Too few validation examples: what they could settle.
+    promising: tuple[int, ...]  # Faster than `named`, perhaps certified after 40 executions.
 
 
 def judge(
@@ -262,8 +260,6 @@ _WORTH = 1.5
 
 
 class RaceState(NamedTuple):
-    """Where a race is."""
-
     following: tuple[int, ...]  # Candidates to execute once more, in order; empty at the end.
     verdict: Verdict | None  # Of the last look, None before the first.
     rounds: int  # Executions of each in the race at that look, 0 before the first.
@@ -335,6 +331,5 @@ def race_looks(candidates: int, max_executions: int | None) -> tuple[int, ...]:
 
 
 def first_executions(candidate: Candidate, count: int) -> Candidate:
-    """Return a candidate with so many of its executions."""
     kept = None if candidate.outcomes is None else candidate.outcomes[:count]
     return candidate._replace(values=candidate.values[:count], outcomes=kept)

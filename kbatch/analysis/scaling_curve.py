@@ -126,8 +126,7 @@ class BatchAnswer:
     """A batch size with its uncertainty."""
 
     batch_size: int | None  #: The size, in examples; None if there is none.
-    #: 95 % interval of the size before it was made whole, in examples; None if unknown.
-    interval: Interval | None
+    interval: Interval | None  #: 95 % interval of it, not made whole, in examples; or None.
     extrapolated: bool  #: Whether the size lies outside the measured ones.
 
 

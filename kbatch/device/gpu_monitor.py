@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
@@ -20,8 +19,6 @@ Sample = TypeVar("Sample", GpuSample, HostSample)
 
 
 class TensorFlowMemory(NamedTuple):
-    """What TensorFlow has of a GPU."""
-
     memory_total_bytes: int | None  # That it may take, None if unknown.
     read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 
@@ -189,7 +186,6 @@ class GpuMonitor:
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":
-        """Open NVML, take the first sample and start the thread."""
         if self._started_s is not None:
             raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
         with contextlib.ExitStack() as opening:
@@ -200,12 +196,7 @@ class GpuMonitor:
             self._open = opening.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread, take the last sample and close NVML; a second time does nothing."""
         # Where a reading raised, the GPUs are left out: the block itself has not failed.
         if self._open is None:

@@ -79,7 +79,6 @@ class CallPath(NamedTuple):
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
-    """Return call paths for their names and for functions of a batch."""
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         given = (given,)
     paths = []
@@ -182,18 +181,10 @@ def _as_they_are(batch: Any) -> Any:
 INT8 = "int8"
 
 
-class Variants(NamedTuple):
-    """A model under each policy that it can be had under."""
-
-    models: dict[str, keras.Model]  # By policy.
-    output_changes: tuple[OutputChange, ...]  # Against those in float32.
-    notes: tuple[str, ...]  # On the inputs, the models, and the policies that are missing.
-
-
 def variants_of(
     model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Iterable[CallPath]
-) -> Variants:
-    """Take a model under each policy under which it can be had, with notes on the others."""
+) -> tuple[dict[str, keras.Model], tuple[OutputChange, ...], tuple[str, ...]]:
+    """Return the model under each policy, how its outputs differ from float32's, and notes."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
     check_functions(paths, names, own=own)
@@ -225,7 +216,7 @@ def variants_of(
                 output_change(outputs_of(one, inputs.rows), expected, name, examples=examples)
                 for name, one in others.items()
             ]
-    return Variants(models, tuple(changes), tuple(filter(None, notes)))
+    return models, tuple(changes), tuple(filter(None, notes))
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
@@ -269,8 +260,6 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
 def output_change(
     outputs: Any, reference: Any, dtype_policy: str, *, examples: int
 ) -> OutputChange:
-    """Compare outputs with those in float32."""
-
     def flat(nested: Any) -> np.ndarray:
         leaves = keras.tree.flatten(nested)
         return np.concatenate([np.asarray(leaf, "float64").ravel() for leaf in leaves])

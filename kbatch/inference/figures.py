@@ -32,20 +32,15 @@ _EDGE, _ROOM = 1.2, 1.25
 
 
 class TimedSeries(NamedTuple):
-    """One call path under one policy."""
-
     label: str
     points: tuple[TimingRecord, ...]  # Those that were timed.
     times_ms: list[float]  # Of a batch, at each point.
     rates: list[float]  # Examples per second, at each point.
     failed: tuple[int, ...]  # Batch sizes that ran out of memory.
-    # The fitted time of a batch, in seconds, along the axis; empty where no line holds.
-    line_s: tuple[tuple[float, float], ...]
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
 
 
 class InferenceInfo(NamedTuple):
-    """What the figures show: all call paths and policies that were timed."""
-
     name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]  # Of the first series.
@@ -54,13 +49,11 @@ class InferenceInfo(NamedTuple):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch size once, ascending, those that ran out of memory included."""
         sizes = {p.batch_size for s in self.series for p in s.points}
         return tuple(sorted(sizes.union(*(s.failed for s in self.series))))
 
 
 def inference_info(profile: InferenceProfile) -> InferenceInfo:
-    """Compute what the figures of a profile show."""
     several = len({policy for _, policy in profile.series}) > 1
     series = []
     for path, policy in profile.series:
@@ -134,7 +127,6 @@ def inference_clocks(profile: InferenceProfile) -> str:
 
 
 def inference_alt_text(info: InferenceInfo) -> str:
-    """Describe throughput and time by batch size in sentences, for those who do not see them."""
     sizes = info.batch_sizes
     sentences = [
         f"Charts over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, for "
@@ -295,19 +287,15 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
 
 
 class MemorySeries(NamedTuple):
-    """The memory under one policy."""
-
     label: str
     peak_bytes: dict[int, int]  # By batch size, where it was measured.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
     guarded: tuple[int, ...]  # Sizes that were not run, since they were expected to.
     fit: MemoryFit | None
-    # To stay below 80 % of the limit; None where memory does not grow or is not known.
-    largest_expected: int | None
+    largest_expected: int | None  # To stay below 80 % of the limit; None if not known.
 
 
 def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
-    """Compute the memory under each policy."""
     series = []
     for policy in dict.fromkeys(m.dtype_policy for m in profile.memory):
         records = [m for m in profile.memory if m.dtype_policy == policy]
@@ -419,7 +407,6 @@ def noise_deviations(profile: InferenceProfile) -> dict[int, np.ndarray]:
 
 
 def noise_reach(distances: np.ndarray, floor: float | None) -> float:
-    """Return how far the axis reaches to each side."""
     farthest, usual = np.max(distances), _FAR * np.quantile(distances, _MOST_ROUNDS)
     return max(floor or 0.0, float(usual if 0 < usual < farthest else farthest)) or 0.01
 

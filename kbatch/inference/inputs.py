@@ -158,7 +158,6 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
 
 
 def load_saved_model(path: Path) -> keras.Model:
-    """Load a model that `model.save` wrote."""
     try:
         model = keras.saving.load_model(path, compile=False)
     # Keras gives TypeError for a class it does not know, OSError and KeyError for a broken file.

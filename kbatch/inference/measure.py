@@ -200,11 +200,11 @@ def profile_inference(
     with kept_variables(model):
         inputs = inference_inputs(model, x)
     with kept_variables(model):  # Those that a first call made are kept too.
-        variants = variants_of(model, inputs, dtype_policies, plan.paths)
+        models, changes, notes = variants_of(model, inputs, dtype_policies, plan.paths)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = measure_predict_memory(variants.models, inputs, plan, say)
-        with InferenceSweep(variants.models, inputs, plan, seed=seed) as sweep:
+            memory = measure_predict_memory(models, inputs, plan, say)
+        with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
                 _warm_up(sweep, memory, say)
                 rounds = sweep.each_round(read_clock=monitor.sample_clock)
@@ -219,9 +219,9 @@ def profile_inference(
                 timings=sweep.records(),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
-                output_changes=variants.output_changes,
+                output_changes=changes,
                 twin=sweep.twin(),
-                notes=tuple(dict.fromkeys((*variants.notes, *memory.notes))),
+                notes=tuple(dict.fromkeys((*notes, *memory.notes))),
                 environment=read_environment(),
                 gpus=monitor.gpus or (),
             )

@@ -23,7 +23,7 @@ from kbatch.analysis.scaling_curve import (
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord
 from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
@@ -38,16 +38,13 @@ class InferenceAnswer:
     """A batch size, and how sure it is."""
 
     batch_size: int  #: The size, in examples.
-    #: 95 % interval of the size before it was made whole, in examples; None if unknown.
-    interval: Interval | None
-    #: Whether fresh calls of this size kept to the target, with 95 % confidence over all sizes and
-    #: looks of the search together.
+    interval: Interval | None  #: 95 % interval of it, not made whole, in examples; or None.
+    #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
     verified: bool
     reason: str  #: Where the answer comes from.
     call_path: str  #: How the model was called.
     dtype_policy: str  #: Under which policy.
-    #: Whether the size lies outside the measured ones; `reason` says so too.
-    extrapolated: bool = False
+    extrapolated: bool = False  #: Whether it lies outside the measured sizes; see `reason`.
 
 
 class TargetTooLow(ValueError):
@@ -68,7 +65,7 @@ class TargetTooLow(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class InferenceProfile(SavedRecord, ShownRecord):
+class InferenceProfile(SavedRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They
@@ -83,25 +80,19 @@ class InferenceProfile(SavedRecord, ShownRecord):
     model_name: str  #: The model's name.
     quantile: float  #: The quantile for which calls were counted, in (0, 1).
     timings: tuple[TimingRecord, ...]  #: What was timed, by path, policy and batch size.
-    #: What was measured of the memory of `model.predict`, by policy and batch size; five batches
-    #: were run of each.
-    memory: tuple[MemoryRecord, ...] = ()
-    #: Memory that the probes could take, None where none were made.
-    memory_limit_bytes: int | None = None
+    memory: tuple[MemoryRecord, ...] = ()  #: That of `model.predict`, by policy and size.
+    memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
     output_changes: tuple[OutputChange, ...] = ()  #: How outputs differ from those in float32.
     twin: TwinRecord | None = None  #: The A/A test, None where time did not suffice.
     checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-    #: What the timing took of each GPU, with its power cap, its clocks and what lowered them; empty
-    #: where none is read.
-    gpus: tuple[GpuUsage, ...] = ()
+    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self):
         calls_for_quantile(self.quantile)  # Raises where it is none.
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
         sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
         between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
@@ -304,11 +295,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return fit_memory(peaks_under(self.series[0][1], self.memory))
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes was measured.
-        """
+        """Estimate the bytes of a batch from the line through two measured sizes or more."""
         if (fit := self.memory_fit) is None:
             raise ValueError(
                 "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "
@@ -359,7 +346,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
 
 def check_target(latency_ms: float, quantile: float) -> None:
-    """Check a latency target and its quantile."""
     known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
     if not known or not 0 < latency_ms < math.inf:
         raise ValueError(

@@ -164,7 +164,6 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def inference_section(profile: InferenceProfile) -> Section:
-    """Compute what a report says of an inference profile."""
     environment, answers, (path, policy) = profile.environment, _answers(profile), profile.series[0]
     known = next((answer for answer in answers if answer.found is not None), None)
     headline = f"No batch size can be named for {path} under {policy}: {answers[0].reason}"

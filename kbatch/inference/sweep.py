@@ -46,15 +46,12 @@ class Setting(NamedTuple):
 
 
 class InferencePlan(NamedTuple):
-    """What to measure."""
-
     paths: tuple[CallPath, ...]
     batch_sizes: tuple[int, ...]  # Ascending.
     chosen: bool  # By a person: else sizes too slow for the time are left out.
     timing: TimingPlan  # Of the sweep.
     bulk_examples: int
-    # To go on with while throughput grows; memory and time permitting.
-    larger: tuple[int, ...] = ()
+    larger: tuple[int, ...] = ()  # To go on with while throughput grows, and memory and time last.
     target_ms: float | None = None  # Larger sizes than two are not timed if they take longer.
     quantile: float = 0.95
     time_budget_s: float = 60.0  # For all timing, and again for the memory of each policy.

@@ -42,8 +42,6 @@ from kbatch.training.data.batch_source import (
 
 
 class Change(NamedTuple):
-    """A change to a pipeline."""
-
     name: str  # As in `RemedyRecord`, and so are code and condition.
     code: str
     condition: str | None = None
@@ -114,8 +112,7 @@ def try_changes(
     if even:
         starts_s = contenders * first_batch_s
         length = reading.counted(
-            block_length(budget_s, contenders=contenders, starts_s=starts_s),
-            step_s=prepared.step_s,
+            block_length(budget_s, contenders=contenders, starts_s=starts_s), step_s=prepared.step_s
         )
     failures: dict[str, str] = {}
 

@@ -56,7 +56,6 @@ def input_verdict(
     long_run: Interval | None = None,
     together: Sequence[RoundEstimate] = (),
 ) -> str:
-    """Return which side limits training."""
     if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):

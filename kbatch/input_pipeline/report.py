@@ -40,7 +40,6 @@ _FAR = 4
 
 
 def input_section(profile: InputPipelineProfile) -> Section:
-    """Compute what a report says of an input pipeline."""
     info = input_pipeline_info(profile)
     title = "A second of training, and the rates behind the verdict"
     draw = functools.partial(plot_input_pipeline, profile)
@@ -294,11 +293,8 @@ class RateBar(NamedTuple):
 
 
 class InputPipelineInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str  # The verdict and what it means.
-    # Stretches in which training waits for data, and computes: begin and duration in milliseconds.
-    waiting: tuple[tuple[float, float], ...]
+    waiting: tuple[tuple[float, float], ...]  # Training waits: begin and duration in ms.
     computing: tuple[tuple[float, float], ...]
     wait_share: float | None  # Of the rounds' time, None if not measured.
     bars: tuple[RateBar, ...]
@@ -336,7 +332,6 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
 
 
 def alt_text(info: InputPipelineInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     bars = ", ".join(f"{bar.label} {format_number(bar.rate)}" for bar in info.bars)
     steps = pluralize(len(info.computing), "step")
     share = "" if info.wait_share is None else f", {percent(info.wait_share)} of it waiting"

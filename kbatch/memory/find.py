@@ -268,8 +268,6 @@ GUARD_SHARE = 0.80
 
 
 class MemoryPass(NamedTuple):
-    """The memory of several batch sizes."""
-
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
     notes: tuple[str, ...]  # What a reader must know.

@@ -5,13 +5,7 @@ from collections.abc import Iterable
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, check_window, fit_memory
-from kbatch.records.record import (
-    EnvironmentRecord,
-    SavedRecord,
-    ShownRecord,
-    check_choice,
-    check_ranges,
-)
+from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice, check_ranges
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
@@ -27,15 +21,11 @@ class ProbeRecord:
     peak_memory_bytes: int | None
     outcome: str  #: One of `OUTCOMES`.
     duration_s: float  #: Seconds that it took, tracing included.
-    #: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
-    purpose: str = "search"
-    #: Seconds of a train step after the first, None where none was timed.
-    step_s: float | None = None
-    #: Most bytes held at once in the first step, which also compiles and tries algorithms; None
-    #: where it was not told apart.
+    purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
+    step_s: float | None = None  #: Of a train step after the first, None where none was timed.
+    #: Most bytes in the first step, which also compiles and tries algorithms; or None.
     first_step_peak_memory_bytes: int | None = None
-    #: Train steps after which it ended since they were slow, None where all ran.
-    stopped_after: int | None = None
+    stopped_after: int | None = None  #: Train steps after which slow ones ended it, else None.
 
     def __post_init__(self):
         check_choice(OUTCOMES, outcome=self.outcome)
@@ -48,7 +38,7 @@ class ProbeRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult(SavedRecord, ShownRecord):
+class MaxBatchSizeResult(SavedRecord):
     """The largest batch size whose memory lies in the window, and how it was found."""
 
     max_batch_size: int  #: The size, in examples. It was run.
@@ -61,8 +51,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
     dtype_policy: str  #: Policy of the model.
     weights_bytes: int  #: Bytes of the model's variables, those of the optimizer included.
     probes: tuple[ProbeRecord, ...]  #: All runs, in order.
-    #: What the last allocation that failed asked for in one piece, None if none failed or the
-    #: allocator did not tell.
+    #: What the last allocation that failed asked for in one piece; None if none did.
     requested_block_bytes: int | None = None
     free_bytes: int | None = None  #: What was free then.
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
@@ -81,7 +70,6 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         check_window(self.memory_window)
 
     def __repr__(self) -> str:
-        """Sum the result up in a line."""
         share = self.peak_memory_bytes / self.limit_bytes
         return (
             f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
@@ -125,11 +113,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
-        """Estimate the bytes of a batch size from the fitted line.
-
-        Raises:
-            ValueError: If fewer than two sizes were measured.
-        """
+        """Estimate the bytes of a batch size from the line through two measured sizes or more."""
         fit = self.fit
         if fit is None:
             raise ValueError(
@@ -161,8 +145,7 @@ class MemoryRecord:
     batch_size: int  #: Examples in the batch.
     outcome: str  #: One of `MEMORY_OUTCOMES`.
     reason: str | None = None  #: Why it was not run, None where it was.
-    #: Most bytes held at once, weights included; None where it is not known.
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
     guarded: bool = False  #: Whether it was not run because it would need too much.
 

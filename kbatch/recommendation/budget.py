@@ -66,7 +66,6 @@ class Budget:
 
     @property
     def left_s(self) -> float:
-        """Seconds that are left."""
         return max(0.0, self._began_s + self.budget_s - self.reserved_s - self._now())
 
     @property

@@ -279,7 +279,6 @@ class Task(NamedTuple):
 
     @property
     def load(self) -> Workload:
-        """What the device has to hold."""
         return Workload(self.build, self.source, keras.config.dtype_policy().name)
 
     def kept(self) -> contextlib.AbstractContextManager[Any]:
@@ -299,7 +298,6 @@ class Task(NamedTuple):
 
 
 def measure_noise(task: Task) -> PilotRecord:
-    """Run the pilot."""
     size = task.base_batch_size
     if size < 2:
         raise InputError(

@@ -211,27 +211,21 @@ def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
 
 def write_whole_file(path: Path, data: bytes) -> None:
     """Write a file in one step: an error leaves what was there before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OSError(
             error.errno,
             f"kbatch cannot write here ({error.strerror}): give a writable directory",
             path,
         ) from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    # os.open gives the file the rights that the user's umask leaves, as any other file has them.
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

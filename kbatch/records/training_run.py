@@ -210,12 +210,13 @@ class ExecutionRecord:
     dtype_policy: str  #: The policy that was active in the model, or that it was to have.
     #: Class name of the optimizer, without the loss-scale wrapper; None when the model could not be
     #: built.
-    optimizer: str | None
+    optimizer: str | None = None
     #: Whether the loss was scaled (mixed_float16), None where no model was built.
-    loss_scaled: bool | None
-    learning_rate: float | None  #: Learning rate at the first update, after the rule.
-    learning_rate_scaling: str | None  #: The rule, or None.
-    jit_compile: bool | None  #: Whether XLA compiled the train step, None where no model was built.
+    loss_scaled: bool | None = None
+    learning_rate: float | None = None  #: Learning rate at the first update, after the rule.
+    learning_rate_scaling: str | None = None  #: The rule, or None.
+    #: Whether XLA compiled the train step, None where no model was built.
+    jit_compile: bool | None = None
     #: Largest batch that the train step received, None before the first.
     batch_size_seen: int | None = None
     #: Examples in each window of training; together the windows are all steps but the first one of

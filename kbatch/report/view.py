@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -49,7 +50,8 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
     for project in projects:
         if not project.is_dir() or not any(project.glob("trial_*/trial.json")):
             load_study(project)  # It says where a study may lie instead.
-    pages = _Pages(projects)
+    drawn = functools.lru_cache(maxsize=1)(view_page)  # When a file has changed and somebody looks.
+    drawing = threading.Lock()  # matplotlib draws in one thread at a time.
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self):
@@ -58,7 +60,9 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
             if name not in (HOST, "localhost"):
                 self.send_error(403)
             elif self.path == "/":
-                self._send(pages.current(), "text/html")
+                with drawing:
+                    page = drawn(tuple(projects), version_of(projects))
+                self._send(page, "text/html")
             elif self.path == "/version":
                 self._send(version_of(projects), "text/plain")
             else:
@@ -85,22 +89,6 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
             f"Received: --port {port} ({error})."
         ) from error
     return server
-
-
-class _Pages:
-    """The page, drawn when a file has changed and somebody looks at it."""
-
-    def __init__(self, projects: Sequence[Path]):
-        self._projects = projects
-        self._lock = threading.Lock()  # matplotlib draws in one thread at a time.
-        self._drawn = ("", "")
-
-    def current(self) -> str:
-        with self._lock:
-            version = version_of(self._projects)
-            if version != self._drawn[0]:
-                self._drawn = (version, view_page(self._projects, version))
-            return self._drawn[1]
 
 
 def version_of(projects: Sequence[Path]) -> str:

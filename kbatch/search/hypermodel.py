@@ -201,8 +201,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._for_decisions = {name: value for name, value in given.items() if value is not None}
         if baseline is None:
             return
-        self._for_decisions["baseline"] = check_size(baseline, "baseline")
-        self.batch_sizes = tuple(sorted({*self.batch_sizes, baseline}))
+        self._for_decisions["baseline"] = size = check_size(baseline, "baseline")
+        self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
         self._micro_batches.largest_batch_size = self.batch_sizes[-1]
         if self._chosen_validation is None:
             self.validation_batch_size = self._default_validation(self.batch_sizes)

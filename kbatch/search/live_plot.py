@@ -207,11 +207,7 @@ def live_plots(callbacks: Any) -> list[LivePlot]:
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
-    """Draw the trials of a search so far.
-
-    A trial that runs is drawn with what its epochs have shown, as a hollow mark; one without an
-    epoch is not drawn yet.
-    """
+    """Draw the trials of a search so far, the one that runs as a hollow mark from an epoch on."""
     trials = []
     for trial in study.trials:
         measured = [e for e in trial.executions if e.epochs]

@@ -100,10 +100,7 @@ def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
 
 
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
-    """Run the task of an executor in a folder that holds what it needs of the search.
-
-    Returns its status and what was raised, as `TaskResult` has them.
-    """
+    """Run a task in a folder with what it needs of the search; return its status, and an error."""
     try:
         tuner, arguments, keywords = pickle.loads(search)
     except (FileNotFoundError, PermissionError) as error:
@@ -164,10 +161,7 @@ def run_executions(
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
 ) -> None:
-    """Train the model of a trial once an execution, from the first that has not completed.
-
-    It ends at an execution that fails: the trial has failed then.
-    """
+    """Train the model of a trial in the executions that have not completed, until one fails."""
     files = TrialFiles(tuner, trial)
     completed = files.begin_attempt()
     keywords = dict(keywords)

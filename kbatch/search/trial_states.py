@@ -30,10 +30,7 @@ _VERSION_KEY = "kbatch_state"
 
 
 def write_trial_state(trial: Any, project: Path) -> None:
-    """Write keras-tuner's state of a trial so that a reader sees the old one or the new one.
-
-    keras-tuner's readers pass over the version that is added.
-    """
+    """Write keras-tuner's state of a trial in one step, with a version that it passes over."""
     state = {_VERSION_KEY: STATE_VERSION, **trial.get_state()}
     # Scores may be NumPy's numbers.
     text = json.dumps(state, default=lambda value: value.item())

@@ -19,37 +19,16 @@ from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError
 from kbatch.records.record import check_choice
+from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.identity import (
-    check_identity,
-    fit_facts,
-    note_in_identity,
-    objective_facts,
-    space_facts,
-)
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import FitProgress, SearchProgress
 from kbatch.search.strategies import GoodputStrategy, JointStrategy, RaceStrategy, Strategy
-from kbatch.search.trial_files import (
-    TrialFiles,
-    check_local,
-    compare_settings,
-    no_best_trial,
-    recorded_search,
-    reopen_trials,
-    write_needed,
-)
 from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
-from kbatch.search.tuner_arguments import (
-    check_count,
-    check_directory,
-    check_executor,
-    check_strategy,
-)
 from kbatch.study.decision import check_tolerance
 from kbatch.study.study import RECORD_NAME, GoodputRecord, SearchIdentity
 from kbatch.study.trackers import TrackerLog
@@ -167,7 +146,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
-            check_count(max_executions, "max_executions", least=1)
+            tuner_arguments.check_count(max_executions, "max_executions", least=1)
         hypermodel.decide_by(
             baseline=baseline,
             tolerance=tolerance,
@@ -178,7 +157,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         joint = hypermodel.learning_rate_scaling == "joint"
-        check_strategy(
+        tuner_arguments.check_strategy(
             strategy,
             joint=joint,
             isolate=isolate or executor is not None,
@@ -186,16 +165,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
-        check_executor(executor, max_parallel, resources)
+        tuner_arguments.check_executor(executor, max_parallel, resources)
         self._trackers = TrackerLog(trackers)
         check_choice(("checked", "unchecked"), resume=resume)
-        check_directory(directory, project_name)
+        tuner_arguments.check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
-        self.executions_per_trial = check_count(
+        self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
         self.isolate = isolate
-        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self.keep_checkpoints = tuner_arguments.check_count(
+            keep_checkpoints, "keep_checkpoints", least=0
+        )
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
         self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
@@ -249,7 +230,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             KeyboardInterrupt: When it is interrupted, with how to go on.
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
-        check_local(self.project_dir)
+        trial_files.check_local(self.project_dir)
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
@@ -338,14 +319,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.hyperparameters = self._isolated.run(self, trial, self._follow)
 
     def on_trial_begin(self, trial: Any) -> None:
-        """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
         self._show_begun(trial)
 
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
-        self._progress.trial_ends(TrialFiles(self, trial).record())
+        self._progress.trial_ends(trial_files.TrialFiles(self, trial).record())
         self._say_news(ended=False)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
@@ -356,17 +336,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().on_search_end()
         self._say_news(ended=True)
         if not self.oracle.get_best_trials(1):
-            self._progress.say(no_best_trial(Path(self.project_dir)))
+            self._progress.say(trial_files.no_best_trial(Path(self.project_dir)))
         self._trackers.update(Path(self.project_dir), ended=True)
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        """Read the trials of the project directory."""
-        compare_settings(Path(self.project_dir), self.hypermodel.settings)
+        trial_files.compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
-        self._found += reopen_trials(self)
+        self._found += trial_files.reopen_trials(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display, the processes and the executor behind where a copy travels."""
@@ -391,7 +370,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         values, facts = self.hypermodel._described(Path(self.project_dir))
         halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
         slowdown = float16_slowdown() if halves else None
-        return space_facts(self.oracle.get_space()) | facts, values, slowdown
+        return identity.space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def _follow(self, progress: FitProgress | None) -> None:
         """Show how far a trial is; None says that one of its executions has ended."""
@@ -402,7 +381,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
-        files = TrialFiles(self, trial)
+        files = trial_files.TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
         except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
@@ -431,7 +410,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             **beside,
         )
 
-    def _conclude(self, trial: Any, files: TrialFiles) -> None:
+    def _conclude(self, trial: Any, files: trial_files.TrialFiles) -> None:
         """Set the status of a trial, and its result, by its record."""
         result = trial_result(files.record())
         if isinstance(result, str):
@@ -447,11 +426,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         running = {i: trial for i, trial in self.oracle.trials.items() if trial not in found}
         found += [running[trial_id] for trial_id in decided if trial_id in running]
         if not found:
-            raise RuntimeError(no_best_trial(Path(self.project_dir)))
+            raise RuntimeError(trial_files.no_best_trial(Path(self.project_dir)))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
     def _say_news(self, *, ended: bool) -> None:
-        """Say once what the strategy has found."""
         for text in self._strategy.news(self.oracle.state(), ended=ended):
             self._progress.say(text)
 
@@ -470,17 +448,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
-        given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
+        given = (
+            identity.objective_facts(self.oracle.objective)
+            | facts
+            | identity.fit_facts(args, kwargs)
+        )
         present = SearchIdentity(given, values)
-        note = check_identity(project, present, unchecked=self._resume == "unchecked")
+        note = identity.check_identity(project, present, unchecked=self._resume == "unchecked")
         if note is not None:
             self._progress.say(note)
-        known, settings = recorded_search(project), self.hypermodel.settings
+        known, settings = trial_files.recorded_search(project), self.hypermodel.settings
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
-            write_needed(dataclasses.replace(known, settings=settings), project / RECORD_NAME)
+            trial_files.write_needed(
+                dataclasses.replace(known, settings=settings), project / RECORD_NAME
+            )
         for line in self._found:
-            note_in_identity(project, line)
+            identity.note_in_identity(project, line)
             self._progress.say(line)
         self._found = []
 

@@ -6,14 +6,7 @@ from typing import NamedTuple
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import (
-    count_range,
-    format_number,
-    in_brackets,
-    join_words,
-    pluralize,
-    setting,
-)
+from kbatch.document import numbers
 from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
@@ -63,7 +56,7 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
 
 
 def value_text(value: bool | int | float | str | None) -> str:
-    return setting(value) if isinstance(value, float) else str(value)
+    return numbers.setting(value) if isinstance(value, float) else str(value)
 
 
 def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
@@ -112,9 +105,9 @@ def metric_axis_label(metric: Objective) -> str:
 def noise_scale_text(scale: NoiseScale) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
-        return f"{format_number(scale.value, 2)}{in_brackets(scale.interval, 2)}"
+        return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale.interval, 2)}"
     if scale.at_least:
-        return f"n/a (unresolved: at least {format_number(scale.at_least, 2)})"
+        return f"n/a (unresolved: at least {numbers.format_number(scale.at_least, 2)})"
     return "n/a (unresolved)"
 
 
@@ -130,9 +123,9 @@ def followed_value(scaling: LearningRateScaling, name: str) -> str:
     """Format one of the settings that follow, empty where it is not known."""
     if name == "batch_norm_momentum":
         momenta = scaling.batch_norm_momenta
-        return join_words(map(setting, momenta)) if momenta else ""
+        return numbers.join_words(map(numbers.setting, momenta)) if momenta else ""
     value = scaling.beta_2 if name == "beta_2" else scaling.weight_decay
-    return "" if value is None else setting(value)
+    return "" if value is None else numbers.setting(value)
 
 
 class Conditions(NamedTuple):
@@ -189,8 +182,8 @@ def caption(conditions: Conditions) -> str:
         conditions.device or UNKNOWN_DEVICE,
         *conditions.versions,
         ", ".join(conditions.policies),
-        f"{pluralize(conditions.trials, 'trial')}, "
-        f"{count_range(conditions.executions, 'execution')} each",
+        f"{numbers.pluralize(conditions.trials, 'trial')}, "
+        f"{numbers.count_range(conditions.executions, 'execution')} each",
         f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
         conditions.clocks,
     ]
@@ -199,27 +192,27 @@ def caption(conditions: Conditions) -> str:
 
 def budget_text(conditions: Conditions) -> str:
     """Describe how long the executions trained; they need to have completed."""
-    epochs = count_range(conditions.epochs, "epoch") if conditions.epochs else "no epoch"
+    epochs = numbers.count_range(conditions.epochs, "epoch") if conditions.epochs else "no epoch"
     if conditions.ends:
         return f"{' or '.join(conditions.ends)} ({epochs})"
     if conditions.examples is None:
         return epochs
-    return f"{epochs} of {count_range(conditions.examples, 'example')}"
+    return f"{epochs} of {numbers.count_range(conditions.examples, 'example')}"
 
 
 def end_text(execution: ExecutionRecord) -> str:
     """Describe what ends an execution, an empty text where it is the number of epochs."""
     budget, target, limits = execution.budget or Budget(), execution.target, []
     if budget.train_s is not None:
-        limits.append(f"{setting(budget.train_s)} s of training")
+        limits.append(f"{numbers.setting(budget.train_s)} s of training")
     if budget.updates is not None:
-        limits.append(pluralize(budget.updates, "update"))
+        limits.append(numbers.pluralize(budget.updates, "update"))
     if budget.examples is not None:
-        limits.append(pluralize(budget.examples, "example"))
+        limits.append(numbers.pluralize(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)
     sign = "≥" if target.direction == "max" else "≤"
-    until = f"until {target.metric} {sign} {setting(target.value)}"
+    until = f"until {target.metric} {sign} {numbers.setting(target.value)}"
     return f"{until}, at most {' or '.join(limits)}" if limits else until
 
 

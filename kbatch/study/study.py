@@ -10,15 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
-from kbatch.records.json_codec import (
-    RecordError,
-    load_if_readable,
-    printable,
-    read_json,
-    read_record,
-    shown,
-    write_record,
-)
+from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord
 from kbatch.records.training_run import COST_NAMES
@@ -125,12 +117,12 @@ class GoodputRecord:
 
 def read_goodput(project: Path) -> GoodputRecord | None:
     """Read the record of a project directory; None where it must be measured (again)."""
-    return load_if_readable(GoodputRecord, project / GOODPUT_NAME)
+    return json_codec.load_if_readable(GoodputRecord, project / GOODPUT_NAME)
 
 
 def write_goodput(record: GoodputRecord, project: Path) -> None:
     """Write the record into a project directory."""
-    write_record(record, project / GOODPUT_NAME)
+    json_codec.write_record(record, project / GOODPUT_NAME)
 
 
 # Settings that change no training.
@@ -203,10 +195,7 @@ class Study(ShownRecord):
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The metric that tells how well a model learned: the objective, if it is one.
-
-        Else a validation accuracy, or the validation loss.
-        """
+        """The objective if it shows what a model learned, else a validation metric that does."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.objective and self.objective.or_quality(names)
 
@@ -321,7 +310,7 @@ class Study(ShownRecord):
         path = Path(path)
         if path.suffix != ".json":
             raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
-        write_record(self, path)
+        json_codec.write_record(self, path)
 
 
 # Statuses of an execution that trains now, or again when the search goes on.
@@ -389,7 +378,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         tuner, path = path, path.project_dir
     path = Path(path)
     if path.is_file():
-        return read_record(Study, path)
+        return json_codec.read_record(Study, path)
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
         raise FileNotFoundError(
@@ -401,7 +390,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     difference = study.search.difference(settings) if study.search and settings else None
     if difference:
         # keras-tuner reloads a finished search without a word, and runs nothing.
-        raise RecordError(
+        raise json_codec.RecordError(
             f"{path} holds an older search with other settings, and the tuner ran none of its own: "
             "give another `project_name`, or `overwrite=True` to start over (`load_study` with the "
             f"directory reads the older one). Received: {difference}."
@@ -417,8 +406,8 @@ def _read_project(path: Path) -> Study:
         if not os.path.lexists(file):
             return None
         try:
-            return read_record(kind, file)
-        except RecordError as error:
+            return json_codec.read_record(kind, file)
+        except json_codec.RecordError as error:
             problems.append(str(error))
 
     search = read(SearchRecord, path / RECORD_NAME)
@@ -426,7 +415,9 @@ def _read_project(path: Path) -> Study:
     for folder in sorted(path.glob("trial_*")):
         trial = read(TrialRecord, file := folder / RECORD_NAME)
         if trial and folder.name != f"trial_{trial.trial_id}":
-            problems.append(f"{file} is left out: it holds trial {shown(trial.trial_id)}.")
+            problems.append(
+                f"{file} is left out: it holds trial {json_codec.shown(trial.trial_id)}."
+            )
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
@@ -435,8 +426,8 @@ def _read_project(path: Path) -> Study:
     problems += identity.notes if identity else ()
     goodput = read(GoodputRecord, path / GOODPUT_NAME)
     # A folder's name may hold bytes that are no text, and lines that would break a title.
-    name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(map(printable, problems)), goodput)
+    name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
+    return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
 
 
 def _unrecorded(path: Path) -> list[str]:
@@ -446,9 +437,9 @@ def _unrecorded(path: Path) -> list[str]:
         if (file.parent / RECORD_NAME).exists():
             continue
         try:
-            trial = read_json(file)
+            trial = json_codec.read_json(file)
             status, message = trial["status"], trial.get("message") or ""
-        except (RecordError, AttributeError, KeyError, TypeError):
+        except (json_codec.RecordError, AttributeError, KeyError, TypeError):
             continue
         if status in ("FAILED", "INVALID"):
             last = [line for line in str(message).splitlines() if line.strip()][-1:]
@@ -460,9 +451,9 @@ def _suggestion(path: Path) -> str:
     """Name a study that lies one folder below, where people often point to."""
     for file in sorted(path.glob(f"*/{RECORD_NAME}")):
         try:
-            if read_json(file)["kind"] == SearchRecord.__name__:
+            if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
                 return f"One lies in {file.parent}. "
-        except (RecordError, KeyError, TypeError):
+        except (json_codec.RecordError, KeyError, TypeError):
             continue
     return ""
 

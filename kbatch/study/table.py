@@ -85,10 +85,13 @@ def _columns(study: Study) -> list[_Made]:
             (Column(name, True), lambda t, name=name: _hyperparameter(t.hyperparameters.get(name)))
             for name in trial_names(trials).hyperparameters
         ),
-        (Column("Samples/s", True, "samples_per_second"), _throughput),
+        (
+            Column("Samples/s", True, "samples_per_second"),
+            lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
+        ),
         (
             Column(words[0].upper() + words[1:], True, "quality"),
-            lambda t: _quality(t, quality.name if quality else None),
+            lambda t: _quality(t, quality.name if quality else ""),
         ),
         *_baseline_columns(study, words),
         *_target_columns(trials),
@@ -121,22 +124,21 @@ def _cell(
     return Cell(write(value), value)
 
 
-def _throughput(trial: TrialRecord) -> Cell:
-    value, interval = trial.samples_per_second, trial.samples_per_second_interval
-    if value is None or interval is None:
-        return _cell(trial, value)
-    if len(trial.executions) > 1:
-        return Cell(_plus_minus(value, interval, 3), value)
-    return Cell(f"{format_number(value)}{in_brackets(interval)}", value)
+def _measured(
+    trial: TrialRecord, value: float | None, interval: Interval | None, digits: int = 3
+) -> Cell:
+    """Write a value with its spread over executions, or in brackets with that within one."""
+    if value is None:
+        return _cell(trial, None)
+    spread = in_brackets(interval)
+    if interval is not None and len(trial.executions) > 1:
+        spread = f" ± {format_number((interval.high - interval.low) / 2, 2)}"
+    return Cell(f"{format_number(value, digits)}{spread}", value)
 
 
-def _quality(trial: TrialRecord, name: str | None) -> Cell:
-    value = trial.metrics.get(name) if name else None
-    interval = trial.metric_interval(name) if name else None
-    if value is None or interval is None:
-        over_examples = in_brackets(trial.examples_interval(name), 3) if name else ""
-        return _cell(trial, value, lambda v: f"{format_number(v, 4)}{over_examples}")
-    return Cell(_plus_minus(value, interval, 4), value)
+def _quality(trial: TrialRecord, name: str) -> Cell:
+    interval = trial.metric_interval(name) or trial.examples_interval(name)
+    return _measured(trial, trial.metrics.get(name), interval, 4)
 
 
 def _baseline_columns(study: Study, words: str) -> list[_Made]:
@@ -161,11 +163,6 @@ def _baseline_columns(study: Study, words: str) -> list[_Made]:
         for title, name, write in columns
         if any(getattr(change, name) is not None for change in found.changes.values())
     ]
-
-
-def _plus_minus(value: float, interval: Interval, digits: int) -> str:
-    half = (interval.high - interval.low) / 2
-    return f"{format_number(value, digits)} ± {format_number(half, 2)}"
 
 
 def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:

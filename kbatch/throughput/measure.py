@@ -194,10 +194,7 @@ def _measure_memory(
     say: Callable[[str], None],
 ) -> MemoryPass:
     with open_probes(
-        workload,
-        memory_limit_bytes=limit_bytes,
-        memory_window=_WINDOW,
-        model=lambda: start().model,
+        workload, memory_limit_bytes=limit_bytes, memory_window=_WINDOW, model=lambda: start().model
     ) as probes:
         facts = probes.facts
         check_weights(facts)

@@ -20,7 +20,6 @@ from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
     SavedRecord,
-    ShownRecord,
     check_choice,
     check_ranges,
 )
@@ -39,25 +38,17 @@ class TrainingPoint:
     """The train steps of one micro-batch size."""
 
     micro_batch_size: int  #: Examples that go through the device at once.
-    #: Examples of a step, which makes one optimizer update: as many where the step is Keras's own,
-    #: more where it accumulates over micro-batches.
-    batch_size: int
+    batch_size: int  #: Examples of a step, an optimizer update: more where it accumulates.
     outcome: str  #: One of `POINT_OUTCOMES`.
-    #: Why it was not measured, or left the rounds before others; None otherwise.
-    reason: str | None = None
+    reason: str | None = None  #: Why it was not measured, or left the rounds early; else None.
     first_step_s: float | None = None  #: Seconds of the first step, with tracing and compiling.
     warm_up_steps: int = 0  #: Steps after it that do not count.
     steps: int = 0  #: Steps that count.
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     step_times_s: tuple[float, ...] = ()  #: Median seconds of a step in each of them.
-    #: Most bytes held at once in training, weights and optimizer included; None where it is not
-    #: known.
-    peak_memory_bytes: int | None = None
-    #: Clock of the GPU at the end of its turn in each round, in MHz, None where it was not told;
-    #: empty without a GPU that is read.
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-    #: What lowered the clock there, such as `("power cap",)`, in the same way.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+    peak_memory_bytes: int | None = None  #: Most held at once, weights included; None if unknown.
+    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each round, None if not told.
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self) -> None:
         check_choice(POINT_OUTCOMES, outcome=self.outcome)
@@ -123,7 +114,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingProfile(SavedRecord, ShownRecord):
+class TrainingProfile(SavedRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
     What follows from the measurement raises a `ValueError` where too little was measured for it.
@@ -138,14 +129,11 @@ class TrainingProfile(SavedRecord, ShownRecord):
     dtype_policy: str  #: Policy of the model.
     jit_compile: bool  #: Whether XLA compiles the train step.
     points: tuple[TrainingPoint, ...]  #: One a micro-batch size, ascending.
-    #: Memory that the probes could take, None where none were made.
-    memory_limit_bytes: int | None = None
+    memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
     duration_s: float | None = None  #: Seconds that the measurement took.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-    #: What the timing took of each GPU, with its power cap, its clocks and what lowered them; empty
-    #: where none is read.
-    gpus: tuple[GpuUsage, ...] = ()
+    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch_size for point in self.points]
@@ -156,7 +144,6 @@ class TrainingProfile(SavedRecord, ShownRecord):
             )
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         sizes = [point.micro_batch_size for point in self.measured]
         between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
         return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
@@ -228,11 +215,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return fit_memory(self.memory_bytes)
 
     def predict_memory_bytes(self, micro_batch_size: int) -> float:
-        """Estimate the memory of a micro-batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes is known.
-        """
+        """Estimate the bytes of a micro-batch from the line through two known sizes or more."""
         fit = self.memory_fit
         if fit is None:
             raise ValueError(

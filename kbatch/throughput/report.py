@@ -41,7 +41,6 @@ _COLUMNS = (
 
 
 def training_section(profile: TrainingProfile) -> Section:
-    """Compute what a report says of a training profile."""
     (headline, *details), environment = training_lines(profile), profile.environment
     limit, took_s = profile.memory_limit_bytes, profile.duration_s
     chosen, conditions, figures = None, "", ()
@@ -161,7 +160,6 @@ def _fit(profile: TrainingProfile) -> str:
 
 
 def line_text(fit: StepTime) -> str:
-    """Write the fitted line a + b B."""
     fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
     return f"{fixed} ms + {each} ms x B"
 
@@ -182,14 +180,10 @@ _LIMIT_CHARACTERS = 80
 
 
 class TrainingProfileInfo(NamedTuple):
-    """What the figure shows."""
-
     name: str  # The model's, with its policy.
     points: tuple[TrainingPoint, ...]  # The sizes that were timed.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
-    # Fitted seconds of a micro-batch at sizes along the axis; empty where no line holds or steps
-    # accumulate.
-    line_s: tuple[tuple[float, float], ...]
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
     memory_bytes: dict[int, int]  # Peak memory by size.
     limit_bytes: int | None  # Memory that may be taken, None where it was not measured.
     answers: tuple[tuple[str, int, bool], ...]  # Sizes that are marked, and if they were measured.
@@ -198,13 +192,11 @@ class TrainingProfileInfo(NamedTuple):
 
     @property
     def sizes(self) -> tuple[int, ...]:
-        """Every size once, ascending, those without a time included."""
         timed = {point.micro_batch_size for point in self.points}
         return tuple(sorted(timed.union(self.failed, self.memory_bytes)))
 
 
 def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
-    """Compute what the figure of a profile shows."""
     points = profile.measured
     if not points:
         raise ValueError(
@@ -228,6 +220,13 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
             for name, answer in (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
             if answer.batch_size is not None
         )
+    parts = where_measured(profile.environment)
+    batches = sorted({p.batch_size for p in points if p.accumulated})
+    if batches:
+        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
+    number = count_range((len(point.rounds) for point in points), "round")
+    parts.append(f"{number} a point, bars: 95 % interval of the median")
+    parts.append("XLA" if profile.jit_compile else "without XLA")
     return TrainingProfileInfo(
         name=f"{profile.model_name}, {profile.dtype_policy}",
         points=points,
@@ -236,24 +235,12 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
         memory_bytes=profile.memory_bytes,
         limit_bytes=profile.memory_limit_bytes,
         answers=answers,
-        conditions=_conditions(profile),
+        conditions=" · ".join(filter(None, (*parts, training_clocks(profile)))),
         fit=words,
     )
 
 
-def _conditions(profile: TrainingProfile) -> str:
-    parts = where_measured(profile.environment)
-    batches = sorted({p.batch_size for p in profile.measured if p.accumulated})
-    if batches:
-        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
-    number = count_range((len(point.rounds) for point in profile.measured), "round")
-    parts.append(f"{number} a point, bars: 95 % interval of the median")
-    parts.append("XLA" if profile.jit_compile else "without XLA")
-    return " · ".join(filter(None, (*parts, training_clocks(profile))))
-
-
 def training_profile_alt_text(info: TrainingProfileInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.sizes
     best = max(info.points, key=lambda point: point.samples_per_second or 0.0)
     sentences = [

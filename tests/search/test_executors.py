@@ -18,6 +18,7 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from rich.console import Console
 from stub_executor import StubExecutor, trained
 
 import kbatch
@@ -28,7 +29,7 @@ from kbatch.device.worker import WorkerDied
 from kbatch.records.json_codec import record_text
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.goodput_costs import expected_runs
-from kbatch.search.progress import FileLine, SearchProgress
+from kbatch.search.progress import ConsoleLine, SearchProgress
 from kbatch.search.trial_process import execute
 from kbatch.search.trial_states import CHECKPOINT_NAME
 from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
@@ -737,11 +738,11 @@ def test_an_engine_that_cannot_say_what_runs_ends_no_search(tmp_path):
 def test_progress_counts_what_runs_waits_and_has_ended():
     lines = []
 
-    class Line(FileLine):
+    class Line(ConsoleLine):
         def update(self, name, share, figures):
             lines.append((name, figures))
 
-    with SearchProgress(1, open_line=Line) as progress:
+    with SearchProgress(1, open_line=lambda: Line(Console())) as progress:
         progress.show_counts(submitted=5, running=2, ended=3)
         progress.show_counts(submitted=5, running=None, ended=3)
     assert lines == [

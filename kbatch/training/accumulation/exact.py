@@ -63,6 +63,14 @@ _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
 )
+_KEPT = (
+    "`exact=True` sends a call through in micro-batches, so a tensor that a layer keeps as an "
+    "attribute in its `call` has the rows of one of them: return it from `call`. Received:"
+)
+_NOT_DENSE = (
+    "`exact=True` takes ragged and sparse inputs, but no gradient by such values: make them dense "
+    "before the layer, or call both from one layer. Received:"
+)
 _NO_ROWS = (
     "`exact=True` needs outputs with an axis of rows: let the layer return values a row, and "
     "reduce or reshape them in the loss. Received: an output of"
@@ -72,8 +80,16 @@ _NO_ROWS = (
 class CutCalls:
     """Sends the calls of layers through in micro-batches, and again for their gradients."""
 
-    def __init__(self, size: int | tf.Variable, *, fixed: bool, batch_norm_once: bool = True):
+    def __init__(
+        self,
+        size: int | tf.Variable,
+        *,
+        fixed: bool,
+        batch_norm_once: bool = True,
+        training_rows: int | None = None,  # In a comparison: rows of the batches of training.
+    ):
         self.size, self.fixed, self.batch_norm_once = size, fixed, batch_norm_once
+        self.training_rows = training_rows
         self._within = False  # A call that is cut: those of layers in it are not.
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
@@ -89,6 +105,11 @@ class CutCalls:
         arguments = keras.tree.flatten((args, kwargs))
         places = [i for i, one in enumerate(arguments) if _has_rows(one)]
         rows = {arguments[i].shape[0] for i in places}
+        if not self._within and len(rows) > 1 and self.training_rows in rows - {None}:
+            raise ValueError(
+                f"{layer.name} ({type(layer).__name__}) gets an argument of as many rows as a "
+                f"batch has in training, {self.training_rows}, where it would be cut with it"
+            )
         few = isinstance(self.size, int) and all(n is not None and n <= self.size for n in rows)
         # Where first axes differ, any of them may be that of the rows.
         if self._within or few or len(rows) != 1:
@@ -111,6 +132,10 @@ class _CutCall:
         self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
         self._name = f"{layer.name} ({type(layer).__name__})"
         self._leaves, self._places = keras.tree.flatten(arguments), places
+        for one in self._leaves:
+            values = getattr(one, "flat_values", getattr(one, "values", None))
+            if not isinstance(one, tf.Tensor) and _is_differentiable(values):
+                raise ValueError(f"{_NOT_DENSE} a {type(one).__name__} for {self._name}.")
         masks = [mask_of(self._leaves[i]) for i in places]
         # What is the same for all rows, such as a temperature.
         others = [i for i in range(len(self._leaves)) if i not in places]
@@ -161,6 +186,9 @@ class _CutCall:
         args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
         found = self._plain(*args, **kwargs)
         leaves = keras.tree.flatten(found)
+        for leaf in leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+                raise ValueError(f"{_NO_ROWS} {self._name} that is a {type(leaf).__name__}.")
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         rows, known = row_count(parts), parts[0].shape[0]
         for leaf in (leaves[i] for i in tensors):
@@ -320,7 +348,9 @@ class _CutCall:
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
             ]
             for pair in zip(expected, found, strict=True):
-                off = tf.maximum(off, _difference(*pair))
+                first, second = (tf.cast(one, tf.float32) for one in pair)
+                largest = tf.reduce_max(tf.abs(first)) + 1e-6
+                off = tf.maximum(off, tf.reduce_max(tf.abs(first - second)) / largest)
             pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
             return (
                 start + rows,
@@ -345,17 +375,23 @@ class _CutCall:
 class ExactTrainStep(AccumulatingTrainStep):
     """The train step behind `accumulate_gradients(..., exact=True)`."""
 
-    exact = True
+    def _update(self, data: Any) -> dict[str, Any]:
+        try:
+            return super()._update(data)
+        except (TypeError, ValueError) as error:  # TensorFlow's own has no public name.
+            if "out of scope" not in str(error):
+                raise
+            raise ValueError(f"{_KEPT} {str(error).partition('. ')[0][:300]}.") from error
 
-    def _by_step(self, step: Any, data: Any, size: int | tf.Variable) -> Any:
-        with self._cut_calls(size):
+    def _by_step(self, step: Any, data: Any) -> Any:
+        with self._cut_calls():
             return step(data)
 
     def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
         model = self.model
         x, y, sample_weight = batch.leaves
         with tf.GradientTape() as tape:
-            with self._cut_calls(batch.size):
+            with self._cut_calls():
                 y_pred = forward(model, x, training=True)
             if replicas_in_step() == 1:
                 loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
@@ -369,9 +405,9 @@ class ExactTrainStep(AccumulatingTrainStep):
         loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
 
-    def _cut_calls(self, size: int | tf.Variable) -> contextlib.AbstractContextManager[None]:
-        cuts = CutCalls(size, fixed=self.model.jit_compile, batch_norm_once=self.batch_norm_once)
-        return cuts.installed()
+    def _cut_calls(self) -> contextlib.AbstractContextManager[None]:
+        once = self.how.batch_norm_once
+        return CutCalls(self.size, fixed=self.model.jit_compile, batch_norm_once=once).installed()
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -463,12 +499,6 @@ def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
     kept: Any = last(*known, *sources) if known else []
     found = iter(kept)
     return [None if one is None else next(found) for one in gradients]
-
-
-def _difference(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
-    largest = tf.reduce_max(tf.abs(first)) + 1e-6
-    return tf.reduce_max(tf.abs(first - second)) / largest
 
 
 def _values_of(variables: list[Any]) -> list[tf.Tensor]:
