@@ -246,6 +246,7 @@ PUBLIC_UNDERSCORES = {"_asdict", "_exit", "_fields", "_make", "_replace"}
 ACCESSES = {"delattr", "getattr", "hasattr", "setattr"}
 
 
+@functools.cache
 def made_in(tree):
     """Return the names that a module defines, and the attributes that it gives itself."""
     nodes = list(ast.walk(tree))
