@@ -23,11 +23,11 @@ def model_fingerprint(model: keras.Model) -> str:
 
     Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it, and the code
     and the plain attributes of layers that are not Keras's own. Weights, the
-    learning rate and the names of layers, which Keras counts up, are not; of the optimizer's other
-    numbers only whether they are zero, which decides the slots.
+    learning rate and the names of layers, which Keras counts up, are not; of other numbers of the
+    optimizers only whether they are zero, which decides the slots.
     """
     described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
-    described["optimizer"] = _zero_or_not(described["optimizer"])
+    described |= {k: _zero_or_not(v) for k, v in described.items() if "optimizer" in k}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

@@ -17,6 +17,7 @@ from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.search.auto_micro_batch import MicroBatchCache, SearchMicroBatches
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import build_on, sample_of
+from kbatch.training.fingerprint import model_fingerprint
 
 X, Y = models.rows(94)
 VALIDATION, _ = models.rows(40, seed=1)
@@ -63,15 +64,21 @@ def test_a_search_trains_it_whole(kind):
 
 
 def test_both_optimizers_of_a_gan_follow_the_batch_size():
-    hp = keras_tuner.HyperParameters()
     hypermodel = searches.hypermodel(
         own_steps.gan, (8, 32), dtype_policy="float32", micro_batch_size=None
     )
-    hp.values["batch_size"] = 32
-    model = hypermodel.build(hp)
+
+    def built(batch_size):
+        hp = keras_tuner.HyperParameters()
+        hp.values["batch_size"] = batch_size
+        return hypermodel.build(hp)
+
+    model = built(32)
     rates = [float(one.learning_rate) for one in (model.d_optimizer, model.g_optimizer)]
     assert rates == pytest.approx([0.02, 0.004])
     assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
+    # What memory is measured of is the same model.
+    assert model_fingerprint(model) == model_fingerprint(built(8))
 
 
 def test_validation_needs_a_test_step(tmp_path):
