@@ -186,7 +186,6 @@ class GpuMonitor:
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":
-        """Open NVML, take the first sample and start the thread."""
         if self._started_s is not None:
             raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
         with contextlib.ExitStack() as opening:

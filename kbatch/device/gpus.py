@@ -96,7 +96,6 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
 
 
 def read_driver() -> NvmlDriver:
-    """Read the driver; within a block of `opened_nvml`."""
     cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     silent = []
     for index in range(read_gpu_count()):

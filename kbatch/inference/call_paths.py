@@ -79,7 +79,6 @@ class CallPath(NamedTuple):
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
-    """Return call paths for their names and for functions of a batch."""
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         given = (given,)
     paths = []

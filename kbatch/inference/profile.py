@@ -93,7 +93,6 @@ class InferenceProfile(SavedRecord):
         calls_for_quantile(self.quantile)  # Raises where it is none.
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
         sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
         between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"

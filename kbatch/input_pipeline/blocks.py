@@ -279,7 +279,6 @@ class RepresentativeBatches:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers in each batch that was added, in order."""
         return [_numbers(shapes) for shapes in self._shapes]
 
     def add(self, batch: Any) -> None:

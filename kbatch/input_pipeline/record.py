@@ -206,7 +206,6 @@ class InputPipelineProfile(SavedRecord):
         check_ranges(1, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
 
     @property

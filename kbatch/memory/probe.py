@@ -95,7 +95,6 @@ class WorkerProbes:
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What the worker knew of the workload when it started."""
         try:
             self._facts = self._facts or self._worker.call(_Subject.facts)
         except Exception as error:
@@ -128,7 +127,6 @@ class WorkerProbes:
         return reading
 
     def renew(self) -> bool:
-        """End the process: the next probe runs in a fresh one."""
         self._worker.restart()
         self._ran_out = False
         return True
@@ -168,7 +166,6 @@ class ProcessProbes:
         return reading
 
     def renew(self) -> bool:
-        """Return False: this process cannot be restarted."""
         return False
 
 
@@ -330,7 +327,6 @@ def _refusal_with_bytes(
 
 
 def check_weights(facts: WorkloadFacts) -> None:
-    """Check that at least the weights fit."""
     if facts.variables_bytes > facts.limit_bytes:
         raise _refusal(
             "The memory limit is below the weights of the model, with what the optimizer keeps of "
@@ -359,7 +355,6 @@ def no_example_fits(
     needed_bytes: float | None,
     died: WorkerDied | None,
 ) -> OutOfMemoryError:
-    """Describe what one example needs."""
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
     return _refusal(
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "

@@ -70,7 +70,6 @@ class MaxBatchSizeResult(SavedRecord):
         check_window(self.memory_window)
 
     def __repr__(self) -> str:
-        """Sum the result up in a line."""
         share = self.peak_memory_bytes / self.limit_bytes
         return (
             f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "

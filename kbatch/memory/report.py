@@ -20,7 +20,6 @@ _MORE_AT_FIRST = 1.05
 
 
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
-    """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
     task = "training" if result.training else "inference"
     beyond = " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
@@ -145,12 +144,7 @@ class MemoryInfo(NamedTuple):
     title: str
     # By what became of the run: batch sizes and peak bytes; what ran out lies on the limit.
     runs: dict[str, tuple[tuple[int, float], ...]]
-    answer: int  # The largest batch size, in examples.
-    answer_bytes: int  # Most bytes seen there.
-    limit_bytes: int
-    window_bytes: tuple[float, float]
-    window_text: str
-    fit: tuple[float, float] | None  # Fixed bytes and bytes per example, None from one size.
+    window: str
     notes: tuple[str, ...]
     alt_text: str
 
@@ -161,8 +155,7 @@ class MemoryInfo(NamedTuple):
 
 def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
     limit_bytes, fit, environment = result.limit_bytes, result.fit, result.environment
-    low, high = result.memory_window
-    window = f"{percent(low)} to {percent(high)}"
+    window = "window " + " to ".join(map(percent, result.memory_window))
     task = "training" if result.training else "inference"
     runs: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
     below, above, confirming, out = _KINDS
@@ -182,7 +175,7 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
     answer, answer_bytes = result.max_batch_size, result.peak_memory_bytes
     sentences = (
         f"A chart of peak memory over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic "
-        f"axis, with the limit of {memory_text(limit_bytes)} and a window {window}.",
+        f"axis, with the limit of {memory_text(limit_bytes)} and a {window}.",
         f"Batch size {answer:,} is marked, with {memory_text(answer_bytes)}, "
         f"{percent(answer_bytes / limit_bytes)} of the limit.",
         failed and f"Out of memory: {failed}.",
@@ -191,12 +184,7 @@ def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
     return MemoryInfo(
         title=f"Largest batch for {task}: {pluralize(answer, 'example')}",
         runs={kind: tuple(found) for kind, found in runs.items()},
-        answer=answer,
-        answer_bytes=answer_bytes,
-        limit_bytes=limit_bytes,
-        window_bytes=(low * limit_bytes, high * limit_bytes),
-        window_text=f"window {window}",
-        fit=(fit.fixed_bytes, fit.bytes_per_example) if fit else None,
+        window=window,
         notes=(
             f"Why this size: {result.reason}.",
             line,
@@ -218,22 +206,21 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
         result: What `find_max_batch_size` found.
         ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
     """
-    info = memory_info(result)
+    info, answer, limit_bytes = memory_info(result), result.max_batch_size, result.limit_bytes
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(info.alt_text)
     sizes = info.batch_sizes
     batch_axis(panel, sizes, "Batch size (examples in a step)")
-    unit, unit_name = (2.0**30, "GiB") if info.limit_bytes >= 2**30 else (2.0**20, "MiB")
-    limit, low, high = (end / unit for end in (info.limit_bytes, *info.window_bytes))
+    unit, unit_name = (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")
+    limit, low, high = (share * limit_bytes / unit for share in (1, *result.memory_window))
     panel.axhspan(low, high, color=series_style(2).color, alpha=0.14, linewidth=0, zorder=0.3)
-    draw.limit(panel, limit, f"limit {memory_text(info.limit_bytes)}")
+    draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
     middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
-    draw.text(panel, info.window_text, middle, ha="left", color=MUTED, xycoords=edge)
-    if info.fit is not None:
-        fixed, each = info.fit
+    draw.text(panel, info.window, middle, ha="left", color=MUTED, xycoords=edge)
+    if (fit := result.fit) is not None:
         places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
         line = {"color": series_style(0).color, "linewidth": 1.1, "linestyle": ":"}
-        panel.plot(places, (fixed + places * each) / unit, **line)
+        panel.plot(places, (fit.fixed_bytes + places * fit.bytes_per_example) / unit, **line)
     for index, (kind, runs) in enumerate(info.runs.items()):
         if runs:
             failed = kind == _OUT_OF_MEMORY
@@ -241,13 +228,13 @@ def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
             peaks = [peak_bytes / unit for _, peak_bytes in runs]
             look = {"size": 8 if failed else 6, "label": kind, "zorder": 4 if failed else 3}
             draw.points(panel, [size for size, _ in runs], peaks, color, marker, **look)
-    draw.guide(panel, info.answer)
-    place = (info.answer, info.answer_bytes / unit)
+    peak_bytes = result.peak_memory_bytes
+    draw.guide(panel, answer)
+    place, share = (answer, peak_bytes / unit), peak_bytes / limit_bytes
     draw.ring(panel, *place)
-    share = info.answer_bytes / info.limit_bytes
-    ha, right_pt = ("right", -11) if info.answer > sizes[0] else ("left", 11)
+    ha, right_pt = ("right", -11) if answer > sizes[0] else ("left", 11)
     va, up_pt = ("bottom", 11) if share < 0.15 else ("top", -11)
-    words = f"{info.answer:,}: {memory_text(info.answer_bytes)}, {percent(share)}"
+    words = f"{answer:,}: {memory_text(peak_bytes)}, {percent(share)}"
     draw.text(panel, words, place, (right_pt, up_pt), ha=ha, va=va, bold=True)
     panel.set_ylim(0, _TOP * limit)
     panel.set_ylabel(f"Peak memory ({unit_name})")

@@ -51,8 +51,6 @@ _BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty, as far as it is known."""
-
     value: float | None
     interval: Interval | None  # Of 95 % confidence or more.
 

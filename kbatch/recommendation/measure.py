@@ -279,7 +279,6 @@ class Task(NamedTuple):
 
     @property
     def load(self) -> Workload:
-        """What the device has to hold."""
         return Workload(self.build, self.source, keras.config.dtype_policy().name)
 
     def kept(self) -> contextlib.AbstractContextManager[Any]:

@@ -69,7 +69,6 @@ class Recommendation(SavedRecord):
             object.__setattr__(self, "decision", _older_answer(self))
 
     def __repr__(self) -> str:
-        """Sum the recommendation up in a line."""
         if self.batch_size is None:
             return f"<Recommendation: no batch size, {len(self.unknown)} limits unknown>"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
@@ -79,7 +78,6 @@ class Recommendation(SavedRecord):
         )
 
     def __str__(self) -> str:
-        """Write the recommendation as a page: the answer, why, and how sure it is."""
         from kbatch.recommendation.report import recommendation_text  # It imports this module.
 
         return recommendation_text(self)

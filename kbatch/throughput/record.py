@@ -144,7 +144,6 @@ class TrainingProfile(SavedRecord):
             )
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         sizes = [point.micro_batch_size for point in self.measured]
         between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
         return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"

@@ -93,7 +93,6 @@ class TrainingSweep:
         return tried
 
     def each_round(self) -> Iterator[list[StepConfig]]:
-        """Time the steps, and yield after each round which of them go on."""
         with GpuMonitor(interval_s=NEVER_S) as monitor:
             yield from self.rounds.each_round(read_clock=monitor.sample_clock)
         self.gpus = monitor.gpus or ()
