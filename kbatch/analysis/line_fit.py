@@ -223,8 +223,7 @@ class StepTime:
 def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
     """Fit the time of a step to measurements at several batch sizes, in seconds.
 
-    Assumes errors relative to the time itself. Measurements in shuffled rounds, each size once
-    a round, give independent repetitions; repetitions of one size in a row share its hiccups.
+    Assumes independent errors relative to the time itself, as of sizes in shuffled rounds.
     """
     return StepTime(fit_line(batch_sizes, step_times_s))
 

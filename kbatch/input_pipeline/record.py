@@ -259,10 +259,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
 
     @property
     def crossing(self) -> Crossing | None:
-        """The batch size from which on the pipeline is slower, None if too little was measured.
-
-        None too where the rounds are not `is_even`, or one was `disturbed`.
-        """
+        """The batch size from which on the pipeline is slower; None if too little is known."""
         if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
         steps = [
