@@ -44,8 +44,7 @@ class Departure:
 
     noise: float | None  # Relative deviation of those at one place; None if none repeats.
     worst: float  # Largest distance of a centre from the curve, as a share of its value.
-    # False when one is more than noise explains and than 2 %; None when it cannot be told.
-    holds: bool | None
+    holds: bool | None  # False when beyond the noise and 2 %; None when it cannot be told.
 
 
 def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:

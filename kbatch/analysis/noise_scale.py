@@ -46,8 +46,7 @@ class NoiseScale:
 
     value: float | None  #: B_noise, in examples; None where |G|^2 is not told apart from 0.
     interval: Interval | None  #: Its 95 % interval, in examples; None when unresolved.
-    #: Lower bound with 97.5 % confidence, in examples, also of an unresolved scale; or None.
-    at_least: float | None
+    at_least: float | None  #: 97.5 % lower bound, in examples, also of an unresolved one; or None.
     variance: float | None  #: Mean estimate of tr(Sigma), squared gradient units; or None.
     squared_norm: float | None  #: Mean estimate of |G|^2, squared gradient units; or None.
     measurements: int  #: Steps, or epochs, behind it.
