@@ -13,7 +13,7 @@ __version__ = "0.2.0"
 # The stub beside this file has a line for each public name.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
 _HOME_OF = {name: home for home, name in re.findall(r"from (\S+) import \(?\s*(\w+) as", _STUB)}
-__all__ = sorted(_HOME_OF)
+__all__ = sorted(_HOME_OF)  # pyright: ignore[reportUnsupportedDunderAll]
 
 
 def __getattr__(name: str):

@@ -23,7 +23,7 @@ from kbatch.analysis.scaling_curve import (
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord
 from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ class TargetTooLow(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class InferenceProfile(SavedRecord, ShownRecord):
+class InferenceProfile(SavedRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They

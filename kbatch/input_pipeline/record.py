@@ -17,7 +17,6 @@ from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
     SavedRecord,
-    ShownRecord,
     check_choice,
     check_ranges,
 )
@@ -175,7 +174,7 @@ SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
 
 
 @dataclasses.dataclass(frozen=True)
-class InputPipelineProfile(SavedRecord, ShownRecord):
+class InputPipelineProfile(SavedRecord):
     """What limits training: the input pipeline or the train step."""
 
     source: str  #: One of `SOURCES`.

@@ -5,13 +5,7 @@ from collections.abc import Iterable
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, check_window, fit_memory
-from kbatch.records.record import (
-    EnvironmentRecord,
-    SavedRecord,
-    ShownRecord,
-    check_choice,
-    check_ranges,
-)
+from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice, check_ranges
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
@@ -44,7 +38,7 @@ class ProbeRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult(SavedRecord, ShownRecord):
+class MaxBatchSizeResult(SavedRecord):
     """The largest batch size whose memory lies in the window, and how it was found."""
 
     max_batch_size: int  #: The size, in examples. It was run.

@@ -88,7 +88,7 @@ def transparent_svg(ax: Axes) -> str:
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
-    content = io.StringIO()
+    figure.dpi, content = _PNG_DPI, io.StringIO()  # For marks that are pixels.
     with matplotlib.rc_context(_REPEATABLE):
         FigureCanvasSVG(figure).print_svg(content, metadata=_METADATA[".svg"])
     return content.getvalue()

@@ -30,7 +30,7 @@ from kbatch.recommendation.pilot_record import (
     SizeCheck,
     fit_lines,
 )
-from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord
 from kbatch.throughput.record import TimedRounds
 
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
@@ -38,7 +38,7 @@ _NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Recommendation(SavedRecord, ShownRecord):
+class Recommendation(SavedRecord):
     """The limits of the batch size, which of them binds, and the sizes to use."""
 
     model_name: str  #: Name of the model.

@@ -95,7 +95,6 @@ class Execution:
         return results
 
     def so_far(self) -> ExecutionRecord:
-        """Return the record of what there is while it runs."""
         return self._record("running", None)
 
     @property
@@ -319,7 +318,6 @@ class FreshCallbacks:
         self._best: dict[int, Any] = {}
 
     def start_again(self) -> None:
-        """Begin another attempt."""
         self._given = {}
 
     def of(self, callbacks: list[Any], model: keras.Model) -> list[Any]:

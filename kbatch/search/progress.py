@@ -134,7 +134,6 @@ class FitReporter(keras.callbacks.Callback):
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Report how far the epoch is, unless that has just been done."""
         if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
             steps = (self.params or {}).get("steps")
             self._report((batch + 1) / steps if steps else 0.0)
@@ -225,7 +224,6 @@ class SearchProgress:
         self._line.update("search", None, ", ".join(known))
 
     def show(self, progress: FitProgress) -> None:
-        """Show how far the trial is."""
         self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
         if self._line is None:
             return
@@ -251,7 +249,6 @@ class SearchProgress:
         self._line.update(self._name, progress.share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
-        """Print the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
         # Later trials know what the search for the micro-batch size found.
         executions = record.executions if record else ()

@@ -307,8 +307,8 @@ class _TensorBoardScalars(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         logs = logs or {}
-        step = installed_step(self.model)
-        micro_batch_size = getattr(step, "micro_batch_size", None) or self._batch_size
+        how: Any = getattr(installed_step(self.model), "how", None)
+        micro_batch_size = self._batch_size if how is None else how.micro_batch_size
         scalars = {"batch_size": self._batch_size, "micro_batch_size": micro_batch_size}
         if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
             scalars["host_memory_bytes"] = psutil.Process().memory_info().rss

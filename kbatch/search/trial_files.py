@@ -221,7 +221,6 @@ def write_needed(record: object, file: Path) -> None:
 
 
 def check_local(project: str) -> None:
-    """Check that a project directory lies in the file system."""
     if "://" in str(project):
         raise InputError(
             "kbatch writes its records to local directories only: give a local `directory`. "

@@ -319,7 +319,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.hyperparameters = self._isolated.run(self, trial, self._follow)
 
     def on_trial_begin(self, trial: Any) -> None:
-        """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
         self._show_begun(trial)
 
@@ -344,7 +343,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        """Read the trials of the project directory."""
         trial_files.compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
         self._found += trial_files.reopen_trials(self)
@@ -432,7 +430,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
     def _say_news(self, *, ended: bool) -> None:
-        """Say once what the strategy has found."""
         for text in self._strategy.news(self.oracle.state(), ended=ended):
             self._progress.say(text)
 

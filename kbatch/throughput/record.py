@@ -20,7 +20,6 @@ from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
     SavedRecord,
-    ShownRecord,
     check_choice,
     check_ranges,
 )
@@ -115,7 +114,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingProfile(SavedRecord, ShownRecord):
+class TrainingProfile(SavedRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
     What follows from the measurement raises a `ValueError` where too little was measured for it.

@@ -70,11 +70,7 @@ def _refusal(error: Exception, policy: str) -> str | None:
 
 
 def check_own_dtypes(model: Any, policy: str) -> None:
-    """Check that not every layer leaves the policy of its model by a dtype of its own.
-
-    Raises:
-        PolicyUnsupported: If nothing of the model would compute under the policy.
-    """
+    """Check that not every layer leaves the policy of its model by a dtype of its own."""
     given = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
     if given and _policies_used(model) == {"float32"}:
         raise PolicyUnsupported('every layer with weights has `dtype="float32"` of its own')
@@ -174,18 +170,12 @@ def _with_policy(config: Any, policy: str) -> Any:
         return type(config)(_with_policy(part, policy) for part in config)
     if not isinstance(config, dict):
         return config
-    return {
-        key: policy if key == "dtype" and _is_policy(part) else _with_policy(part, policy)
-        for key, part in config.items()
-    }
-
-
-def _is_policy(part: Any) -> bool:
-    """Return whether a part of a config is a policy, and not that of whole numbers."""
-    if not isinstance(part, dict):
-        return False
-    name = part.get("config", {}).get("name")
-    return name is None or "int" not in name.split("_")[0]
+    changed = {key: _with_policy(part, policy) for key, part in config.items()}
+    own = config.get("dtype")
+    if isinstance(own, dict):  # That of whole numbers stays.
+        name = own.get("config", {}).get("name")
+        changed["dtype"] = policy if name is None or "int" not in name.split("_")[0] else own
+    return changed
 
 
 def _give_state(model: Any, copy: Any) -> None:

@@ -168,7 +168,14 @@ class MicroBatchSteps:
         graph = self._accumulating_graph(micro_batch_size) if accumulated else self._whole
 
         def run() -> None:
-            self._use(graph)
+            model = self._model
+            if graph.function is None or model.train_function is not graph.function:
+                vars(model).pop("train_step", None)
+                if graph.train_step is not None:
+                    model.train_step = graph.train_step
+                model.train_function = graph.function
+                model.make_train_function()
+                graph.function = model.train_function
             if graph.size is not None:
                 graph.size.assign(micro_batch_size)
             wait_for(graph.function(iter((batch,))))
@@ -185,26 +192,12 @@ class MicroBatchSteps:
         self._accumulating = _Graph(self._model.train_step, size)
         return self._accumulating
 
-    def _use(self, graph: "_Graph") -> None:
-        """Make the model train by a graph; a batch of new shapes is traced again."""
-        model = self._model
-        if graph.function is not None and model.train_function is graph.function:
-            return
-        vars(model).pop("train_step", None)
-        if graph.train_step is not None:
-            model.train_step = graph.train_step
-        model.train_function = graph.function
-        model.make_train_function()
-        graph.function = model.train_function
-
 
 @dataclasses.dataclass
 class _Graph:
-    """A train step and the function that Keras made of it."""
-
     train_step: Any
     size: Any = None
-    function: Any = None
+    function: Any = None  # That Keras made of it.
 
 
 @contextlib.contextmanager

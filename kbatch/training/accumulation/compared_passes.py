@@ -64,9 +64,9 @@ class Passes:
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
         self._specs = specs = [open_spec(leaf) for leaf in parts_of(batch)]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-        self._whole = _traced(model, lambda leaves: self._whole_pass(leaves, cut=False), specs)
+        self._whole = _traced(model, lambda rows: self._one_pass(rows), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
-        self._part = _traced(model, self._part_pass, specs, share, totals)
+        self._part = _traced(model, lambda *of_part: self._one_pass(*of_part), specs, share, totals)
 
     def whole(self, batch: Any) -> Pass:
         """Send a batch through as Keras's own train step does."""
@@ -136,22 +136,31 @@ class Passes:
 
     @functools.cached_property
     def _exact(self) -> Callable[..., Any]:
-        return _traced(self._model, lambda rows: self._whole_pass(rows, cut=True), self._specs)
+        return _traced(self._model, lambda rows: self._one_pass(rows, cut=True), self._specs)
 
-    def _whole_pass(self, leaves: list[Any], *, cut: bool) -> Any:
+    def _one_pass(
+        self, leaves: list[Any], rows_share: Any = None, totals: Any = None, *, cut: bool = False
+    ) -> Any:
+        """Send rows through: a share of those of a batch with what it is divided by, or all."""
+        model = self._model
         x, y, sample_weight = self._nested(leaves)
+        known: Sequence[tf.Tensor] = ()
         with _still_draws():
             with tf.GradientTape() as tape:
                 with self._cuts.installed() if cut else contextlib.nullcontext():
-                    y_pred = forward(self._model, x, training=True)
-                added = list(self._model.losses)
-                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+                    y_pred = forward(model, x, training=True)
+                added = list(model.losses)
+                if self._counts and rows_share is None:
+                    known = output_losses.denominators(model, (y, y_pred, sample_weight))
+                elif self._counts:
+                    known = [totals[i] for i, _ in enumerate(output_losses_of(model))]
+                share = tf.ones([]) if rows_share is None else rows_share
+                loss, terms = self._terms((x, y, y_pred, sample_weight), share, known, added)
+                if rows_share is None:
+                    # In cut calls the model adds what its layers do.
+                    self.sources = self.sources or self._named_terms()
+                    loss = compute_loss(model, x, y, y_pred, sample_weight)
             gradients = self._gradients(tape, loss)
-        totals: tuple[tf.Tensor, ...] = ()
-        if self._counts:
-            totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
-        _, terms = self._terms((x, y, y_pred, sample_weight), tf.ones([]), totals, added)
-        self.sources = self._named_terms()
         return tf.stack([tf.cast(loss, tf.float32), *terms]), gradients
 
     def _counting_pass(self, leaves: list[Any]) -> tf.Tensor:
@@ -159,16 +168,6 @@ class Passes:
         with _still_draws():
             y_pred = forward(self._model, x, training=True)
             return tf.stack(output_losses.denominators(self._model, (y, y_pred, sample_weight)))
-
-    def _part_pass(self, leaves: list[Any], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
-        x, y, sample_weight = self._nested(leaves)
-        outputs = output_losses_of(self._model) if self._counts else []
-        known = [totals[i] for i, _ in enumerate(outputs)]
-        with _still_draws(), tf.GradientTape() as tape:
-            y_pred = forward(self._model, x, training=True)
-            added = list(self._model.losses)
-            loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
-        return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]

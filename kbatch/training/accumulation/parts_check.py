@@ -290,16 +290,19 @@ def check_at_first_training(model: Any) -> None:
 
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     how: Any = getattr(installed_step(model), "how", None)
+    frozen = model.built and not model.trainable_weights
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     check = None
     try:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
-        if how is not None and at_once > how.micro_batch_size * replica_count(model):
+        if how is not None and not frozen and at_once > how.micro_batch_size * replica_count(model):
             most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
             some = each_part(lambda leaf: leaf[:most], rows)
             # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
-            known = model.run_eagerly or name == "train_on_batch" or _has_one_length(given.get("x"))
+            x: Any = given.get("x")
+            leaves = tf.nest.flatten(x.element_spec) if is_dataset(x) else []
+            known = model.run_eagerly or name == "train_on_batch" or any(x.shape[0] for x in leaves)
             check = check_parts(
                 model, some, exact=how.exact, training_rows=at_once if known else None
             )
@@ -317,10 +320,6 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     elif args and "x" in given:
         args = (given["x"], *args[1:])
     return getattr(type(model), name)(model, *args, **kwargs)
-
-
-def _has_one_length(x: Any) -> bool:
-    return is_dataset(x) and any(one.shape[0] for one in tf.nest.flatten(x.element_spec))
 
 
 def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
