@@ -305,7 +305,8 @@ def _reason(found: Decision) -> str:
     if len(among) < 2:
         if not found.left_out:
             return "It is the only trial that completed, so nothing was compared."
-        return "No other batch size has the same settings and budget, so it was compared with none."
+        why = join_words(list(dict.fromkeys(one.why for one in found.left_out)))
+        return f"No other batch size can be compared with it ({why})."
     words, within = metric_words(found.best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
     tied, sentences = found.tied and sizes_text(found.tied, among), []

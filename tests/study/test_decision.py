@@ -185,7 +185,8 @@ def test_a_size_alone_is_compared_with_none():
     other = runs(32, range(9), range(9), hyperparameters={"units": 8})
     study = make_study(runs(16, range(3), range(3)), other)
     assert (study.decide().batch_size, study.decide().certain) == (16, False)
-    assert "No other batch size has the same settings and budget" in study.decide().reason
+    reason = study.decide().reason
+    assert reason == "No other batch size can be compared with it (other settings)."
 
 
 def test_under_a_budget_of_seconds_the_best_mean_counts():
