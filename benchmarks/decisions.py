@@ -58,8 +58,14 @@ import numpy as np
 from scipy.special import ndtr, ndtri, stdtrit
 
 from kbatch.analysis.joint_search import PairRun, next_pair
-from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate
-from kbatch.analysis.race import LOOKS, RaceState, first_executions, race
+from kbatch.analysis.paired_runs import (
+    DEFAULT_CONFIDENCE,
+    LOOKS,
+    Candidate,
+    RaceState,
+    first_executions,
+    race,
+)
 
 TABLES = Path(__file__).with_name("decision_tables.jsonl")
 SIZES = (16, 32, 64, 128, 256, 512)
@@ -276,7 +282,7 @@ class Variances(NamedTuple):
 
 
 def run_races(draws: Draws, seconds: np.ndarray, tolerance: float) -> dict[str, np.ndarray]:
-    """Run the races of all draws at once, as `kbatch.analysis.race` does one after the other."""
+    """Run the races of all draws at once, as `analysis.paired_runs` does one after the other."""
     count, sizes = len(draws.means), len(seconds)
     looks, places = np.array(LOOKS), np.arange(sizes)
     left_at = np.zeros((count, sizes), int)  # Numbers of looks.

@@ -24,7 +24,7 @@ import itertools
 import numpy as np
 
 from kbatch.analysis import NoiseScale, gradient_noise_scale, noise_scale_of_epochs
-from kbatch.analysis.ratio import ratio_of_means
+from kbatch.analysis.intervals import ratio_of_means
 
 RATIOS = (0.1, 0.3, 1, 3, 10, 30, 100)
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)

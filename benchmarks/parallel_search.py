@@ -20,6 +20,7 @@ goodput   `strategy="goodput"` on one worker over four, replayed on the updates 
 
 import argparse
 import concurrent.futures
+import importlib
 import json
 import math
 import multiprocessing
@@ -40,7 +41,7 @@ from recommend_decisions import MACHINES, SEEDS, Curves
 from search_decisions import CAP
 
 import kbatch
-from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size, untried
+from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
 from kbatch.records.json_codec import record_text
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.search.executors import TaskResult
@@ -114,8 +115,7 @@ def pool(workers):
 
 
 def import_kbatch():
-    import kbatch.search.executors  # noqa: F401
-
+    importlib.import_module("kbatch.search.executors")
     time.sleep(1)  # So that no process takes the task of two.
 
 
@@ -206,8 +206,8 @@ def replay(curves, seed, loss, count):
     now_s, open_runs, runs = 0.0, [], []
     while True:
         while len(open_runs) < count:
-            pending = {run.batch_size for _, run in open_runs}
-            known = runs + expected_runs(costs, runs, pending & untried(costs, runs))
+            pending = [run.batch_size for _, run in open_runs]
+            known = runs + expected_runs(costs, runs, pending)
             size = next_size(costs, known).batch_size
             if size is None or size in pending:
                 break

@@ -23,9 +23,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from kbatch.recommendation import pilot_record
+from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.choice import CandidateSearch, decide, trained_runs
 from kbatch.recommendation.limits import INPUT, NOISE, SATURATION
-from kbatch.recommendation.measure import BudgetClock
 from kbatch.recommendation.pilot_record import PilotRecord, PilotStretch, SizeCheck, useful_count
 from kbatch.throughput.record import TimedRounds
 
@@ -89,7 +89,7 @@ class Curves:
         return float(needed) * self.machine.fit_s(size)
 
 
-def run_pilot(curves: Curves, seed: int, clock: BudgetClock, now: list[float], share: float):
+def run_pilot(curves: Curves, seed: int, clock: Budget, now: list[float], share: float):
     """Train at the base size as `run_pilot` does, until the later half brought little."""
     machine, began_s, part_s = curves.machine, now[0], clock.part_s(NOISE)
     now[0] += machine.build_s
@@ -114,7 +114,7 @@ def run_pilot(curves: Curves, seed: int, clock: BudgetClock, now: list[float], s
 def named(curves: Curves, seed: int, draw: int, options: argparse.Namespace):
     """Return the size that is named, the pilot, and the seconds of the call."""
     rng, now, machine = np.random.default_rng((seed, draw)), [0.0], curves.machine
-    clock = BudgetClock(options.budget, lambda: now[0])
+    clock = Budget(options.budget, lambda: now[0])
     clock.reserved_s = 0.2 * options.budget  # For memory, which comes last.
     now[0] += START_S
     pilot = run_pilot(curves, seed, clock, now, options.share)

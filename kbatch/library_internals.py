@@ -8,6 +8,7 @@ import contextlib
 import functools
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager
+from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,23 @@ __all__ = [
     "squeeze_or_expand_to_same_rank",
     "train_validation_split",
 ]
+
+
+# Private attributes, and functions of TensorFlow that are not public.
+
+lambda_output_shape: Any = attrgetter("_output_shape")  # As a `Lambda` layer was given it.
+batch_norm_axes: Any = attrgetter("_reduction_axes")  # Over which a layer takes moments.
+compile_loss_of: Any = attrgetter("_compile_loss")  # None without a loss in `compile`.
+loss_tracker_of: Any = attrgetter("_loss_tracker")  # The metric of the mean loss of an epoch.
+added_by: Any = methodcaller("_get_own_losses")  # Not of layers within it.
+rate_of: Any = attrgetter("_learning_rate")  # A variable, a schedule or a function.
+trained_by: Any = attrgetter("_trainable_variables")  # What an optimizer was built for.
+is_recorded: Any = record.should_record_backprop  # Whether a tape follows tensors.
+stopped_tapes: Any = record.stop_recording  # Within, no tape keeps what is computed.
+watched_variables: Any = record.VariableWatcher  # The trainable ones that are read within.
+signature_of: Any = attrgetter("_output_signature")  # What an adapter of a PyDataset found.
+project_directory: Any = attrgetter("_project_dir")  # Where an oracle keeps its files.
+keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
 
 
 @contextlib.contextmanager
@@ -103,11 +121,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def lambda_output_shape(layer: Any) -> Any:
-    """Return the `output_shape` that a `Lambda` layer was given."""
-    return layer._output_shape
-
-
 def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
     """Let `see(layer, values)` see what each layer returns, and hands to a layer that it calls."""
     calling: list[Any] = []
@@ -146,17 +159,7 @@ def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractConte
     return replaced([(layer, "_moments", functools.partial(observe, layer._moments))])
 
 
-def batch_norm_axes(layer: Any) -> Any:
-    """Return the axes that a BatchNormalization layer takes its moments over."""
-    return layer._reduction_axes
-
-
 # Losses and metrics.
-
-
-def compile_loss_of(model: Any) -> Any:
-    """Return the losses that `compile` was given as one object, None without a loss."""
-    return model._compile_loss
 
 
 def output_losses_of(model: Any) -> list[Any]:
@@ -185,11 +188,6 @@ def compute_loss(model: Any, x: Any, y: Any, y_pred: Any, sample_weight: Any) ->
     return model._compute_loss(x=x, y=y, y_pred=y_pred, sample_weight=sample_weight, training=True)
 
 
-def loss_tracker_of(model: Any) -> Any:
-    """Return the metric that holds the mean loss of an epoch."""
-    return model._loss_tracker
-
-
 @contextlib.contextmanager
 def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
     """Let `model.losses` be those of a certain call, which may not have been the last one."""
@@ -203,11 +201,6 @@ def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
 def aggregated_loss(model: Any, loss: Any) -> Any:
     """Reduce a loss that a layer added to the scalar that Keras trains on."""
     return model._aggregate_additional_loss(loss)
-
-
-def added_by(layer: Any) -> list[Any]:
-    """List the losses that a layer itself has added, those of layers within it left out."""
-    return layer._get_own_losses()
 
 
 def losses_as_on_one_device() -> AbstractContextManager[None]:
@@ -275,19 +268,9 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 # Optimizers.
 
 
-def rate_of(optimizer: Any) -> Any:
-    """Return the learning rate as it was given: a variable, a schedule or a function."""
-    return optimizer._learning_rate
-
-
 def set_rate(optimizer: Any, rate: Any) -> None:
     """Put back what `rate_of` returned: the public setter calls a function once."""
     optimizer._learning_rate = rate
-
-
-def trained_by(optimizer: Any) -> list[Any]:
-    """Return the variables that an optimizer was built for."""
-    return optimizer._trainable_variables
 
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
@@ -314,21 +297,6 @@ def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
 
 
 # Gradients.
-
-
-def is_recorded(tensors: Sequence[Any]) -> bool:
-    """Return whether a gradient tape follows what is computed from tensors."""
-    return record.should_record_backprop(tensors)
-
-
-def stopped_tapes() -> AbstractContextManager[None]:
-    """Let no gradient tape keep what is computed."""
-    return record.stop_recording()
-
-
-def watched_variables() -> Any:
-    """List the trainable variables that are read within, whether or not a tape keeps it."""
-    return record.VariableWatcher()
 
 
 # Random numbers.
@@ -389,11 +357,6 @@ def shared_py_datasets() -> dict[Any, Any]:
 def forget_py_dataset(uid: Any) -> None:
     """Drop what Keras keeps for the workers of an enqueuer, which would hold the data."""
     getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(uid, None)
-
-
-def signature_of(adapter: Any) -> Any:
-    """Return the element spec that Keras's adapter of a PyDataset found by reading batches."""
-    return adapter._output_signature
 
 
 def set_signature(adapter: Any, signature: Any) -> None:
@@ -458,21 +421,11 @@ def local_devices() -> Any:
 # keras-tuner, which is imported by whoever searches.
 
 
-def keras_metric_kind(name: str) -> Any:
-    """Return the class or function of one of Keras's metrics without making it, or None."""
-    return ALL_OBJECTS_DICT.get(name)
-
-
 def is_oracle_elsewhere() -> bool:
     """Return whether a chief process has the oracle."""
     from keras_tuner.src.distribute.utils import has_chief_oracle
 
     return has_chief_oracle()
-
-
-def project_directory(oracle: Any) -> str:
-    """Return where an oracle keeps its files."""
-    return oracle._project_dir
 
 
 def move_project(tuner: Any, folder: Path) -> None:

@@ -3,7 +3,8 @@
 import small_models as models
 
 from kbatch.memory.find import data_source
-from kbatch.recommendation.measure import BudgetClock, Task
+from kbatch.recommendation.budget import Budget
+from kbatch.recommendation.measure import Task
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.forms import FitData
 
@@ -18,7 +19,7 @@ def make_task(x, y=None, *, budget_s=60.0, **changed):
         "epochs": None,
         "memory_limit_bytes": None,
         "memory_window": (0.8, 0.9),
-        "clock": BudgetClock(budget_s),
+        "budget": Budget(budget_s),
         "checks": PartsChecks(),
         "seed": 0,
     }

@@ -1,78 +1,34 @@
 """Pure arithmetic on batch sizes: numbers in, numbers out, no TensorFlow."""
 
-from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.analysis.goodput import (
-    StepsToTarget,
-    best_batch_size,
-    best_measured_batch_size,
-    fit_steps_to_target,
-    goodput,
-    statistical_efficiency,
-)
-from kbatch.analysis.intervals import (
-    Interval,
-    QuantileBound,
-    calls_for_quantile,
-    mean_interval,
-    quantile_upper_bound,
-)
-from kbatch.analysis.learning_rate import (
-    LearningRateScaling,
-    learning_rate_scaling,
-    scale_beta_2,
-    scale_learning_rate,
-)
-from kbatch.analysis.line_fit import StepTime, fit_step_time
-from kbatch.analysis.noise_scale import (
-    GradientMoments,
-    NoiseScale,
-    gradient_moments,
-    gradient_noise_scale,
-    noise_scale_of_epochs,
-    noise_scale_of_runs,
-)
-from kbatch.analysis.ratio import Ratio
-from kbatch.analysis.scaling_curve import (
-    BatchAnswer,
-    Latency,
-    batch_size_within,
-    efficient_batch_size,
-    fastest_batch_size,
-    fit_latency,
-    knee_batch_size,
-)
-
-__all__ = [
-    "BatchAnswer",
-    "GradientMoments",
-    "Interval",
-    "Latency",
-    "LearningRateScaling",
-    "NoiseScale",
-    "QuantileBound",
-    "Ratio",
-    "StepTime",
-    "StepsToTarget",
-    "batch_size_within",
-    "best_batch_size",
-    "best_measured_batch_size",
-    "calls_for_quantile",
-    "efficient_batch_size",
-    "fastest_batch_size",
-    "fit_latency",
-    "fit_step_time",
-    "fit_steps_to_target",
-    "goodput",
-    "gradient_moments",
-    "gradient_noise_scale",
-    "knee_batch_size",
-    "learning_rate_scaling",
-    "mean_interval",
-    "noise_scale_of_epochs",
-    "noise_scale_of_runs",
-    "powers_of_two",
-    "quantile_upper_bound",
-    "scale_beta_2",
-    "scale_learning_rate",
-    "statistical_efficiency",
-]
+from kbatch.analysis.batch_sizes import powers_of_two as powers_of_two
+from kbatch.analysis.goodput import StepsToTarget as StepsToTarget
+from kbatch.analysis.goodput import best_batch_size as best_batch_size
+from kbatch.analysis.goodput import best_measured_batch_size as best_measured_batch_size
+from kbatch.analysis.goodput import fit_steps_to_target as fit_steps_to_target
+from kbatch.analysis.goodput import goodput as goodput
+from kbatch.analysis.goodput import statistical_efficiency as statistical_efficiency
+from kbatch.analysis.intervals import Interval as Interval
+from kbatch.analysis.intervals import QuantileBound as QuantileBound
+from kbatch.analysis.intervals import Ratio as Ratio
+from kbatch.analysis.intervals import calls_for_quantile as calls_for_quantile
+from kbatch.analysis.intervals import mean_interval as mean_interval
+from kbatch.analysis.intervals import quantile_upper_bound as quantile_upper_bound
+from kbatch.analysis.learning_rate import LearningRateScaling as LearningRateScaling
+from kbatch.analysis.learning_rate import learning_rate_scaling as learning_rate_scaling
+from kbatch.analysis.learning_rate import scale_beta_2 as scale_beta_2
+from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate
+from kbatch.analysis.line_fit import StepTime as StepTime
+from kbatch.analysis.line_fit import fit_step_time as fit_step_time
+from kbatch.analysis.noise_scale import GradientMoments as GradientMoments
+from kbatch.analysis.noise_scale import NoiseScale as NoiseScale
+from kbatch.analysis.noise_scale import gradient_moments as gradient_moments
+from kbatch.analysis.noise_scale import gradient_noise_scale as gradient_noise_scale
+from kbatch.analysis.noise_scale import noise_scale_of_epochs as noise_scale_of_epochs
+from kbatch.analysis.noise_scale import noise_scale_of_runs as noise_scale_of_runs
+from kbatch.analysis.scaling_curve import BatchAnswer as BatchAnswer
+from kbatch.analysis.scaling_curve import Latency as Latency
+from kbatch.analysis.scaling_curve import batch_size_within as batch_size_within
+from kbatch.analysis.scaling_curve import efficient_batch_size as efficient_batch_size
+from kbatch.analysis.scaling_curve import fastest_batch_size as fastest_batch_size
+from kbatch.analysis.scaling_curve import fit_latency as fit_latency
+from kbatch.analysis.scaling_curve import knee_batch_size as knee_batch_size

@@ -39,7 +39,6 @@ def powers_of_two(low: int, high: int) -> tuple[int, ...]:
 
 
 def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
-    """Check that `batch_sizes` are ascending positive integers."""
     if isinstance(batch_sizes, (str, bytes)) or not isinstance(batch_sizes, Iterable):
         raise TypeError(
             "`batch_sizes` must be a sequence of integers, such as "
@@ -71,7 +70,6 @@ def check_batch_sizes(batch_sizes: Iterable[int]) -> tuple[int, ...]:
 
 
 def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
-    """Check that a number of examples is a positive integer."""
     message = f"`{name}` must be a positive integer{unit}. Received: {name}={size!r}."
     try:
         whole = operator.index(size)

@@ -21,25 +21,19 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Ratio
 from kbatch.analysis.line_fit import Line, fit_line
-from kbatch.analysis.ratio import Ratio
 
 
 def statistical_efficiency(
     batch_size: float, *, noise_scale: float, base_batch_size: float
 ) -> float:
-    """Compute the progress of an example relative to that at a base batch size.
+    """Compute the progress of an example relative to that at a base batch size M0.
 
-    Assumes a learning rate that suits each size. It is 1 at the base batch size and above 1 below.
+    Assumes a learning rate that suits each size. B, B_noise and M0 are in examples.
 
     >>> statistical_efficiency(192, noise_scale=64, base_batch_size=64)
     0.5
-
-    Args:
-        batch_size: B, in examples.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size is not positive or the noise scale is negative or not finite.
@@ -54,17 +48,11 @@ def goodput(
 ) -> float:
     """Compute the throughput times the statistical efficiency, in examples of size M0 per second.
 
-    Ratios of goodput between batch sizes do not depend on `base_batch_size`; times to a target
-    are inversely proportional to it.
+    Takes the seconds of a step of B examples, and sizes in examples. Ratios of goodput between
+    batch sizes do not depend on M0; times to a target are inversely proportional to it.
 
     >>> goodput(192, 0.5, noise_scale=64, base_batch_size=64)
     192.0
-
-    Args:
-        batch_size: B, in examples.
-        step_time_s: Time of a step of B examples, in seconds.
-        noise_scale: B_noise, in examples.
-        base_batch_size: M0, in examples.
 
     Raises:
         ValueError: If a size or the time is not positive, or the noise scale is negative.
@@ -79,8 +67,7 @@ def goodput(
 def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
     """Compute the batch size of the largest goodput, sqrt((a / b) B_noise), and no less than 1.
 
-    It grows with the noise scale and with a / b, so the ends of their intervals bound it. In
-    seconds a step (a), seconds an example (b) and examples (B_noise).
+    In seconds a step (a), seconds an example (b) and examples (B_noise).
     """
     _check_positive(per_example_s=per_example_s)
     _check_noise_scale(noise_scale)
@@ -95,11 +82,7 @@ def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: flo
 def best_measured_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, noise_scale: float
 ) -> int:
-    """Find the batch size of the largest goodput among measured ones, whatever their times.
-
-    With one time of a step for each size and the noise scale in examples; the smaller size of
-    two equals.
-    """
+    """Find the measured batch size of the largest goodput, the smaller one of two equals."""
     if not len(batch_sizes) or len(batch_sizes) != len(step_times_s):
         raise ValueError(
             "`batch_sizes` and `step_times_s` must have one value a size each, one at least. "
@@ -138,26 +121,13 @@ class StepsToTarget:
         return self.line.intercept
 
     @property
-    def fewest_steps_interval(self) -> Interval:
-        """The 95 % interval of S_min."""
-        return self.line.intercept_interval
-
-    @property
     def fewest_examples(self) -> float:
         """E_min, the examples of an unboundedly small batch."""
         return self.line.slope
 
     @property
-    def fewest_examples_interval(self) -> Interval:
-        """The 95 % interval of E_min."""
-        return self.line.slope_interval
-
-    @property
     def critical_batch_size(self) -> Ratio:
-        """B_crit = E_min / S_min, in examples; without a value where S_min may be 0.
-
-        That is so when every trial was far below it: then it has a lower bound alone.
-        """
+        """B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0."""
         return self.line.slope_over_intercept
 
     @property

@@ -1,4 +1,4 @@
-"""Confidence intervals: of a mean, a median, a ratio over rounds, and a bound of a quantile.
+"""Confidence intervals: of a mean, a median, a ratio, and a bound of a quantile.
 
 Of n independent values the number below the q-quantile is Binomial(n, q), whatever their
 distribution, so order statistics bound it (David and Nagaraja 2003, Order Statistics, section
@@ -10,6 +10,14 @@ P(Binomial(n, q) < k); not even the largest is one unless 1 - q^n reaches the co
 
 Contenders that take turns within a round meet the same machine, so the ratio of a round holds
 where the machine drifts. Ratios are averaged as logarithms: twice as fast and half as fast cancel.
+
+For estimates n and d with covariance V, a ratio r is compatible with both if
+
+    (n - r d)^2 <= t^2 (V_nn - 2 r V_nd + r^2 V_dd)
+
+Fieller (1954), J. R. Stat. Soc. B 16, 175-185. Where d cannot be told from 0 these r have no
+upper end: then there is no ratio to report, only a lower bound. The delta method, which is the
+limit of small V_dd, gives a finite interval there too, a wrong one.
 """
 
 import dataclasses
@@ -79,10 +87,7 @@ class RoundEstimate:
 
 
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
-    """Summarise positive values of several rounds.
-
-    From nine rounds on the interval is that of a median, below Student's of the logarithms.
-    """
+    """Summarise positive values of rounds: Student's t of logarithms; from nine on the median."""
     if not len(values):
         return None
     interval = median_interval(values)
@@ -152,3 +157,54 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
             )
     # An exact power must not be pushed past its integer by rounding.
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
+
+
+@dataclasses.dataclass(frozen=True)
+class Ratio:
+    """A ratio that cannot be negative, as far as it can be told."""
+
+    value: float | None  #: The estimate; None when the denominator is not distinguishable from 0.
+    interval: Interval | None  #: Its 95 % interval; None when `value` is.
+    at_least: float | None  #: Lower bound with 97.5 % confidence, also of a lost ratio; or None.
+
+
+UNRESOLVED = Ratio(None, None, None)
+
+
+def ratio_of_estimates(
+    numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
+) -> Ratio:
+    estimates = np.array([numerator, denominator])
+    # Squares of squares follow: in units of the estimates themselves they stay in range.
+    unit = np.sqrt(estimates**2 + np.diag(covariance))
+    if not np.all(unit > 0):
+        return UNRESOLVED if denominator <= 0 else Ratio(0.0, Interval(0.0, 0.0), 0.0)
+    n, d = estimates / unit
+    v = t_quantile(degrees_of_freedom) ** 2 * covariance / np.outer(unit, unit)
+    # The condition on r as a r^2 - 2 b r + c <= 0.
+    a, b, c = d**2 - v[1, 1], n * d - v[0, 1], n**2 - v[0, 0]
+    root = math.sqrt(max(b**2 - a * c, 0.0))
+    scale = unit[0] / unit[1]
+    if a > 0 and d < 0:
+        return UNRESOLVED
+    # The lower root without the difference of two near numbers; 0 is compatible when c <= 0.
+    low = float(scale * c / (b + root)) if c > 0 and n > 0 else 0.0
+    if a <= 0:
+        return Ratio(None, None, low or None)
+    high = float(scale * (b + root) / a)
+    return Ratio(max(float(scale * n / d), 0.0), Interval(low, max(high, 0.0)), low)
+
+
+def ratio_of_means(
+    numerators: np.ndarray, denominators: np.ndarray, *, weights: np.ndarray
+) -> Ratio:
+    """Divide the mean of one quantity by that of another, of independent pairs such as blocks."""
+    count = len(weights)
+    if count < FEWEST_VALUES:
+        return UNRESOLVED
+    pairs = np.stack([numerators, denominators], axis=1)
+    shares = weights / np.sum(weights)
+    means = shares @ pairs
+    deviations = shares[:, None] * (pairs - means)
+    covariance = count / (count - 1) * deviations.T @ deviations
+    return ratio_of_estimates(*means, covariance=covariance, degrees_of_freedom=count - 1)

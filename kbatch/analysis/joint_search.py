@@ -52,13 +52,10 @@ class PairRun(NamedTuple):
     batch_size: int
     factor: float  # Of the learning rate, relative to the rule.
     value: float | None  # Objective, None where there is none.
-    # "completed", "diverged", "out_of_memory", or "failed" for another reason.
-    outcome: str = "completed"
+    outcome: str = "completed"  # Or "diverged", "out_of_memory", "failed" for other reasons.
 
 
 class NextPair(NamedTuple):
-    """What to do next."""
-
     pair: tuple[int, float] | None  # Batch size and factor to run, None to stop.
     # "start", "gain", "final" for a repeat; or why to stop: "settled", "budget", "all tried".
     kind: str
@@ -230,7 +227,6 @@ class PairModel(NamedTuple):
 
     @property
     def best(self) -> tuple[int, float]:
-        """The pair with the best mean among those that were tried."""
         return self.pairs[self._best]
 
     @property

@@ -46,7 +46,7 @@ def scale_learning_rate(
     noise_scale: float | None = None,
     adaptive: bool = False,
 ) -> float:
-    """Scale a learning rate from one batch size to another.
+    """Scale a learning rate from one batch size to another, in examples.
 
     Example:
 
@@ -55,15 +55,11 @@ def scale_learning_rate(
 
     Args:
         learning_rate: Learning rate that suits `base_batch_size`.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that `learning_rate` was chosen for, in examples.
-        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale) or
-            `None` (left as it is).
+        batch_size: Batch size to scale to.
+        base_batch_size: Batch size that `learning_rate` was chosen for.
+        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either) or None (left as it is).
         noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
         adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
-
-    Returns:
-        The scaled learning rate.
 
     Raises:
         ValueError: If the rule is unknown, a batch size is not positive, or the rule is
@@ -165,7 +161,6 @@ def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_si
 
 
 def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
-    """Check which settings are to follow the batch size."""
     asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if asked is None or any(one not in FOLLOWERS for one in asked):
         kind = TypeError if asked is None else ValueError
@@ -183,23 +178,17 @@ class LearningRateScaling:
     rule: str | None  #: `"linear"`, `"sqrt"`, `"noise"` or None.
     batch_size: int  #: Batch size that was scaled to, in examples.
     base_batch_size: int  #: Batch size that was scaled from, in examples.
-    #: Gradient noise scale that the rule used, in examples; None if it used none.
-    noise_scale: float | None
+    noise_scale: float | None  #: The noise scale that the rule used, in examples; None if none.
     kappa: float  #: Batch size over base batch size.
     learning_rate_ratio: float  #: Factor of the learning rate.
     learning_rate: float  #: The scaled learning rate.
-    #: Decay of Adam's second moment at the batch size; None where there is none.
-    beta_2: float | None
-    #: Which of the other settings followed the batch size; None where an earlier version of kbatch
-    #: did not record it.
+    beta_2: float | None  #: Decay of Adam's second moment at the batch size; None without one.
+    #: Which other settings followed the batch size; None where it was not recorded.
     follow_batch_size: tuple[str, ...] | None = None
-    #: Weight decay of the optimizer at the batch size; None where there is none.
-    weight_decay: float | None = None
-    #: The different momenta of the model's BatchNormalization layers at the batch size, ascending,
-    #: none without such layers; None where it was not recorded.
+    weight_decay: float | None = None  #: Of the optimizer at the batch size; None without one.
+    #: Of BatchNormalization layers at the batch size, ascending; None where not recorded.
     batch_norm_momenta: tuple[float, ...] | None = None
-    #: Factor of the learning rate beside the rule's, which a joint search tried.
-    factor: float = 1.0
+    factor: float = 1.0  #: Of the learning rate beside the rule's, which a joint search tried.
 
 
 def learning_rate_scaling(
@@ -225,10 +214,10 @@ def learning_rate_scaling(
 
     Args:
         learning_rate: Learning rate that suits `base_batch_size`.
-        beta_2: Decay of the second moment that suits it, for an Adam-like optimizer; None for SGD.
+        beta_2: Decay of the second moment that suits it; None for SGD.
         batch_size: Batch size to scale to, in examples.
         base_batch_size: Batch size that they were chosen for, in examples.
-        rule: `"linear"`, `"sqrt"`, `"noise"` or None, which leaves the learning rate as it is.
+        rule: As in `scale_learning_rate`.
         noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
         adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
         weight_decay: Weight decay that suits it; None without one.

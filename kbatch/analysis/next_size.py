@@ -53,28 +53,22 @@ class SizeCosts:
 
 @dataclasses.dataclass(frozen=True)
 class FinishedRun:
-    """A run that ended."""
-
     batch_size: int
     cost: float | None  # T, what it took to reach the target; None where it did not.
-    # To the target, or in all where it was cut short; None where it failed or diverged.
-    updates: float | None
+    updates: float | None  # To the target, or in all if cut short; None if it failed or diverged.
     noise_scale: float | None = None  # Gradient noise scale in it, in examples; None if unresolved.
     noise_at_least: float | None = None  # Lower bound of that.
     spread: float = _RUN  # Standard deviation of log(updates), for another seed.
 
 
 class NextSize(NamedTuple):
-    """What to do next."""
-
     batch_size: int | None  # Size to try, None to stop.
     # "pilot" for a first size that was chosen here, "given" for one that was not; "gain", "no
     # target yet"; or why to stop: "separated", "tie", "all tried".
     kind: str
     best: int | None = None  # Size of the best run so far, None where none reached the target.
     rival: int | None = None  # The untried size that is most likely to be better.
-    # That it is better by more than the margin, None without a model.
-    probability: float | None = None
+    probability: float | None = None  # That it is better by more than the margin, or None.
 
 
 def next_size(
@@ -110,7 +104,6 @@ def best_run(tried: Sequence[FinishedRun]) -> FinishedRun | None:
 
 
 def untried(costs: SizeCosts, tried: Sequence[FinishedRun]) -> set[int]:
-    """Return the sizes that no run was made of."""
     return costs.update_costs.keys() - {run.batch_size for run in tried}
 
 
@@ -239,7 +232,6 @@ class _Mixture(NamedTuple):
         return means, _NORMAL_975 * np.sqrt(self.weights @ spread)
 
     def medians(self) -> np.ndarray:
-        """Return the typical cost of each size."""
         return self.start_cost + np.exp(self.weights @ self.means) * self.update_costs
 
     def chances(self, cost: float) -> np.ndarray:

@@ -22,6 +22,11 @@ A size is certified by its upper bounds and dropped by its lower one, and only o
 wrong of a size (two one-sided tests, Schuirmann 1987, doi:10.1007/BF01068419). The error
 probability is divided by the comparisons of one size (Bonferroni), and for seeds by (L + 1) / 2: L
 looks share their data (Pocock 1977, doi:10.1093/biomet/64.2.191). All are at the same examples.
+
+A race says which execution comes next. All sizes train three times, a round with one seed for all.
+Then the data are judged at fixed numbers of rounds, and what is worse than the leader by more than
+the tolerance leaves the race. It ends when the fastest certified size is known, and every faster
+one has left (Maron and Moore 1997, The racing algorithm, with paired differences).
 """
 
 import bisect
@@ -68,10 +73,8 @@ class Verdict(NamedTuple):
     # Forecast of the executions of each that settle it; None where it is settled, where nothing is
     # known of seeds yet, or where no number would.
     executions_needed: int | None
-    # Where the validation set is too small for any number of executions: what it could settle.
-    smallest_tolerance: float | None
-    # Faster than `named`, and perhaps certified after 40 executions, as far as seeds move means.
-    promising: tuple[int, ...]
+    smallest_tolerance: float | None  # Too few validation examples: what they could settle.
+    promising: tuple[int, ...]  # Faster than `named`, perhaps certified after 40 executions.
 
 
 def judge(
@@ -247,3 +250,86 @@ def _example_share(candidates: Sequence[Candidate]) -> float:
     step = blocks / (candidates[0].examples or blocks)
     steps = np.diff(np.unique(np.round(first, 6)))
     return (float(steps.min(initial=step)) / blocks) ** 2
+
+
+LOOKS = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
+# At so many looks in a row the validation set must be too small before the race gives up.
+_LOOKS_TO_GIVE_UP = 2
+# A certified size is taken unless so many times the executions show that no faster one will do.
+_WORTH = 1.5
+
+
+class RaceState(NamedTuple):
+    following: tuple[int, ...]  # Candidates to execute once more, in order; empty at the end.
+    verdict: Verdict | None  # Of the last look, None before the first.
+    rounds: int  # Executions of each in the race at that look, 0 before the first.
+    # "certain"; "certified": whether a faster size will do too would take long to find out, or for
+    # ever; "examples": the validation set is too small for the tolerance; "executions": there are
+    # no more of them; None while the race goes on.
+    ended: str | None
+
+
+def race(
+    candidates: Sequence[Candidate],
+    *,
+    larger_is_better: bool,
+    tolerance: float,
+    confidence: float = DEFAULT_CONFIDENCE,
+    max_executions: int | None = None,
+) -> RaceState:
+    """Compute the state of a race, and what it executes next, from the executions so far.
+
+    Candidates come smallest size first, without values where none was executed yet;
+    `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
+    """
+    counts = [len(candidate.values) for candidate in candidates]
+    looks = race_looks(len(candidates), max_executions)
+    left_at = dict.fromkeys(range(len(candidates)), 0)
+    racing, verdict, rounds, too_small = set(left_at), None, 0, 0
+    for look in looks:
+        if min(counts[k] for k in racing) < look:
+            break
+        rounds = look
+        left_at |= dict.fromkeys(racing, look)
+        verdict = judge(
+            [first_executions(candidates[k], count) for k, count in left_at.items()],
+            larger_is_better=larger_is_better,
+            tolerance=tolerance,
+            confidence=confidence,
+            looks=len(looks),
+        )
+        racing -= set(verdict.worse)
+        too_small = 0 if verdict.smallest_tolerance is None else too_small + 1
+    upcoming = next((look for look in looks if look > rounds), 0)
+    missing = sum(max(0, upcoming - counts[k]) for k in racing)
+    ended = None
+    if verdict is not None and verdict.certain:
+        ended = "certain"
+    elif (
+        verdict is not None
+        and verdict.certified
+        and not verdict.promising
+        and ((verdict.executions_needed or math.inf) > _WORTH * rounds)
+    ):
+        ended = "certified"
+    elif too_small >= _LOOKS_TO_GIVE_UP:
+        ended = "examples"
+    elif not upcoming or (max_executions and sum(counts) + missing > max_executions):
+        ended = "executions"
+    fewest = min(counts[k] for k in racing)
+    following = () if ended else tuple(k for k in sorted(racing) if counts[k] == fewest)
+    return RaceState(following, verdict, rounds, ended)
+
+
+def race_looks(candidates: int, max_executions: int | None) -> tuple[int, ...]:
+    """Return the rounds after which a race is judged; none where not even the first fits."""
+    rounds = LOOKS[-1]
+    if max_executions is not None:
+        # From the first look on two may be left.
+        rounds = LOOKS[0] + (max_executions - LOOKS[0] * candidates) // min(2, candidates)
+    return tuple(look for look in LOOKS if look <= rounds)
+
+
+def first_executions(candidate: Candidate, count: int) -> Candidate:
+    kept = None if candidate.outcomes is None else candidate.outcomes[:count]
+    return candidate._replace(values=candidate.values[:count], outcomes=kept)

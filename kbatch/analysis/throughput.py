@@ -27,7 +27,6 @@ class Throughput:
 def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
 ) -> Throughput | None:
-    """Summarise the throughput of several windows of training."""
     if not len(examples):
         return None
     rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
@@ -65,7 +64,6 @@ class PowerIntegral(NamedTuple):
     last_w: float = 0.0
 
     def add(self, time_s: float, power_w: float | None) -> "PowerIntegral":
-        """Take one more reading."""
         if power_w is None:
             return self
         if self.last_s is None:
@@ -104,7 +102,6 @@ class ThinnedSeries:
         self.readings = 0
 
     def add(self, reading: Sequence[float | None]) -> None:
-        """Take one more reading."""
         if self.readings == len(self._pieces) * self._length:
             joined = self._pieces[::2] + self._pieces[1::2]
             self._pieces = np.concatenate([joined, np.zeros_like(joined)])

@@ -38,7 +38,6 @@ _BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS
 
 
 def memory_size(text: str) -> int:
-    """Read a size of memory, such as 2GiB or 500MB."""
     required = "A size of memory is a number with a unit, such as 2GiB or 500MB. Received:"
     return int(quantity(text, _BYTES, required))
 
@@ -58,7 +57,6 @@ def add_output(
     default: str | None = None,
     metavar: str | None = None,
 ) -> None:
-    """Add `--output`, a path."""
     shown = f"{text} (%(default)s)" if default else text
     path = default and Path(default)
     parser.add_argument("-o", "--output", type=Path, default=path, metavar=metavar, help=shown)
@@ -66,21 +64,13 @@ def add_output(
 
 def check_model_arguments(options: argparse.Namespace) -> None:
     """Check both names before TensorFlow is started, which takes seconds."""
-    check_name(options.build, BUILD)
-    check_name(options.data, DATA)
-
-
-def check_name(text: str, option: str) -> None:
-    """Check the form of a name and that its package exists; nothing is imported for it."""
-    module_name, _ = _module_and_name(text, option)
-    package = module_name.partition(".")[0]
-    if importlib.util.find_spec(package) is None:
-        raise _not_found(text, option)
+    split_name(options.build, BUILD)
+    split_name(options.data, DATA)
 
 
 def named(text: str, option: str) -> Any:
     """Import what `package.module:name` or `file.py:name` names; the present folder is searched."""
-    module_name, name = _module_and_name(text, option)
+    module_name, name = split_name(text, option)
     try:
         found: Any = importlib.import_module(module_name)
     except ModuleNotFoundError as error:
@@ -99,7 +89,6 @@ def named(text: str, option: str) -> Any:
 
 
 def named_build(text: str) -> Any:
-    """Return the model, or what builds it, that a name stands for."""
     given = named(text, BUILD)
     if callable(given) or hasattr(given, "build"):
         return given
@@ -120,7 +109,6 @@ def named_data(text: str) -> Any:
 
 
 def named_x_y(text: str) -> tuple[Any, Any]:
-    """Return the x and y that a name stands for."""
     data = named_data(text)
     if isinstance(data, (tuple, list)) and len(data) == 2:
         return data[0], data[1]
@@ -132,8 +120,8 @@ def named_x_y(text: str) -> tuple[Any, Any]:
     return data, None
 
 
-def _module_and_name(text: str, option: str) -> tuple[str, str]:
-    """Split a name, and let Python find its module."""
+def split_name(text: str, option: str) -> tuple[str, str]:
+    """Split a name whose package exists, and let Python find its module; nothing is imported."""
     module_name, _, name = text.partition(":")
     if module_name.endswith(".py"):
         path = Path(module_name)
@@ -155,6 +143,8 @@ def _module_and_name(text: str, option: str) -> tuple[str, str]:
         from kbatch.device.worker import behind_standard_library
 
         sys.path.insert(behind_standard_library(sys.path), folder)
+    if importlib.util.find_spec(package) is None:
+        raise _not_found(text, option)
     return module_name, name
 
 
@@ -168,7 +158,6 @@ def _not_found(text: str, option: str) -> ValueError:
 
 
 def integers(text: str, *, example: str) -> list[int]:
-    """Read `--batch-sizes`."""
     try:
         return [int(word) for word in text.split(",")]
     except ValueError as error:
@@ -186,9 +175,9 @@ def starting_console() -> "Console":
     """Return the console of a command, which says first that TensorFlow starts."""
     from rich.console import Console
 
-    console = Console()
+    console = Console(emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_LOG_WIDTH)
+        console = Console(width=_LOG_WIDTH, emoji=False)
     say(console, "Starting TensorFlow ...")
     return console
 

@@ -42,7 +42,6 @@ def run_demo(
     dtype_policy: str,
     seed: int,
 ) -> Study:
-    """Search over batch sizes."""
     folder = directory / PROJECT_NAME
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(

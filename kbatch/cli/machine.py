@@ -15,7 +15,6 @@ _TEXT_WIDTH = 76
 
 
 def add_doctor(commands: Any) -> None:
-    """Add the command."""
     doctor = commands.add_parser("doctor", help="examine versions, devices, memory and speed")
     doctor.add_argument("--json", action="store_true", help="print the record as JSON")
     doctor.set_defaults(run=_run_doctor)
@@ -73,7 +72,6 @@ def _examine(variables: Mapping[str, str]) -> "Examination":
 
 
 def examination_text(examination: "Examination") -> str:
-    """Write what was found, a line or two a topic, then how much of it is missing."""
     lines = []
     for finding in examination.findings:
         head = f"{finding.status:<9}{finding.topic:<{_TOPIC_WIDTH}} "

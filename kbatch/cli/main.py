@@ -28,7 +28,6 @@ _COMMANDS = (
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the command line."""
     options = command_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # The name of a file need not be text in the terminal's encoding.
@@ -51,7 +50,6 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def command_parser() -> argparse.ArgumentParser:
-    """Make the parser of all commands."""
     parser = argparse.ArgumentParser(
         prog="kbatch", description="Which batch size should I use, and why?"
     )

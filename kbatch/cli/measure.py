@@ -5,20 +5,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from kbatch.cli.arguments import (
-    add_model_arguments,
-    add_output,
-    check_model_arguments,
-    integers,
-    memory_size,
-    named_build,
-    named_data,
-    named_x_y,
-    print_section,
-    quantity,
-    say,
-    starting_console,
-)
+from kbatch.cli import arguments
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
@@ -27,7 +14,6 @@ _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size a
 
 
 def add_inference(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser(
         "inference", help="measure latency, throughput and memory of predictions by batch size"
     )
@@ -45,14 +31,16 @@ def add_inference(commands: Any) -> None:
     bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
     add("--no-memory", action="store_true", help="leave the memory out")
-    add_output(parser, "where the profile, the table and the figures go", "kbatch-inference", "DIR")
+    arguments.add_output(
+        parser, "where the profile, the table and the figures go", "kbatch-inference", "DIR"
+    )
     parser.set_defaults(run=_run_inference)
 
 
 def milliseconds(text: str) -> float:
     """Read a time with its unit, such as 20ms or 0.5s."""
     required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
-    return quantity(text, _UNITS_MS, f"{required} Received: --slo")
+    return arguments.quantity(text, _UNITS_MS, f"{required} Received: --slo")
 
 
 def _run_inference(options: argparse.Namespace) -> None:
@@ -62,14 +50,14 @@ def _run_inference(options: argparse.Namespace) -> None:
     from kbatch.inference.report import inference_section
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
-    sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
+    sizes = options.batch_sizes and arguments.integers(options.batch_sizes, example="1,8,64")
     if not options.model.exists():
         raise ValueError(
             "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
             f"Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    console = starting_console()
+    console = arguments.starting_console()
     with quiet_start():
         from kbatch.inference.inputs import load_saved_model
         from kbatch.inference.measure import profile_inference
@@ -90,10 +78,10 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    print_section(console, inference_section(profile))
+    arguments.print_section(console, inference_section(profile))
     profile.save(options.output / "profile.json")
     profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
-    say(console, f"profile: {options.output / 'profile.json'}")
+    arguments.say(console, f"profile: {options.output / 'profile.json'}")
     for name in figures.FIGURES:
         path = options.output / f"{name}.png"
         try:
@@ -101,7 +89,7 @@ def _run_inference(options: argparse.Namespace) -> None:
         except ValueError as error:
             console.print(f"no figure {name}: {error}", highlight=False, markup=False)
         else:
-            say(console, f"figure: {path}")
+            arguments.say(console, f"figure: {path}")
 
 
 def _words(text: str) -> list[str]:
@@ -109,31 +97,31 @@ def _words(text: str) -> list[str]:
 
 
 def add_input(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
-    add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
+    arguments.add_model_arguments(
+        parser, data="dataset, PyDataset or arrays, or a function that makes them"
+    )
     add = parser.add_argument
     add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
     add("--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring")
     add("--no-remedies", action="store_true", help="leave out the changes to the pipeline")
     cache = "memory that a cache may take when tried"
     add("--cache-bytes", type=int, metavar="BYTES", help=cache)
-    add_output(parser, "where record and figure go", "kbatch-input", "DIR")
+    arguments.add_output(parser, "where record and figure go", "kbatch-input", "DIR")
     parser.set_defaults(run=_run_input)
 
 
 def _run_input(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
 
-    check_model_arguments(options)
-    console = starting_console()
+    arguments.check_model_arguments(options)
+    console = arguments.starting_console()
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-    from kbatch.input_pipeline.figure import plot_input_pipeline
-    from kbatch.input_pipeline.report import input_section
+    from kbatch.input_pipeline.report import input_section, plot_input_pipeline
     from kbatch.plotting.saving import save_figure
 
-    build, data = named_build(options.build), named_data(options.data)
+    build, data = arguments.named_build(options.build), arguments.named_data(options.data)
     given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
     budgets = {name: value for name, value in given.items() if value is not None}
     profile = profile_input_pipeline(
@@ -142,14 +130,13 @@ def _run_input(options: argparse.Namespace) -> None:
     record, figure = options.output / "input.json", options.output / "input.png"
     profile.save(record)
     save_figure(plot_input_pipeline(profile), figure)
-    print_section(console, input_section(profile))
-    say(console, f"record: {record}\nfigure: {figure}")
+    arguments.print_section(console, input_section(profile))
+    arguments.say(console, f"record: {record}\nfigure: {figure}")
 
 
 def add_max_batch(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
-    add_model_arguments(parser, data=_DATA_TEXT)
+    arguments.add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
     limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
     add("--limit", metavar="SIZE", help=limit)
@@ -159,7 +146,7 @@ def add_max_batch(commands: Any) -> None:
     add("--inference", action="store_true", help="run predictions instead of train steps")
     policy = "Keras dtype policy to build under, such as mixed_float16"
     add("--policy", metavar="NAME", help=policy)
-    add_output(parser, "write the result as JSON", metavar="FILE")
+    arguments.add_output(parser, "write the result as JSON", metavar="FILE")
     parser.set_defaults(run=_run_max_batch)
 
 
@@ -167,14 +154,14 @@ def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
     from kbatch.memory.report import max_batch_section
 
-    check_model_arguments(options)
-    limit_bytes = options.limit and memory_size(options.limit)
-    console = starting_console()
+    arguments.check_model_arguments(options)
+    limit_bytes = options.limit and arguments.memory_size(options.limit)
+    console = arguments.starting_console()
     with quiet_start():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
-    build = named_build(options.build)
-    x, y = named_x_y(options.data)
+    build = arguments.named_build(options.build)
+    x, y = arguments.named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
         result = find_max_batch_size(
@@ -186,16 +173,15 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    print_section(console, max_batch_section(result))
+    arguments.print_section(console, max_batch_section(result))
     if options.output is not None:
         result.save(options.output)
-        say(console, f"result: {options.output}")
+        arguments.say(console, f"result: {options.output}")
 
 
 def add_recommend(commands: Any) -> None:
-    """Add the command."""
     parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
-    add_model_arguments(parser, data=_DATA_TEXT)
+    arguments.add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
     base = "batch size that the model's learning rate suits (%(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
@@ -207,7 +193,7 @@ def add_recommend(commands: Any) -> None:
     add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help=budget)
     add("--epochs", type=int, metavar="N", help="most epochs of the pilot")
     add("--seed", type=int, metavar="N", help="seed of all training")
-    add_output(parser, "write the record", metavar="FILE")
+    arguments.add_output(parser, "write the record", metavar="FILE")
     add("--figure", type=Path, metavar="FILE", help="write the figure of the limits")
     parser.set_defaults(run=_run_recommend)
 
@@ -215,20 +201,20 @@ def add_recommend(commands: Any) -> None:
 def _run_recommend(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
 
-    check_model_arguments(options)
-    limit_bytes = options.limit and memory_size(options.limit)
+    arguments.check_model_arguments(options)
+    limit_bytes = options.limit and arguments.memory_size(options.limit)
     if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
         )
-    console = starting_console()
+    console = arguments.starting_console()
     with quiet_start():
         from kbatch.recommendation.measure import recommend
     from kbatch.plotting.saving import save_figure
     from kbatch.recommendation.figure import plot_limits
 
-    build = named_build(options.build)
-    x, y = named_x_y(options.data)
+    build = arguments.named_build(options.build)
+    x, y = arguments.named_x_y(options.data)
     found = recommend(
         build,
         x,
@@ -239,13 +225,13 @@ def _run_recommend(options: argparse.Namespace) -> None:
         budget_s=options.budget,
         epochs=options.epochs,
         seed=options.seed,
-        on_progress=lambda line: say(console, f"measuring {line} ..."),
+        on_progress=lambda line: arguments.say(console, f"measuring {line} ..."),
     )
     console.print()
     print(found)
     if options.output is not None:
         found.save(options.output)
-        say(console, f"record: {options.output}")
+        arguments.say(console, f"record: {options.output}")
     if options.figure is not None:
         save_figure(plot_limits(found), options.figure)
-        say(console, f"figure: {options.figure}")
+        arguments.say(console, f"figure: {options.figure}")

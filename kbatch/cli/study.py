@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from kbatch.cli.arguments import add_output, integers, print_table, say, starting_console
-from kbatch.document.tables import Cell
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
 
 
 def add_report(commands: Any) -> None:
-    """Add the command."""
     report = commands.add_parser("report", help="write a report of a study or of profiles")
     report.add_argument(
         "records",
@@ -30,7 +28,7 @@ def add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from kbatch.report.load import load_record
+    from kbatch.report.content import load_record
     from kbatch.report.pages import write_report
 
     records = [load_record(path) for path in options.records]
@@ -39,7 +37,6 @@ def _report(options: argparse.Namespace) -> None:
 
 
 def add_view(commands: Any) -> None:
-    """Add the command."""
     view = commands.add_parser("view", help="follow searches in a browser while they run")
     view.add_argument(
         "studies",
@@ -63,7 +60,6 @@ def _view(options: argparse.Namespace) -> None:
 
 
 def add_plot(commands: Any) -> None:
-    """Add the command."""
     plot = commands.add_parser("plot", help="draw a figure of a study")
     add, figures = plot.add_argument, f"which one (%(default)s): {', '.join(FIGURES)}"
     study = "project directory of a search; for the figure memory the file of a max-batch result"
@@ -91,7 +87,6 @@ _FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
 
 
 def add_export(commands: Any) -> None:
-    """Add the command."""
     text = "write the trials as a table, or to an experiment tracker"
     export = commands.add_parser("export", help=text)
     study = "project directory of a search, or a file that `Study.save` wrote"
@@ -170,13 +165,13 @@ def print_trials(study: "Study", console: "Console") -> None:
     from kbatch.study.table import trial_table
 
     table = trial_table(study)
-    titles, rows = table.headers, [row.texts for row in table.rows]
+    titles = table.headers
 
     def measured() -> tuple[list[int], list[int]]:
         """Return the width of each column, whose title may take a line a word; and which vary."""
-        columns = [(title, texts) for title, *texts in zip(titles, *rows, strict=True)]
-        widths = [max(map(len, [*title.split(), *texts])) for title, texts in columns]
-        return widths, [i for i, (_, texts) in enumerate(columns) if len(set(texts)) > 1]
+        columns = [list(texts) for texts in zip(*(row.texts for row in table.rows), strict=True)]
+        widths = [max(map(len, [*t.split(), *c])) for t, c in zip(titles, columns, strict=True)]
+        return widths, [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
 
     def fit(columns: list[int]) -> bool:
         """Return whether columns fit a line: two characters between them, one at each end."""
@@ -184,23 +179,21 @@ def print_trials(study: "Study", console: "Console") -> None:
 
     widths, varying = measured()
     # Spreads go first, then the reasons behind "n/a": both stand in the report.
-    for spared in (("n/a",), ()):
+    for missing in (False, True):
         if not fit(varying):
-            rows = [
-                tuple(t if t.startswith(spared) else t.partition(" (")[0] for t in row)
-                for row in rows
-            ]
+            cells = (tuple(cell.brief(missing) for cell in row.cells) for row in table.rows)
+            rows = map(lambda row, brief: row._replace(cells=brief), table.rows, cells)
+            table = table._replace(rows=tuple(rows))
             widths, varying = measured()
     shown = varying
     while len(shown) > _FEWEST_COLUMNS and not fit(shown):
         shown = shown[:-1]
-    cells = (tuple(map(Cell, row)) for row in rows)
-    kept = tuple(row._replace(cells=each) for row, each in zip(table.rows, cells, strict=True))
-    print_table(console, table._replace(rows=kept).select(shown), [widths[i] for i in shown])
+    print_table(console, table.select(shown), [widths[i] for i in shown])
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
         say(console, f"in the report too: {', '.join(left_out)}")
-    if rows and len(varying) < len(titles):
-        same = [f"{titles[i].lower()} {rows[0][i]}" for i in range(len(titles)) if i not in varying]
+    if len(varying) < len(titles):
+        pairs = enumerate(zip(titles, table.rows[0].texts, strict=True))
+        same = [f"{title.lower()} {text}" for i, (title, text) in pairs if i not in varying]
         say(console, f"in every trial: {', '.join(same)}")
 
 
@@ -209,7 +202,6 @@ _QUICK_SIZES = "32,128,512"
 
 
 def add_demo(commands: Any) -> None:
-    """Add the command."""
     demo = commands.add_parser("demo", help="search batch sizes on real data")
     add = demo.add_argument
     data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"

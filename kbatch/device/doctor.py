@@ -31,8 +31,7 @@ class Finding:
     """One thing that was looked at."""
 
     topic: str  # Such as "keras-tuner" or "memory".
-    # "ok", "warning" where results or speed may suffer, "missing" what is needed and absent.
-    status: str
+    status: str  # "ok", "warning" (results or speed may suffer) or "missing" (needed).
     text: str  # What was found, in one line.
     command: str | None = None  # That mends it, where one does.
 
@@ -74,7 +73,6 @@ _WHY = {"tensorboard": ": keras-tuner imports it in every trial, and every trial
 def package_findings(
     requirements: Sequence[str], installed: Mapping[str, str]
 ) -> tuple[Finding, ...]:
-    """Compare what is installed with what is required."""
     findings = []
     for line in requirements:
         if "extra ==" in line:
@@ -103,7 +101,6 @@ def python_finding(version: str, required: str) -> Finding:
 
 
 def backend_finding(backend: str, source: str) -> Finding:
-    """Judge Keras's backend."""
     if backend == "tensorflow":
         return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
     text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
@@ -111,7 +108,6 @@ def backend_finding(backend: str, source: str) -> Finding:
 
 
 def read_package_findings() -> tuple[Finding, ...]:
-    """Examine Python, the packages and Keras's backend of this process."""
     home = Path.home()
     place = home if os.access(home, os.W_OK) else Path("/tmp")
     backend = backend_finding(*read_backend(os.environ, place))
@@ -173,16 +169,12 @@ _OLDEST_DRIVERS = {11: "450.80.02", 12: "525.60.13", 13: "580.65.06"}
 
 
 class ListedGpu(NamedTuple):
-    """One GPU as the driver shows it."""
-
     gpu: "NvmlGpu"
     memory_used_bytes: int | None  # None if the driver does not say.
     processes: tuple[GpuProcess, ...] = ()  # What computes on it.
 
 
 class NvidiaReading(NamedTuple):
-    """What the driver shows."""
-
     driver_loaded: bool  # Whether the kernel has NVIDIA's driver.
     device_nodes: int  # How many GPUs have a device file that a process can open.
     pci_gpus: int  # How many NVIDIA GPUs sit in this machine, whatever their driver.
@@ -199,8 +191,6 @@ class NvidiaReading(NamedTuple):
 
 
 class TensorFlowBuild(NamedTuple):
-    """What this TensorFlow was built for."""
-
     cuda_version: tuple[int, int] | None  # Such as (12, 5), None for a build without GPUs.
     compute_capabilities: tuple[tuple[int, int], ...] = ()  # Of its kernels, ascending.
     missing_packages: tuple[str, ...] = ()  # NVIDIA's libraries for it, not installed.
@@ -274,7 +264,6 @@ def nvidia_findings(
     build: TensorFlowBuild,
     variables: Mapping[str, str],
 ) -> tuple[Finding, ...]:
-    """Judge the GPUs."""
     seen = [device for device in devices if device.startswith("GPU")]
     if not seen:
         findings = [_why_not(reading, build, variables), _nvml_finding(reading)]
@@ -451,7 +440,6 @@ _VARIABLES = (
 
 
 def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Examine memory, processors and environment variables."""
     import psutil
 
     from kbatch.device.memory import read_control_group
@@ -466,7 +454,6 @@ def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple
 
 
 def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | None) -> Finding:
-    """Judge the host's memory."""
     text = f"{gibibytes(total_bytes)}, {gibibytes(available_bytes)} free"
     if group_bytes is not None and group_bytes < total_bytes:
         text = f"{text}; the control group allows {gibibytes(group_bytes)}"
@@ -477,7 +464,6 @@ def memory_finding(total_bytes: int, available_bytes: int, group_bytes: int | No
 
 
 def cpu_finding(cpu_count: int, quota: float | None, load: float) -> Finding:
-    """Judge the processors."""
     usable = cpu_count if quota is None else min(cpu_count, quota)
     text = pluralize(cpu_count, "core")
     if usable < cpu_count:
@@ -489,7 +475,6 @@ def cpu_finding(cpu_count: int, quota: float | None, load: float) -> Finding:
 
 
 def variables_finding(variables: Mapping[str, str]) -> Finding:
-    """Name the environment variables that change what is measured."""
     changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
     text = f"these change memory or speed: {', '.join(changed)}"
     return Finding("variables", "ok", text if changed else "none that change memory or speed")

@@ -17,7 +17,6 @@ _PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
 
 
 def read_environment() -> EnvironmentRecord:
-    """Read the versions, the processor, the devices and the load of this machine."""
     versions = {"python": platform.python_version()}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):

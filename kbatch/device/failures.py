@@ -67,7 +67,6 @@ _DEVICE_LOST = (
 
 
 def ran_out_of_memory(error: BaseException, *, smaller_worked: bool = False) -> bool:
-    """Return whether memory ran out."""
     if isinstance(error, WorkerDied):
         return error.out_of_memory
     if isinstance(error, UnsendableError) and error.__cause__ is not None:
@@ -85,7 +84,6 @@ def device_is_lost(error: BaseException) -> bool:
 
 
 def failure_status(error: BaseException) -> str:
-    """Classify an exception as the status of an execution."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted"
     return "out_of_memory" if ran_out_of_memory(error) else "failed"

@@ -4,7 +4,6 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import psutil
@@ -20,8 +19,6 @@ Sample = TypeVar("Sample", GpuSample, HostSample)
 
 
 class TensorFlowMemory(NamedTuple):
-    """What TensorFlow has of a GPU."""
-
     memory_total_bytes: int | None  # That it may take, None if unknown.
     read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 
@@ -45,7 +42,6 @@ class _GpuTally:
         self._throttle_reasons: dict[str, None] | None = None
 
     def add(self, time_s: float) -> None:
-        """Read the GPU at a time in seconds from the start."""
         reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
@@ -62,7 +58,6 @@ class _GpuTally:
             self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
     def usage(self, duration_s: float) -> GpuUsage:
-        """Sum up the readings from 0 to `duration_s`."""
         energy_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
         source: str | None = "counter"
         if energy_j is None or self._counter_fell:
@@ -86,8 +81,6 @@ class _GpuTally:
 
 
 class _HostTally:
-    """Sums up what this process takes."""
-
     def __init__(self):
         self.series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
         self._process = psutil.Process()
@@ -95,7 +88,6 @@ class _HostTally:
         self._last_s = 0.0
 
     def add(self, time_s: float) -> None:
-        """Read this process at a time in seconds from the start."""
         cpu_s = resident_bytes = busy = None
         # Without its children: to look for those scans all processes each time.
         with contextlib.suppress(psutil.Error, OSError), self._process.oneshot():
@@ -109,7 +101,6 @@ class _HostTally:
         self._last_s = time_s
 
     def usage(self) -> HostUsage:
-        """Sum up the readings."""
         first, last = self._cpu_s[0], self._cpu_s[-1]
         return HostUsage(
             cpu_s=None if first is None or last is None else last - first,
@@ -131,13 +122,12 @@ class GpuMonitor:
     """Measures what a block of code takes of the GPUs and of the host.
 
     Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
-    GPU that TensorFlow uses, found in NVML by PCI bus id, and this process, without child
-    processes, at the start, in a thread every `interval_s` and at the end. NVML tells of a GPU
-    as a whole: other processes on it are in the figures, and where it is split into instances
-    (MIG) the power and energy of all of them. Energy is the difference of the driver's counter,
-    which moves in steps: a block of milliseconds may show none. On GPUs without a counter it is
-    the integral of the power readings. Memory is TensorFlow's own count on an instance, and where
-    GPU and host share one memory.
+    GPU that TensorFlow uses, and this process without its children, at the start, in a thread
+    every `interval_s` and at the end. NVML shows a GPU as a whole, with other processes and, where
+    it is split into instances (MIG), the power of all of them. Energy is the difference of the
+    driver's counter, which moves in steps: a block of milliseconds may show none. Without a
+    counter it is the integral of the power. Memory is TensorFlow's own count on an instance, and
+    where GPU and host share one memory.
 
     Example:
 
@@ -151,9 +141,8 @@ class GpuMonitor:
     Args:
         interval_s: Seconds between two readings; the time that a reading takes comes on top.
         now: Returns the time, in seconds.
-        find_gpus: Returns TensorFlow's names of its GPUs by PCI bus id; TensorFlow's own if None.
-        find_memory: Returns what TensorFlow has of the GPU with these names, for a GPU whose
-            memory the driver does not show, or shows of the whole board; TensorFlow's own if None.
+        find_gpus: Returns TensorFlow's names of its GPUs by PCI bus id; None to ask it.
+        find_memory: Returns what TensorFlow has of the GPU with these names; None to ask it.
 
     Attributes:
         usage: What the block took, None until it ends.
@@ -197,7 +186,6 @@ class GpuMonitor:
         return self.usage.gpus if self.usage else None
 
     def __enter__(self) -> "GpuMonitor":
-        """Open NVML, take the first sample and start the thread."""
         if self._started_s is not None:
             raise RuntimeError("A `GpuMonitor` measures one block: make another for the next.")
         with contextlib.ExitStack() as opening:
@@ -208,12 +196,7 @@ class GpuMonitor:
             self._open = opening.pop_all()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *error: object) -> None:
         """Stop the thread, take the last sample and close NVML; a second time does nothing."""
         # Where a reading raised, the GPUs are left out: the block itself has not failed.
         if self._open is None:
@@ -242,10 +225,7 @@ class GpuMonitor:
             )
 
     def sample(self) -> float:
-        """Read GPUs and host once more, besides the thread.
-
-        Returns:
-            Seconds from the start of the block.
+        """Read GPUs and host once more, besides the thread, and return the seconds so far.
 
         Raises:
             RuntimeError: If the block has not begun.
@@ -258,9 +238,7 @@ class GpuMonitor:
         return time_s
 
     def sample_clock(self) -> tuple[float | None, tuple[str, ...] | None]:
-        """Read the GPUs once more, for the clock of the first in MHz and what lowers it.
-
-        Either is None where it is not read.
+        """Read the GPUs once more, for the clock of the first in MHz and what lowers it, or None.
 
         Raises:
             RuntimeError: If the block has not begun.

@@ -48,14 +48,11 @@ class NvmlGpu(NamedTuple):
     handle: Any  # NVML's, valid while the library is open.
     name: str | None
     pci_bus_id: str  # Where it sits, in the form of `normal_bus_id`.
-    # Of the whole board. None where GPU and host share one memory.
-    memory_total_bytes: int | None
+    memory_total_bytes: int | None  # Of the board; None where GPU and host share one.
     uuid: str | None = None  # Its name for `CUDA_VISIBLE_DEVICES`.
     power_cap_w: float | None = None
     compute_capability: tuple[int, int] | None = None
-    # Whether it is split into instances (MIG). Every reading is then of the whole board, however
-    # small the instance that a process has.
-    mig: bool = False
+    mig: bool = False  # Whether it is split into instances: readings are the whole board's.
     index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
 
@@ -99,7 +96,6 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
 
 
 def read_driver() -> NvmlDriver:
-    """Read the driver; within a block of `opened_nvml`."""
     cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     silent = []
     for index in range(read_gpu_count()):

@@ -306,7 +306,6 @@ def read_control_group(
 
 
 def _folders(root: Path, membership: str, controller: str) -> list[Path]:
-    """List the folders of the process's groups and of those above them."""
     folders = []
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)

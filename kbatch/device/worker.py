@@ -40,7 +40,6 @@ class MappedPickles:
         self._files: list[Path] = []
 
     def dumps(self, value: Any) -> bytes:
-        """Pickle a value."""
         while self._files:
             self._files.pop().unlink(missing_ok=True)  # One that was never begun.
         buffer = io.BytesIO()
@@ -169,9 +168,7 @@ class Worker:
     """
 
     def __init__(
-        self,
-        environment: Mapping[str, str] | None = None,
-        subject: Callable[[], Any] | None = None,
+        self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):
         self._environment = dict(environment or {})
         self._subject = subject
@@ -217,7 +214,6 @@ class Worker:
             process.kill()
 
     def close(self) -> None:
-        """End the process and remove its files."""
         self.restart()
         self._folder.cleanup()
 

@@ -56,7 +56,6 @@ def percent(share: float) -> str:
 
 
 def gibibytes(size_bytes: int) -> str:
-    """Write a size in GiB."""
     return f"{format_number(size_bytes / 2**30)} GiB"
 
 

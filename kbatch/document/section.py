@@ -14,8 +14,6 @@ if TYPE_CHECKING:
 
 
 class Fact(NamedTuple):
-    """A name with its value."""
-
     name: str
     value: str
 
@@ -46,8 +44,6 @@ class Figure(NamedTuple):
 
 
 class Section(NamedTuple):
-    """What one record says."""
-
     kind: str  # What it is a record of, in a word or two.
     name: str
     headline: str  # The decision in a sentence.

@@ -5,16 +5,17 @@ from typing import NamedTuple
 
 
 class Cell(NamedTuple):
-    """One cell."""
-
     text: str
     sort_key: float | None = None  # None to sort by the text, or for a missing value.
     marks: tuple[str, ...] = ()  # Of the notes that concern it.
 
+    def brief(self, missing: bool) -> "Cell":
+        """Return the number without its spread and, if `missing`, "n/a" without its reason."""
+        cut = self.sort_key is not None or (missing and self.text.startswith("n/a ("))
+        return self._replace(text=self.text.partition(" (")[0]) if cut else self
+
 
 class Column(NamedTuple):
-    """One column."""
-
     title: str  # With the unit.
     numeric: bool  # Whether it holds numbers, which stand to the right.
     name: str = ""  # By which notes find it; empty where none concern it.
@@ -22,8 +23,6 @@ class Column(NamedTuple):
 
 
 class Row(NamedTuple):
-    """One row."""
-
     key: str  # By which notes find it, such as keras-tuner's identifier of a trial.
     status: str  # How it ended, as recorded; empty where that is not asked.
     best: bool  # Whether it is the one to take.
@@ -36,8 +35,6 @@ class Row(NamedTuple):
 
 
 class Table(NamedTuple):
-    """A table."""
-
     title: str  # What its rows are.
     columns: tuple[Column, ...]
     rows: tuple[Row, ...]
@@ -46,12 +43,9 @@ class Table(NamedTuple):
 
     @property
     def headers(self) -> tuple[str, ...]:
-        """The titles of the columns."""
         return tuple(column.title for column in self.columns)
 
     def select(self, places: Sequence[int]) -> "Table":
         """Return the table with some of its columns."""
-        columns = tuple(self.columns[i] for i in places)
-        cells = (tuple(row.cells[i] for i in places) for row in self.rows)
-        rows = (row._replace(cells=each) for row, each in zip(self.rows, cells, strict=True))
-        return self._replace(columns=columns, rows=tuple(rows))
+        rows = (row._replace(cells=tuple(row.cells[i] for i in places)) for row in self.rows)
+        return self._replace(columns=tuple(self.columns[i] for i in places), rows=tuple(rows))

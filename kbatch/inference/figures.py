@@ -32,20 +32,15 @@ _EDGE, _ROOM = 1.2, 1.25
 
 
 class TimedSeries(NamedTuple):
-    """One call path under one policy."""
-
     label: str
     points: tuple[TimingRecord, ...]  # Those that were timed.
     times_ms: list[float]  # Of a batch, at each point.
     rates: list[float]  # Examples per second, at each point.
     failed: tuple[int, ...]  # Batch sizes that ran out of memory.
-    # The fitted time of a batch, in seconds, along the axis; empty where no line holds.
-    line_s: tuple[tuple[float, float], ...]
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
 
 
 class InferenceInfo(NamedTuple):
-    """What the figures show: all call paths and policies that were timed."""
-
     name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]  # Of the first series.
@@ -54,13 +49,11 @@ class InferenceInfo(NamedTuple):
 
     @property
     def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch size once, ascending, those that ran out of memory included."""
         sizes = {p.batch_size for s in self.series for p in s.points}
         return tuple(sorted(sizes.union(*(s.failed for s in self.series))))
 
 
 def inference_info(profile: InferenceProfile) -> InferenceInfo:
-    """Compute what the figures of a profile show."""
     several = len({policy for _, policy in profile.series}) > 1
     series = []
     for path, policy in profile.series:
@@ -103,7 +96,6 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
 
 
 def _line(profile: InferenceProfile) -> tuple[tuple[float, float], ...]:
-    """Return the fitted line from the smallest to the largest size that was timed."""
     with contextlib.suppress(ValueError):  # Too little was timed.
         latency = profile.latency
         if latency.follows_line:
@@ -135,7 +127,6 @@ def inference_clocks(profile: InferenceProfile) -> str:
 
 
 def inference_alt_text(info: InferenceInfo) -> str:
-    """Describe throughput and time by batch size in sentences, for those who do not see them."""
     sizes = info.batch_sizes
     sentences = [
         f"Charts over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, for "
@@ -170,8 +161,6 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     Latency targets that were checked are drawn in the lower panel. Batch sizes that the first call
     path answers (knee, efficient, fastest) are marked, sizes that ran out of memory stand at the
     bottom edge.
-
-    Example:
 
     >>> kbatch.plot_inference_throughput(profile).figure.savefig("throughput.png")
 
@@ -208,14 +197,9 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     """Plot samples/s against the time of a batch; each point is a batch size.
 
     Going right along a curve buys throughput with latency; where it turns flat, nothing is
-    bought. Targets that were checked are vertical lines.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
-    Raises:
-        ValueError: If nothing was timed.
+    bought. Targets that were checked are vertical lines. The arguments are those of
+    `plot_inference_throughput`, as for the figures below; a `ValueError` says that nothing was
+    timed.
     """
     info = inference_info(profile)
     (panel,) = canvas.panels(ax, FIGURES["operating_curve"][1])
@@ -277,12 +261,8 @@ def path_ratios(profile: InferenceProfile) -> tuple[PathRatio, ...]:
 def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot how many times as fast as the first call path each other one is, by batch size.
 
-    Args:
-        profile: A profile with several call paths or policies.
-        ax: Axes to draw on; a new figure if None.
-
     Raises:
-        ValueError: If there is nothing to compare, with what to measure.
+        ValueError: If there are no other call paths or policies, with what to measure.
     """
     info, ratios = inference_info(profile), path_ratios(profile)
     panel = _panel(profile, "paths", ax, [ratio.batch_size for ratio in ratios])
@@ -307,19 +287,15 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
 
 
 class MemorySeries(NamedTuple):
-    """The memory under one policy."""
-
     label: str
     peak_bytes: dict[int, int]  # By batch size, where it was measured.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
     guarded: tuple[int, ...]  # Sizes that were not run, since they were expected to.
     fit: MemoryFit | None
-    # To stay below 80 % of the limit; None where memory does not grow or is not known.
-    largest_expected: int | None
+    largest_expected: int | None  # To stay below 80 % of the limit; None if not known.
 
 
 def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
-    """Compute the memory under each policy."""
     series = []
     for policy in dict.fromkeys(m.dtype_policy for m in profile.memory):
         records = [m for m in profile.memory if m.dtype_policy == policy]
@@ -344,10 +320,6 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
 
 def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> Axes:
     """Plot the peak memory by batch size, the fitted line and the limit.
-
-    Args:
-        profile: A profile whose memory was measured.
-        ax: Axes to draw on; a new figure if None.
 
     Raises:
         ValueError: If no memory was measured.
@@ -397,10 +369,6 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
 
     A quantile is shown where enough calls were made; elsewhere the figure says how many it lacks.
 
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
-
     Raises:
         ValueError: If there are no single calls.
     """
@@ -439,7 +407,6 @@ def noise_deviations(profile: InferenceProfile) -> dict[int, np.ndarray]:
 
 
 def noise_reach(distances: np.ndarray, floor: float | None) -> float:
-    """Return how far the axis reaches to each side."""
     farthest, usual = np.max(distances), _FAR * np.quantile(distances, _MOST_ROUNDS)
     return max(floor or 0.0, float(usual if 0 < usual < farthest else farthest)) or 0.01
 
@@ -449,10 +416,6 @@ def plot_inference_noise(profile: InferenceProfile, ax: Axes | None = None) -> A
 
     The band is the noise floor of the A/A test: smaller differences of two settings mean nothing.
     A few rounds far beyond the others are triangles at the edge; the caption names the farthest.
-
-    Args:
-        profile: A profile, from `profile_inference`.
-        ax: Axes to draw on; a new figure if None.
 
     Raises:
         ValueError: If nothing was timed on the first call path.

@@ -55,7 +55,6 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
 
 
 def _check_form(x: Any) -> None:
-    """Check that data are arrays or a dataset of dense tensors."""
     if is_dataset(x):
         spec: Any = x.element_spec
         # The targets, which a prediction does not need, may be whatever they are.
@@ -159,7 +158,6 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
 
 
 def load_saved_model(path: Path) -> keras.Model:
-    """Load a model that `model.save` wrote."""
     try:
         model = keras.saving.load_model(path, compile=False)
     # Keras gives TypeError for a class it does not know, OSError and KeyError for a broken file.

@@ -24,25 +24,17 @@ from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
 from kbatch.device.worker import UnsendableError
-from kbatch.document.numbers import format_number, memory_text, pluralize
+from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
-from kbatch.inference.call_paths import call_paths_of
+from kbatch.inference.call_paths import call_paths_of, variants_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_target, round_noise
 from kbatch.inference.record import BULK_PATH, TargetCheck
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
-from kbatch.inference.variants import variants_of
-from kbatch.memory.find import MemoryPass, ascend_memory
-from kbatch.memory.probe import (
-    Probes,
-    ProcessProbes,
-    WorkerProbes,
-    WorkloadFacts,
-    weights_alone_do_not_fit,
-)
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.find import MemoryPass, memory_pass
+from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
 from kbatch.memory.workload import Workload
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.data.sample_rows import SampleRows
@@ -145,9 +137,9 @@ def profile_inference(
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
     drifts slows all alike, and the first call of each is kept apart. A setting has been timed
     enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
-    were made, or 30 rounds later. Memory is measured before, in a worker process that may die of
-    it, and a batch that is expected to need over 80 % of it is not run. A GPU that holds the model
-    leaves no room to a worker: its memory is measured in this process, and a note says so.
+    were made, or 30 rounds later. Memory is measured before, in a worker process (in this one, with
+    a note, where it holds the GPU), and a batch that is expected to need over 80 % of it is not
+    run.
 
     Example:
 
@@ -160,9 +152,8 @@ def profile_inference(
             `tf.data.Dataset`; up to 64 rows are used, repeated into batches. None for random
             inputs of the model's input shapes.
         batch_sizes: Sizes in ascending order. None for powers of two as far as memory and time
-            allow, up to 4096, and on to 65536 while throughput still grows and the measured memory
-            says that they fit. None with a target is the quickest way to an answer: powers of eight
-            up to the target, and few and short rounds; give sizes for a fuller picture.
+            allow, up to 4096, and on to 65536 while throughput still grows and they are known to
+            fit; with a target for powers of eight up to it, in few and short rounds.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
             "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
             "saved_model" (exported and loaded), or a function of a batch, under the model's own
@@ -176,20 +167,15 @@ def profile_inference(
         time_budget_s: Seconds for timing; the memory of each policy may take as long again.
         measure_memory: Whether to measure memory. Without, nothing guards against a batch that
             needs too much.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on
-            a CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         bulk_examples: Examples of a bulk call of "predict", which runs no larger batches.
         seed: Seed of the order within rounds.
         on_progress: Receives progress messages.
 
-    Returns:
-        The profile.
-
     Raises:
         InputError: If the model takes batches of one size only, `x` does not suit its inputs or
-            is missing where their shapes do not tell it, a call path is unknown, has the name of
-            one of kbatch's own or cannot run the model, functions are to run under other policies,
-            a target is asked of "predict", or no policy can be had; it says what to give.
+            is needed to know their shapes, a call path or policy cannot be had, or a target is
+            asked of "predict"; it says what to give.
         OutOfMemoryError: If not even the weights fit.
         TargetTooLow: If the target is below the latency of one example; it says what can be
             reached.
@@ -214,11 +200,11 @@ def profile_inference(
     with kept_variables(model):
         inputs = inference_inputs(model, x)
     with kept_variables(model):  # Those that a first call made are kept too.
-        variants = variants_of(model, inputs, dtype_policies, plan.paths)
+        models, changes, notes = variants_of(model, inputs, dtype_policies, plan.paths)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = measure_predict_memory(variants.models, inputs, plan, say)
-        with InferenceSweep(variants.models, inputs, plan, seed=seed) as sweep:
+            memory = measure_predict_memory(models, inputs, plan, say)
+        with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
                 _warm_up(sweep, memory, say)
                 rounds = sweep.each_round(read_clock=monitor.sample_clock)
@@ -233,9 +219,9 @@ def profile_inference(
                 timings=sweep.records(),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
-                output_changes=variants.output_changes,
+                output_changes=changes,
                 twin=sweep.twin(),
-                notes=tuple(dict.fromkeys((*variants.notes, *memory.notes))),
+                notes=tuple(dict.fromkeys((*notes, *memory.notes))),
                 environment=read_environment(),
                 gpus=monitor.gpus or (),
             )
@@ -249,51 +235,39 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
     say(f"measuring memory in {place}")
-    records: list[MemoryRecord] = []
-    notes: list[str] = []
-    limits_bytes: list[int] = []
+    limits = {"time_budget_s": plan.time_budget_s, "say": say}
+    passes = []
     for policy, model in models.items():
-        with _probes(model, inputs, plan.memory_limit_bytes) as (probes, facts):
-            for record in ascend_memory(
-                probes,
-                plan.batch_sizes,
-                dtype_policy=policy,
-                limit_bytes=facts.limit_bytes,
-                held_bytes=facts.held_bytes,
-                time_budget_s=plan.time_budget_s,
-            ):
-                records.append(record)
-                found = record.reason or "out of memory"
-                if record.peak_bytes is not None:
-                    found = memory_text(record.peak_bytes)
-                say(f"memory of batch {record.batch_size} under {policy}: {found}")
-            notes += [note for note in facts.notes if note != inputs.note]
-            limits_bytes.append(facts.limit_bytes)
-    return MemoryPass(tuple(records), limits_bytes[0], tuple(notes))
+        with _probes(model, inputs, plan.memory_limit_bytes) as probes:
+            passes.append(memory_pass(probes, plan.batch_sizes, dtype_policy=policy, **limits))
+    records = tuple(record for one in passes for record in one.records)
+    notes = tuple(note for one in passes for note in one.notes if note != inputs.note)
+    return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
 @contextlib.contextmanager
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
-) -> Iterator[tuple[Probes, WorkloadFacts]]:
+) -> Iterator[Probes]:
     rows = SampleRows((inputs.rows,), None, inputs.note)
     workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
     note = _GPU_IN_USE
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                facts = _facts(probes, model, memory_limit_bytes)
+                _check_weights(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
                 note = _NOT_SENDABLE
             else:
-                yield probes, facts
+                yield probes
                 return
     probes = ProcessProbes(workload.start(), memory_limit_bytes, note)
-    yield probes, _facts(probes, model, memory_limit_bytes)
+    _check_weights(probes, model, memory_limit_bytes)
+    yield probes
 
 
-def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> WorkloadFacts:
+def _check_weights(probes: Probes, model: keras.Model, limit_bytes: int | None) -> None:
     try:
         facts = probes.facts
     except MemoryError as error:
@@ -303,7 +277,6 @@ def _facts(probes: Probes, model: keras.Model, limit_bytes: int | None) -> Workl
         raise weights_alone_do_not_fit(limit_bytes, sum(weights)) from error
     if facts.variables_bytes > facts.limit_bytes:
         raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
-    return facts
 
 
 def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:

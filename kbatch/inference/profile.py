@@ -10,7 +10,7 @@ import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Interval, calls_for_quantile
-from kbatch.analysis.line_fit import fit_line
+from kbatch.analysis.line_fit import fit_line, without_slow_rounds
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -20,11 +20,10 @@ from kbatch.analysis.scaling_curve import (
     fit_latency,
     knee_batch_size,
 )
-from kbatch.analysis.slow_rounds import without_slow_rounds
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord
 from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
@@ -39,16 +38,13 @@ class InferenceAnswer:
     """A batch size, and how sure it is."""
 
     batch_size: int  #: The size, in examples.
-    #: 95 % interval of the size before it was made whole, in examples; None if unknown.
-    interval: Interval | None
-    #: Whether fresh calls of this size kept to the target, with 95 % confidence over all sizes and
-    #: looks of the search together.
+    interval: Interval | None  #: 95 % interval of it, not made whole, in examples; or None.
+    #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
     verified: bool
     reason: str  #: Where the answer comes from.
     call_path: str  #: How the model was called.
     dtype_policy: str  #: Under which policy.
-    #: Whether the size lies outside the measured ones; `reason` says so too.
-    extrapolated: bool = False
+    extrapolated: bool = False  #: Whether it lies outside the measured sizes; see `reason`.
 
 
 class TargetTooLow(ValueError):
@@ -69,50 +65,34 @@ class TargetTooLow(ValueError):
 
 
 @dataclasses.dataclass(frozen=True)
-class InferenceProfile(SavedRecord, ShownRecord):
+class InferenceProfile(SavedRecord):
     """Latency, throughput and memory of a model's predictions by batch size.
 
     Questions are answered for the first call path and policy; `select` gives those of others. They
-    raise `ValueError` where too little was measured.
+    raise `ValueError` where too little was measured, or the noise hides the answer.
 
     Example:
 
     >>> profile = kbatch.InferenceProfile.load("profile.json")
     >>> profile.select(call_path="xla").batch_for(latency_ms=20, quantile=0.99).batch_size
-
-    Attributes:
-        model_name: The model's name.
-        quantile: The quantile for which calls were counted, in (0, 1).
-        timings: What was timed, by path, policy and batch size.
-        memory: What was measured of the memory of `model.predict`, by policy and batch size; five
-            batches were run of each.
-        memory_limit_bytes: Memory that the probes could take, None where none were made.
-        output_changes: How outputs differ from those in float32.
-        twin: The A/A test, None where time did not suffice.
-        checks: Checks of latency targets by fresh calls.
-        notes: What a reader of the figures must know.
-        environment: The machine, None if it was not recorded.
-        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
-            them; empty where none is read.
     """
 
-    model_name: str
-    quantile: float
-    timings: tuple[TimingRecord, ...]
-    memory: tuple[MemoryRecord, ...] = ()
-    memory_limit_bytes: int | None = None
-    output_changes: tuple[OutputChange, ...] = ()
-    twin: TwinRecord | None = None
-    checks: tuple[TargetCheck, ...] = ()
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
-    gpus: tuple[GpuUsage, ...] = ()
+    model_name: str  #: The model's name.
+    quantile: float  #: The quantile for which calls were counted, in (0, 1).
+    timings: tuple[TimingRecord, ...]  #: What was timed, by path, policy and batch size.
+    memory: tuple[MemoryRecord, ...] = ()  #: That of `model.predict`, by policy and size.
+    memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
+    output_changes: tuple[OutputChange, ...] = ()  #: How outputs differ from those in float32.
+    twin: TwinRecord | None = None  #: The A/A test, None where time did not suffice.
+    checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self):
         calls_for_quantile(self.quantile)  # Raises where it is none.
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
         sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
         between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
@@ -138,10 +118,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def latency(self) -> Latency:
-        """The fit of the time of a batch.
-
-        Blocks that a neighbour on the machine slowed are left out where two groups of blocks can be
-        told apart, so that the fit is that of the model.
+        """The fit of the time of a batch, without blocks that a neighbour on the machine slowed.
 
         Raises:
             ValueError: If too little was measured.
@@ -169,29 +146,17 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
     @property
     def knee(self) -> InferenceAnswer:
-        """The batch size of the largest throughput over latency.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The batch size of the largest throughput over latency."""
         return self._answer(knee_batch_size(self.latency), "largest throughput over latency")
 
     @property
     def efficient(self) -> InferenceAnswer:
-        """The smallest batch size with 90 % of the peak throughput.
-
-        Raises:
-            ValueError: If too little was measured, or the noise hides it.
-        """
+        """The smallest batch size with 90 % of the peak throughput."""
         return self._answer(efficient_batch_size(self.latency), "90 % of the peak throughput")
 
     @property
     def fastest(self) -> InferenceAnswer:
-        """The measured batch size of the largest throughput.
-
-        Raises:
-            ValueError: If too little was measured.
-        """
+        """The measured batch size of the largest throughput."""
         return self._answer(fastest_batch_size(self.latency), "largest measured throughput")
 
     def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
@@ -285,13 +250,10 @@ class InferenceProfile(SavedRecord, ShownRecord):
         )
 
     def latency_quantile(self, quantile: float) -> Latency:
-        """Fit a quantile of the latency.
+        """Fit a quantile of the latency, in (0, 1).
 
         Only sizes with enough calls take part. Their calls are cut into groups in order of time,
         each long enough to show the quantile, and each gives one value.
-
-        Args:
-            quantile: Which quantile, in (0, 1).
 
         Raises:
             ValueError: If fewer than two sizes have the calls that it needs, or the path is bulk
@@ -303,8 +265,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
         self, *, call_path: str | None = None, dtype_policy: str | None = None
     ) -> "InferenceProfile":
         """Return the part of the profile with one call path, one policy, or both.
-
-        The A/A test goes with the path and policy that it was made with.
 
         Raises:
             ValueError: If the profile holds none such.
@@ -335,11 +295,7 @@ class InferenceProfile(SavedRecord, ShownRecord):
         return fit_memory(peaks_under(self.series[0][1], self.memory))
 
     def predict_memory_bytes(self, batch_size: int) -> float:
-        """Estimate the memory of a batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes was measured.
-        """
+        """Estimate the bytes of a batch from the line through two measured sizes or more."""
         if (fit := self.memory_fit) is None:
             raise ValueError(
                 "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "
@@ -390,7 +346,6 @@ class InferenceProfile(SavedRecord, ShownRecord):
 
 
 def check_target(latency_ms: float, quantile: float) -> None:
-    """Check a latency target and its quantile."""
     known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
     if not known or not 0 < latency_ms < math.inf:
         raise ValueError(

@@ -35,15 +35,10 @@ class TimingRecord:
     calls: int = 0  #: Calls that count.
     block_rounds: tuple[int, ...] = ()  #: Number of the round of each block.
     block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each block.
-    #: Seconds of single calls, in order; one of every few at random where there were many.
-    latencies_s: tuple[float, ...] = ()
-    #: Median seconds of a copy of the batch to the GPU, None where nothing is copied.
-    copy_s: float | None = None
-    #: Clock of the GPU at the end of each block, in MHz, None where it was not told; empty without
-    #: a GPU that is read.
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-    #: What lowered the clock there, such as `("power cap",)`, in the same way.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+    latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
+    copy_s: float | None = None  #: Median seconds to copy the batch to the GPU; None without one.
+    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each block, None if not told.
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self) -> None:
         check_choice(TIMING_OUTCOMES, outcome=self.outcome)
@@ -116,8 +111,7 @@ class TwinRecord:
     call_path: str  #: How the model was called.
     dtype_policy: str  #: Under which policy.
     batch_size: int  #: Examples in a batch.
-    #: Logarithm of the one block median over the other, one value a round.
-    log_ratios: tuple[float, ...]
+    log_ratios: tuple[float, ...]  #: Log of the one block median over the other, one a round.
 
     @property
     def noise_floor(self) -> float | None:
@@ -137,19 +131,14 @@ class TargetCheck:
     quantile: float  #: Which share of the calls has to keep to it.
     latencies_s: tuple[float, ...]  #: Seconds of each fresh call; none where memory ran out.
     best: bool = False  #: Whether this is the batch size that the search for the target returned.
-    #: By which share later calls may be slower than these: slowed by so much, their quantile still
-    #: keeps to the target.
-    drift: float = 0.0
+    drift: float = 0.0  #: Slowed by this share, their quantile still keeps to the target.
     #: That with which they have to keep to the target, in (0, 1). All looks of a search, at all its
     #: sizes, together verify a wrong size in 5 % at most.
     confidence: float = 0.95
     calls_a_hiccup: float = 1.0  #: Calls in a row that a hiccup of the machine slowed, on average.
-    #: Calls that are missing for sure knowledge of a size whose calls may yet keep to the target;
-    #: None where it is verified or has missed the target.
+    #: Calls that would be needed to be sure of a size that may yet keep to the target; or None.
     missing_calls: int | None = None
-    #: Whether these calls kept to the target, and calls of later sizes showed that hiccups of the
-    #: machine are too frequent for that to hold.
-    withdrawn: bool = False
+    withdrawn: bool = False  #: It kept to the target, and later calls showed too many hiccups.
 
     def __post_init__(self) -> None:
         calls_for_quantile(self.quantile)  # Raises where it is none.

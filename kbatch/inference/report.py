@@ -5,8 +5,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN
-from kbatch.analysis.ratio import Ratio
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Ratio
 from kbatch.document.numbers import (
     format_number,
     interval_text,
@@ -118,7 +117,6 @@ def _unsettled(profile: InferenceProfile) -> list[str]:
 
 
 def _left_out(profile: InferenceProfile) -> list[str]:
-    """Describe what was not timed, and why: a line a call path, policy and reason."""
     sizes: dict[tuple[str, str, str], list[int]] = {}
     for timing in profile.timings:
         if not timing.measured:
@@ -166,7 +164,6 @@ def _ratio(ratio: Ratio) -> str:
 
 
 def inference_section(profile: InferenceProfile) -> Section:
-    """Compute what a report says of an inference profile."""
     environment, answers, (path, policy) = profile.environment, _answers(profile), profile.series[0]
     known = next((answer for answer in answers if answer.found is not None), None)
     headline = f"No batch size can be named for {path} under {policy}: {answers[0].reason}"
@@ -245,7 +242,7 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
         floor = profile.noise_floor
         texts.append(
             f"The noise floor (A/A test) is not known: {len(profile.twin.log_ratios)} rounds were "
-            f"made, and it takes {FEWEST_VALUES_OF_A_MEDIAN}. Give more time."
+            f"made, and at least {FEWEST_VALUES_OF_A_MEDIAN} are needed. Give more time."
             if floor is None
             else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
             "differences mean nothing."
@@ -260,7 +257,6 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
 
 
 def _figures(profile: InferenceProfile) -> tuple[Figure, ...]:
-    """Offer the figures for which a profile has the data."""
     found = []
     for name, (title, height_in, compute) in figures.FIGURES.items():
         # The error tells a caller what to measure; a report leaves the figure out.

@@ -46,15 +46,12 @@ class Setting(NamedTuple):
 
 
 class InferencePlan(NamedTuple):
-    """What to measure."""
-
     paths: tuple[CallPath, ...]
     batch_sizes: tuple[int, ...]  # Ascending.
     chosen: bool  # By a person: else sizes too slow for the time are left out.
     timing: TimingPlan  # Of the sweep.
     bulk_examples: int
-    # To go on with while throughput grows; memory and time permitting.
-    larger: tuple[int, ...] = ()
+    larger: tuple[int, ...] = ()  # To go on with while throughput grows, and memory and time last.
     target_ms: float | None = None  # Larger sizes than two are not timed if they take longer.
     quantile: float = 0.95
     time_budget_s: float = 60.0  # For all timing, and again for the memory of each policy.
@@ -230,10 +227,8 @@ class InferenceSweep:
         reason = path.reason_not_to_run(setting.batch_size, self.plan.bulk_examples)
         if reason is not None:
             return reason
-        if memory is not None and memory.outcome == "out_of_memory":
-            return "memory ran out when it was probed"
-        if memory is not None and memory.guarded:
-            return memory.reason
+        if memory is not None and memory.refusal:
+            return memory.refusal
         if len(self.rounds.warm_ups) >= _FEWEST_SETTINGS and self.rounds.late(_SHARE_TO_WARM_UP):
             return "half of the time budget was spent on preparing and warming up others"
         return None
@@ -271,7 +266,6 @@ class InferenceSweep:
         return call_s * setting.batch_size / self._examples(setting)
 
     def _timed(self, series: Series) -> list[Setting]:
-        """Return the settings of a call path and policy so far."""
         return [setting for setting in self.rounds.warm_ups if setting[:2] == series]
 
     def _examples(self, setting: Setting) -> int:

@@ -130,7 +130,6 @@ class LatencyTargetSearch:
 
     @property
     def _confidence(self) -> float:
-        """The confidence of the next look."""
         return 1 - _WRONG * 6 / (math.pi * (self._looks + 1)) ** 2
 
     def _guessed(self) -> int:

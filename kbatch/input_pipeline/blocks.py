@@ -44,22 +44,18 @@ class BlockLength(NamedTuple):
     counting: Literal["settled", "epochs", "start"] = "settled"
 
     def is_over(self, duration_s: float, batches: int) -> bool:
-        """Return whether a block of so many seconds and batches may end."""
         enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
         return batches > 0 and (enough or duration_s >= self.longest_s)
 
 
 class Block(NamedTuple):
-    """What was measured in a block."""
-
     examples: int
     duration_s: float
     cpu_s: float  # Of this process, over all cores.
     first_batch_s: float | None  # None without a pipeline.
     spans: tuple[StepSpan, ...] = ()  # Of training.
     batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
-    # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: float | None = None  # Of the GPU at its end, and what lowers it; or None.
     throttle_reasons: tuple[str, ...] | None = None
 
 
@@ -204,8 +200,7 @@ class InputPass(NamedTuple):
 
     record: LongRunRecord
     batches: tuple[Any, ...]
-    # Its batches, and seconds with the start of the pipeline; None where the end was not reached.
-    epoch: tuple[int, float] | None
+    epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
     duration_s: float
     batch_numbers: float  # The mean of the numbers in a batch.
     notes: tuple[str, ...]
@@ -283,7 +278,6 @@ class RepresentativeBatches:
 
     @property
     def numbers(self) -> list[int]:
-        """Numbers in each batch that was added, in order."""
         return [_numbers(shapes) for shapes in self._shapes]
 
     def add(self, batch: Any) -> None:
@@ -353,7 +347,6 @@ class PreparedInput(NamedTuple):
 
     @property
     def batch_size(self) -> int:
-        """Examples in the batch of the train step."""
         return rows_of(self.batches[0])
 
     @property

@@ -42,8 +42,6 @@ from kbatch.training.data.batch_source import (
 
 
 class Change(NamedTuple):
-    """A change to a pipeline."""
-
     name: str  # As in `RemedyRecord`, and so are code and condition.
     code: str
     condition: str | None = None
@@ -114,8 +112,7 @@ def try_changes(
     if even:
         starts_s = contenders * first_batch_s
         length = reading.counted(
-            block_length(budget_s, contenders=contenders, starts_s=starts_s),
-            step_s=prepared.step_s,
+            block_length(budget_s, contenders=contenders, starts_s=starts_s), step_s=prepared.step_s
         )
     failures: dict[str, str] = {}
 
@@ -257,7 +254,6 @@ def cached_pipeline(dataset: tf.data.Dataset, *, budget_bytes: int, budget_s: fl
 
 
 def _cached(pipeline: Pipeline, *, budget_bytes: int, budget_s: float) -> Change | str:
-    """Return the change with its cache filled, or the reason why there is none."""
     everything = all_stages(pipeline.dataset)
     if any(kind_of(s) == "Cache" or has_operation(s, "CacheDataset") for s in everything):
         return "the pipeline has a cache already"

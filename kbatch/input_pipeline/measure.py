@@ -79,9 +79,8 @@ def profile_input_pipeline(
 
     The pipeline is read once for long. Then the pipeline alone, the train step alone on batches
     held on the device, and both together take turns in shuffled rounds. Where training waits for
-    data, changes to the pipeline are tried against it, each by itself. The model gets its weights,
-    the state of its optimizers and its metrics back, and random numbers go on where they were; the
-    data are read from their start each time and stay as they are.
+    data, changes to the pipeline are tried against it, each by itself. The model, the random
+    numbers and the data stay as they are.
 
     Example:
 
@@ -96,15 +95,11 @@ def profile_input_pipeline(
         dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset`, arrays as `x`, `(x, y)`
             or `(x, y, sample_weight)`, or a function `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        budget_s: Seconds to spend. Three rounds are made in any case, each of which starts the
-            pipeline twice: where its first batch takes seconds, as with a large shuffle buffer,
-            it takes about ten starts, and a note says how long. Not counted are tracing the
-            model, a second for the timeline and, with a GPU, five more to see how busy it is.
+        budget_s: Seconds to spend, beside tracing the model, a second for the timeline and, with
+            a GPU, five more. Three rounds are made in any case, which takes about ten starts of
+            the pipeline; where these are slow, a note says how long it took.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
-
-    Returns:
-        The rates with their intervals, the verdict and what was tried.
 
     Raises:
         TypeError: If there is no model.
@@ -340,7 +335,6 @@ _COST_ROUNDS, _COST_S = 9, 0.02
 
 
 def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, ...]:
-    """Measure slicing in order, gathering in shuffled order, and copying to the device."""
     given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
     leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
     if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):

@@ -30,9 +30,15 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, t_quantile
+from kbatch.analysis.intervals import (
+    Interval,
+    Ratio,
+    RoundEstimate,
+    over_rounds,
+    ratio_of_estimates,
+    t_quantile,
+)
 from kbatch.analysis.line_fit import StepTime, fit_step_time
-from kbatch.analysis.ratio import Ratio, ratio_of_estimates
 
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
 CLOSEST_RATIO = 1.05
@@ -50,7 +56,6 @@ def input_verdict(
     long_run: Interval | None = None,
     together: Sequence[RoundEstimate] = (),
 ) -> str:
-    """Return which side limits training."""
     if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):
@@ -97,10 +102,7 @@ class Crossing:
 def crossing_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, example_s: Sequence[float]
 ) -> Crossing | None:
-    """Compute the batch size from which on the pipeline is the slower one.
-
-    Errors of both sides are taken as independent: a machine that drifts widens the interval.
-    """
+    """Compute the batch size from which on the pipeline is slower, by errors as if independent."""
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:
         return None

@@ -17,7 +17,6 @@ from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
     SavedRecord,
-    ShownRecord,
     check_choice,
     check_ranges,
 )
@@ -33,21 +32,14 @@ class RateRecord:
 
     examples: tuple[int, ...]  #: Examples in each round.
     durations_s: tuple[float, ...]  #: Seconds of each round.
-    #: Seconds of each round spent waiting for a batch; empty where nothing else was done.
-    wait_s: tuple[float, ...] = ()
-    #: Processor seconds of this process in each round, over all cores; those of worker processes
-    #: are not in it. Empty if not measured.
+    wait_s: tuple[float, ...] = ()  #: Of each round, spent waiting for a batch; or empty.
+    #: Processor seconds of this process alone in each round, all cores; empty if not measured.
     cpu_s: tuple[float, ...] = ()
-    #: Share of the time in which some kernel ran on the GPU, from 0 to 1, in a block of its own
-    #: after the rounds; None if not measured.
+    #: Share of the time in which the GPU was busy, in a block after the rounds; or None.
     gpu_busy_share: float | None = None
-    #: Median clock of the GPU while it was busy there, in MHz; None if unknown.
-    sm_clock_mhz: float | None = None
-    #: Clock of the GPU at the end of each round, in MHz, None where it was not read; empty without
-    #: a GPU that is read.
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-    #: What lowered the clock there, such as `("power cap",)`, in the same way.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+    sm_clock_mhz: float | None = None  #: Median while it was busy there, in MHz; None if unknown.
+    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each round, None if not told.
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self):
         rounds = len(self.durations_s)
@@ -182,47 +174,26 @@ SOURCES = ("tf.data.Dataset", "PyDataset", "arrays")
 
 
 @dataclasses.dataclass(frozen=True)
-class InputPipelineProfile(SavedRecord, ShownRecord):
-    """What limits training: the input pipeline or the train step.
+class InputPipelineProfile(SavedRecord):
+    """What limits training: the input pipeline or the train step."""
 
-    Attributes:
-        source: One of `SOURCES`.
-        batch_size: Examples in the batch of the train step.
-        pipeline: The pipeline alone.
-        step: The train step alone, on some of the batches read, held on the device.
-        together: Training: both together.
-        smaller_steps: The train step alone on smaller batches, the largest first; none for a
-            batch of one example.
-        first_batch_s: Seconds from the start of the pipeline to its first batch, each time.
-        timeline: Consecutive steps of training, a second of them, fewer on a smaller budget.
-        remedies: Changes to the pipeline that were tried.
-        untried: Changes that were not tried.
-        costs: What slicing and copying cost, for arrays.
-        notes: What a reader of the numbers must know.
-        dtype_policy: Dtype policy of the model.
-        budget_s: Seconds that the measurement was given.
-        environment: The machine and the software.
-        long_run: One long reading of the pipeline alone; None where the rounds count whole epochs.
-        together_comparable: Whether both together had batches like those of pipeline and step
-            alone, counted in the same way; None if unknown.
-    """
-
-    source: str
-    batch_size: int
-    pipeline: RateRecord
-    step: RateRecord
-    together: RateRecord
-    smaller_steps: tuple[SmallerStepRecord, ...]
-    first_batch_s: tuple[float, ...]
-    timeline: tuple[StepSpan, ...]
-    remedies: tuple[RemedyRecord, ...]
-    untried: tuple[UntriedRecord, ...]
-    costs: tuple[CostRecord, ...]
-    notes: tuple[str, ...]
-    dtype_policy: str
-    budget_s: float
-    environment: EnvironmentRecord
-    long_run: LongRunRecord | None = None
+    source: str  #: One of `SOURCES`.
+    batch_size: int  #: Examples in the batch of the train step.
+    pipeline: RateRecord  #: The pipeline alone.
+    step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
+    together: RateRecord  #: Training: both together.
+    smaller_steps: tuple[SmallerStepRecord, ...]  #: The step on smaller batches, the largest first.
+    first_batch_s: tuple[float, ...]  #: From the start of the pipeline to its first batch.
+    timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
+    remedies: tuple[RemedyRecord, ...]  #: Changes to the pipeline that were tried.
+    untried: tuple[UntriedRecord, ...]  #: Changes that were not tried.
+    costs: tuple[CostRecord, ...]  #: What slicing and copying cost, for arrays.
+    notes: tuple[str, ...]  #: What a reader of the numbers must know.
+    dtype_policy: str  #: Dtype policy of the model.
+    budget_s: float  #: Seconds that the measurement was given.
+    environment: EnvironmentRecord  #: The machine and the software.
+    long_run: LongRunRecord | None = None  #: A long reading; None if rounds count whole epochs.
+    #: Whether both together had batches like those of pipeline and step alone; None if unknown.
     together_comparable: bool | None = None
 
     def __post_init__(self):
@@ -236,7 +207,6 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
         check_ranges(1, batch_size=self.batch_size)
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
 
     @property
@@ -289,10 +259,7 @@ class InputPipelineProfile(SavedRecord, ShownRecord):
 
     @property
     def crossing(self) -> Crossing | None:
-        """The batch size from which on the pipeline is slower, None if too little was measured.
-
-        None too where the rounds are not `is_even`, or one was `disturbed`.
-        """
+        """The batch size from which on the pipeline is slower; None if too little is known."""
         if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
         steps = [

@@ -13,7 +13,7 @@ from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
 from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.memory.probe import Probes, Reading, limit_below_weights, no_example_fits, open_probes
+from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
     REACHED_DATA,
@@ -43,7 +43,7 @@ def find_max_batch_size(
     """Find the largest batch whose memory lies in a window below the limit.
 
     Real train steps run in a worker process, five at each size, and TensorFlow's allocator reports
-    their peak. The answer was run again in a fresh process and after other sizes. On a CPU the
+    their peak. The answer is run again in a fresh process and after other sizes. On a CPU the
     worker's allocator gets the limit, and runs out as a GPU's does.
 
     Example:
@@ -53,8 +53,7 @@ def find_max_batch_size(
 
     Args:
         build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
+            `hp`, a `HyperModel`, or a compiled model, which stays as it is.
         x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
             function `batch_size -> tf.data.Dataset`.
         y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
@@ -66,12 +65,8 @@ def find_max_batch_size(
         longest_example: One example, (x, y) or x alone, without a batch axis, to use instead of
             rows of the data, where examples differ in length.
 
-    Returns:
-        The size, all probes and the fitted line.
-
     Raises:
-        InputError: If the data cannot be batched, have fewer than two examples, or the limit is
-            below the weights.
+        InputError: If the data cannot be batched or have fewer than two examples.
         OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
         TypeError: If `build` cannot build, or a bound is no integer.
         ValueError: If the window or a bound cannot be used.
@@ -142,8 +137,7 @@ class _MaxBatch:
         self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
     ):
         self._facts = facts = probes.facts
-        if facts.variables_bytes > facts.limit_bytes:
-            raise limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        check_weights(facts)
         if facts.examples == 1:
             raise InputError(
                 "The data have one example, and a second size must be tried: give more rows, or "
@@ -199,7 +193,6 @@ class _MaxBatch:
         return self._outcome(self._memory[size]) == "fits"
 
     def record(self, answer: MaxBatchAnswer) -> MaxBatchSizeResult:
-        """Write down what was found."""
         facts, free = self._facts, self._free
         if answer.batch_size is None:
             raise no_example_fits(facts, self._window, self._memory[1], self._died)
@@ -275,11 +268,37 @@ GUARD_SHARE = 0.80
 
 
 class MemoryPass(NamedTuple):
-    """The memory of several batch sizes."""
-
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
     notes: tuple[str, ...]  # What a reader must know.
+
+
+def memory_pass(
+    probes: Probes,
+    batch_sizes: Sequence[int],
+    *,
+    dtype_policy: str,
+    time_budget_s: float,
+    guard_share: float = GUARD_SHARE,
+    say: Callable[[str], None],
+) -> MemoryPass:
+    """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
+    facts, records = probes.facts, []
+    for record in ascend_memory(
+        probes,
+        batch_sizes,
+        dtype_policy=dtype_policy,
+        limit_bytes=facts.limit_bytes,
+        held_bytes=facts.held_bytes,
+        time_budget_s=time_budget_s,
+        guard_share=guard_share,
+    ):
+        records.append(record)
+        found = record.reason or "out of memory"
+        if record.peak_bytes is not None:
+            found = memory_text(record.peak_bytes)
+        say(f"memory of batch {record.batch_size} under {dtype_policy}: {found}")
+    return MemoryPass(tuple(records), facts.limit_bytes, facts.notes)
 
 
 def ascend_memory(

@@ -58,13 +58,9 @@ class Probes(Protocol):
     isolated: bool  # Whether a batch far too large can end no process but theirs.
 
     @property
-    def facts(self) -> WorkloadFacts:
-        """What is known of the workload."""
-        ...
+    def facts(self) -> WorkloadFacts: ...
 
-    def read(self, batch_size: int) -> Reading:
-        """Run one batch size."""
-        ...
+    def read(self, batch_size: int) -> Reading: ...
 
     def renew(self) -> bool:
         """Start afresh; False where that cannot be."""
@@ -99,7 +95,6 @@ class WorkerProbes:
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What the worker knew of the workload when it started."""
         try:
             self._facts = self._facts or self._worker.call(_Subject.facts)
         except Exception as error:
@@ -109,7 +104,6 @@ class WorkerProbes:
         return self._facts
 
     def read(self, batch_size: int) -> Reading:
-        """Run one batch size."""
         started_s, before = time.perf_counter(), self._worker.output
         worked = self._smallest_that_ran < batch_size
         try:
@@ -133,7 +127,6 @@ class WorkerProbes:
         return reading
 
     def renew(self) -> bool:
-        """End the process: the next probe runs in a fresh one."""
         self._worker.restart()
         self._ran_out = False
         return True
@@ -152,7 +145,6 @@ class ProcessProbes:
 
     @property
     def facts(self) -> WorkloadFacts:
-        """What is known of the workload."""
         found = self._subject.facts()
         return found._replace(notes=(self._note, *found.notes))
 
@@ -174,7 +166,6 @@ class ProcessProbes:
         return reading
 
     def renew(self) -> bool:
-        """Return False: this process cannot be restarted."""
         return False
 
 
@@ -274,11 +265,10 @@ def open_probes(
     model: Callable[[], keras.Model] | None = None,
     here_since: str | None = None,
 ) -> Iterator[Probes]:
-    """Open probes in a worker process, or here where that cannot be.
+    """Open probes in a worker process, or here, on what `model` returns, where that cannot be.
 
     It cannot where this process holds the GPU already, the workload cannot be sent, or `here_since`
-    says why. Where it runs here, `model` returns the model if there is one already. Where not even
-    one example fits, the error that the block raises says what one needs.
+    says why. Where not even one example fits, the error that the block raises says what one needs.
     """
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
     if note is None:
@@ -330,22 +320,21 @@ def _refusal_with_bytes(
                 death(error) or death(refusal),
             )
         facts = facts._replace(limit_bytes=limit_bytes or facts.limit_bytes)
-        if facts.variables_bytes > facts.limit_bytes:
-            return limit_below_weights(facts.limit_bytes, facts.variables_bytes)
+        check_weights(facts)
         one = probes.read(1)
         return no_example_fits(facts, memory_window, one.peak_bytes, one.died or death(refusal))
 
 
-def limit_below_weights(limit_bytes: int, variables_bytes: int) -> OutOfMemoryError:
-    """Describe that not even the weights fit."""
-    return _refusal(
-        "The memory limit is below the weights of the model, with what the optimizer keeps of "
-        "them: give a larger `memory_limit_bytes` or a smaller model. "
-        f"Received: a limit of {memory_text(limit_bytes)}, weights of "
-        f"{memory_text(variables_bytes)}.",
-        variables_bytes,
-        limit_bytes,
-    )
+def check_weights(facts: WorkloadFacts) -> None:
+    if facts.variables_bytes > facts.limit_bytes:
+        raise _refusal(
+            "The memory limit is below the weights of the model, with what the optimizer keeps of "
+            "them: give a larger `memory_limit_bytes` or a smaller model. "
+            f"Received: a limit of {memory_text(facts.limit_bytes)}, weights of "
+            f"{memory_text(facts.variables_bytes)}.",
+            facts.variables_bytes,
+            facts.limit_bytes,
+        )
 
 
 def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> OutOfMemoryError:
@@ -365,7 +354,6 @@ def no_example_fits(
     needed_bytes: float | None,
     died: WorkerDied | None,
 ) -> OutOfMemoryError:
-    """Describe what one example needs."""
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
     return _refusal(
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "

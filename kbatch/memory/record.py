@@ -5,13 +5,7 @@ from collections.abc import Iterable
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import MemoryFit, check_window, fit_memory
-from kbatch.records.record import (
-    EnvironmentRecord,
-    SavedRecord,
-    ShownRecord,
-    check_choice,
-    check_ranges,
-)
+from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice, check_ranges
 from kbatch.records.usage import GpuProcess
 
 OUTCOMES = ("fits", "above_window", "out_of_memory")
@@ -27,15 +21,11 @@ class ProbeRecord:
     peak_memory_bytes: int | None
     outcome: str  #: One of `OUTCOMES`.
     duration_s: float  #: Seconds that it took, tracing included.
-    #: "search", or "fresh process" and "mixed sizes" for runs that confirm the answer.
-    purpose: str = "search"
-    #: Seconds of a train step after the first, None where none was timed.
-    step_s: float | None = None
-    #: Most bytes held at once in the first step, which also compiles and tries algorithms; None
-    #: where it was not told apart.
+    purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
+    step_s: float | None = None  #: Of a train step after the first, None where none was timed.
+    #: Most bytes in the first step, which also compiles and tries algorithms; or None.
     first_step_peak_memory_bytes: int | None = None
-    #: Train steps after which it ended since they were slow, None where all ran.
-    stopped_after: int | None = None
+    stopped_after: int | None = None  #: Train steps after which slow ones ended it, else None.
 
     def __post_init__(self):
         check_choice(OUTCOMES, outcome=self.outcome)
@@ -48,45 +38,25 @@ class ProbeRecord:
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult(SavedRecord, ShownRecord):
-    """The largest batch size whose memory lies in the window, and how it was found.
+class MaxBatchSizeResult(SavedRecord):
+    """The largest batch size whose memory lies in the window, and how it was found."""
 
-    Attributes:
-        max_batch_size: The size, in examples. It was run.
-        reason: Why it is this one.
-        in_window: Whether its memory lies in the window.
-        limit_bytes: Memory of the device that TensorFlow could take.
-        memory_window: Lower and upper share of the limit that was aimed at.
-        training: Whether train steps were run, or predictions.
-        device: TensorFlow's name of the device.
-        dtype_policy: Policy of the model.
-        weights_bytes: Bytes of the model's variables, those of the optimizer included.
-        probes: All runs, in order.
-        requested_block_bytes: What the last allocation that failed asked for in one piece, None
-            if none failed or the allocator did not tell.
-        free_bytes: What was free then.
-        largest_free_block_bytes: The largest piece of it.
-        notes: What a reader of the figures must know.
-        environment: The machine.
-        other_processes: Who held memory of the GPU beside it, when it was found.
-    """
-
-    max_batch_size: int
-    reason: str
-    in_window: bool
-    limit_bytes: int
-    memory_window: tuple[float, ...]
-    training: bool
-    device: str
-    dtype_policy: str
-    weights_bytes: int
-    probes: tuple[ProbeRecord, ...]
-    requested_block_bytes: int | None = None
-    free_bytes: int | None = None
-    largest_free_block_bytes: int | None = None
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
-    other_processes: tuple[GpuProcess, ...] = ()
+    max_batch_size: int  #: The size, in examples. It was run.
+    reason: str  #: Why it is this one.
+    in_window: bool  #: Whether its memory lies in the window.
+    limit_bytes: int  #: Memory of the device that TensorFlow could take.
+    memory_window: tuple[float, ...]  #: Lower and upper share of the limit that was aimed at.
+    training: bool  #: Whether train steps were run, or predictions.
+    device: str  #: TensorFlow's name of the device.
+    dtype_policy: str  #: Policy of the model.
+    weights_bytes: int  #: Bytes of the model's variables, those of the optimizer included.
+    probes: tuple[ProbeRecord, ...]  #: All runs, in order.
+    requested_block_bytes: int | None = None  #: Of the last allocation that failed, in one piece.
+    free_bytes: int | None = None  #: What was free then.
+    largest_free_block_bytes: int | None = None  #: The largest piece of it.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine.
+    other_processes: tuple[GpuProcess, ...] = ()  #: Who held memory of the GPU beside it.
 
     def __post_init__(self):
         check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)
@@ -98,7 +68,6 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         check_window(self.memory_window)
 
     def __repr__(self) -> str:
-        """Sum the result up in a line."""
         share = self.peak_memory_bytes / self.limit_bytes
         return (
             f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
@@ -142,11 +111,7 @@ class MaxBatchSizeResult(SavedRecord, ShownRecord):
         return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
-        """Estimate the bytes of a batch size from the fitted line.
-
-        Raises:
-            ValueError: If fewer than two sizes were measured.
-        """
+        """Estimate the bytes of a batch size from the line through two measured sizes or more."""
         fit = self.fit
         if fit is None:
             raise ValueError(
@@ -178,8 +143,7 @@ class MemoryRecord:
     batch_size: int  #: Examples in the batch.
     outcome: str  #: One of `MEMORY_OUTCOMES`.
     reason: str | None = None  #: Why it was not run, None where it was.
-    #: Most bytes held at once, weights included; None where it is not known.
-    peak_bytes: int | None = None
+    peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
     guarded: bool = False  #: Whether it was not run because it would need too much.
 
@@ -187,6 +151,13 @@ class MemoryRecord:
         check_choice(MEMORY_OUTCOMES, outcome=self.outcome)
         check_ranges(1, batch_size=self.batch_size)
         check_ranges(0, peak_bytes=self.peak_bytes)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why the size is not to be run again; None where nothing speaks against it."""
+        if self.outcome == "out_of_memory":
+            return "memory ran out when it was probed"
+        return self.reason if self.guarded else None
 
 
 def peaks_under(dtype_policy: str, records: Iterable[MemoryRecord]) -> dict[int, int]:

@@ -1,11 +1,18 @@
-"""The largest batch that fits, in words."""
+"""The largest batch that fits, in words, and the figure of the memory by batch size."""
+
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
 
 from kbatch.document.numbers import format_number, memory_text, percent, pluralize
-from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.section import Fact, Figure, Note, Section, environment_facts, where_measured
 from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.memory.figure import HEIGHT_IN, plot_memory
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import REACHED_DATA
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.axes import batch_axis
+from kbatch.plotting.palette import ALARM, MUTED, series_style
 
 _OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
 # A first step that held more than this many times what later ones did is worth a line.
@@ -13,7 +20,6 @@ _MORE_AT_FIRST = 1.05
 
 
 def max_batch_lines(result: MaxBatchSizeResult) -> list[str]:
-    """Describe which batch fits, why it is this one, and how sure that is."""
     peak, limit, fit = result.peak_memory_bytes, result.limit_bytes, result.fit
     task = "training" if result.training else "inference"
     beyond = " To search beyond it, give `longest_example=(x[0], y[0])` to `find_max_batch_size`."
@@ -82,7 +88,6 @@ _COLUMNS = (
 
 
 def max_batch_section(result: MaxBatchSizeResult) -> Section:
-    """Compute what a report says of a search for the largest batch that fits."""
     lines, environment = max_batch_lines(result), result.environment
     headline, reason, *details = lines[: len(lines) - len(result.notes)]
     return Section(
@@ -126,3 +131,114 @@ def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
         best = probe.batch_size == result.max_batch_size and not out
         rows.append(Row(str(index), "out_of_memory" if out else "", best, cells))
     return tuple(rows)
+
+
+HEIGHT_IN = 4.2
+_CURVE_POINTS = 200
+_TOP = 1.12
+_OUT_OF_MEMORY = "out of memory"
+_KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
+
+
+class MemoryInfo(NamedTuple):
+    title: str
+    # By what became of the run: batch sizes and peak bytes; what ran out lies on the limit.
+    runs: dict[str, tuple[tuple[int, float], ...]]
+    window: str
+    notes: tuple[str, ...]
+    alt_text: str
+
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        return tuple(sorted({size for runs in self.runs.values() for size, _ in runs}))
+
+
+def memory_info(result: MaxBatchSizeResult) -> MemoryInfo:
+    limit_bytes, fit, environment = result.limit_bytes, result.fit, result.environment
+    window = "window " + " to ".join(map(percent, result.memory_window))
+    task = "training" if result.training else "inference"
+    runs: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
+    below, above, confirming, out = _KINDS
+    for probe in result.probes:
+        kind, peak_bytes = out, probe.peak_memory_bytes
+        if peak_bytes is not None:
+            kind = below if probe.purpose == "search" else confirming
+            kind = above if probe.outcome == "above_window" else kind
+        runs[kind].append((probe.batch_size, limit_bytes if peak_bytes is None else peak_bytes))
+    sizes = sorted({probe.batch_size for probe in result.probes})
+    failed = ", ".join(f"{size:,}" for size, _ in sorted(set(runs[_OUT_OF_MEMORY])))
+    line = ""
+    if fit:
+        fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
+        line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
+    where = where_measured(environment) if environment else [result.device]
+    answer, answer_bytes = result.max_batch_size, result.peak_memory_bytes
+    sentences = (
+        f"A chart of peak memory over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic "
+        f"axis, with the limit of {memory_text(limit_bytes)} and a {window}.",
+        f"Batch size {answer:,} is marked, with {memory_text(answer_bytes)}, "
+        f"{percent(answer_bytes / limit_bytes)} of the limit.",
+        failed and f"Out of memory: {failed}.",
+        line,
+    )
+    return MemoryInfo(
+        title=f"Largest batch for {task}: {pluralize(answer, 'example')}",
+        runs={kind: tuple(found) for kind, found in runs.items()},
+        window=window,
+        notes=(
+            f"Why this size: {result.reason}.",
+            line,
+            " · ".join([*where, result.dtype_policy, pluralize(len(result.probes), "run")]),
+        ),
+        alt_text=" ".join(filter(None, sentences)),
+    )
+
+
+def plot_memory(result: MaxBatchSizeResult, ax: Axes | None = None) -> Axes:
+    """Plot the peak memory of every batch size that was tried, with window, limit and fit.
+
+    Batch sizes that ran out of memory are marked on the limit.
+
+    >>> result = kbatch.find_max_batch_size(build, x, y)
+    >>> kbatch.plot_memory(result).figure.savefig("memory.png")
+
+    Args:
+        result: What `find_max_batch_size` found.
+        ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
+    """
+    info, answer, limit_bytes = memory_info(result), result.max_batch_size, result.limit_bytes
+    (panel,) = canvas.panels(ax, HEIGHT_IN)
+    panel.set_label(info.alt_text)
+    sizes = info.batch_sizes
+    batch_axis(panel, sizes, "Batch size (examples in a step)")
+    unit, unit_name = (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")
+    limit, low, high = (share * limit_bytes / unit for share in (1, *result.memory_window))
+    panel.axhspan(low, high, color=series_style(2).color, alpha=0.14, linewidth=0, zorder=0.3)
+    draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
+    middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
+    draw.text(panel, info.window, middle, ha="left", color=MUTED, xycoords=edge)
+    if (fit := result.fit) is not None:
+        places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
+        line = {"color": series_style(0).color, "linewidth": 1.1, "linestyle": ":"}
+        panel.plot(places, (fit.fixed_bytes + places * fit.bytes_per_example) / unit, **line)
+    for index, (kind, runs) in enumerate(info.runs.items()):
+        if runs:
+            failed = kind == _OUT_OF_MEMORY
+            color, marker = (ALARM, "X") if failed else series_style(index)
+            peaks = [peak_bytes / unit for _, peak_bytes in runs]
+            look = {"size": 8 if failed else 6, "label": kind, "zorder": 4 if failed else 3}
+            draw.points(panel, [size for size, _ in runs], peaks, color, marker, **look)
+    peak_bytes = result.peak_memory_bytes
+    draw.guide(panel, answer)
+    place, share = (answer, peak_bytes / unit), peak_bytes / limit_bytes
+    draw.ring(panel, *place)
+    ha, right_pt = ("right", -11) if answer > sizes[0] else ("left", 11)
+    va, up_pt = ("bottom", 11) if share < 0.15 else ("top", -11)
+    words = f"{answer:,}: {memory_text(peak_bytes)}, {percent(share)}"
+    draw.text(panel, words, place, (right_pt, up_pt), ha=ha, va=va, bold=True)
+    panel.set_ylim(0, _TOP * limit)
+    panel.set_ylabel(f"Peak memory ({unit_name})")
+    panel.yaxis.set_major_formatter("{x:g}")
+    canvas.write_title(panel, info.title, columns=4)
+    canvas.write_caption(panel, *info.notes)
+    return panel

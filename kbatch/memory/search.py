@@ -34,10 +34,7 @@ _SPREAD = 0.02
 
 
 class MaxBatchAnswer(NamedTuple):
-    """What the search found."""
-
-    # Largest measured size that is not above the window, in examples; None if not even one
-    # example fits below its upper end.
+    # Largest measured size that is not above the window; None if not even one example fits.
     batch_size: int | None
     reason: str  # Why it is this one, in words.
     in_window: bool  # Whether its memory lies in the window.
@@ -180,7 +177,6 @@ class MemoryFit(NamedTuple):
     degrees_of_freedom: int = 0  # Sizes less two.
 
     def predict(self, batch_size: int) -> float:
-        """Return the bytes that the line has at a batch size."""
         return self.fixed_bytes + batch_size * self.bytes_per_example
 
     def interval_at(self, batch_size: int) -> Interval | None:

@@ -23,7 +23,7 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.model import check_model, uninstall_step, user_step
+from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
 from kbatch.training.train_step import rows_of
 
@@ -42,20 +42,16 @@ class Workload:
     source: Source
     dtype_policy: str  # Global policy under which it is built.
     training: bool = True  # Whether to run train steps, or predictions.
-    # Batches below this size are run as micro-batches of an accumulated batch; 0 for never.
-    accumulate_below: int = 0
+    accumulate_below: int = 0  # Smaller batches run as micro-batches of one of so many.
     moments_every: int = 0  # As in `Accumulation`.
-    # Replicas among which a strategy shares each batch; all sizes are those of one of them.
-    replicas: int = 1
-    # Whether those run in the exact mode, whose memory takes the outputs of the whole batch.
-    exact: bool = False
+    replicas: int = 1  # Replicas that share each batch; all sizes are those of one of them.
+    exact: bool = False  # Whether in the exact mode, whose memory takes all outputs of a batch.
 
     def start(self) -> "Run":
-        """Build the model."""
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if self.training:
-                check_model(model)
+                check_trainable(model)
                 self._check_targets(model)
                 with model.distribute_strategy.scope():
                     build_on(model, self.source)
@@ -74,10 +70,7 @@ class Workload:
 
 
 class Reading(NamedTuple):
-    """What one probe showed."""
-
-    # Most bytes held at once in the steps after the first, in all of them where the first was not
-    # told apart; None where memory ran out.
+    # Most bytes at once, in the steps after the first where it is told apart; None if it ran out.
     peak_bytes: int | None
     rows: int  # Examples that the batch really had.
     duration_s: float = 0.0
@@ -85,8 +78,7 @@ class Reading(NamedTuple):
     died: WorkerDied | None = None  # How the worker process ended of it, if it did.
     lost: bool = False  # Whether nothing more may run in the process that ran it.
     step_s: float | None = None  # Of a train step after the first, if one was timed.
-    # The same of the first step, which also compiles and tries algorithms.
-    first_step_bytes: int | None = None
+    first_step_bytes: int | None = None  # That of the first step, which also compiles and tries.
     stopped_after: int | None = None  # Train steps after which slow ones ended it.
 
     def bytes_below(self, limit_bytes: float) -> int | None:

@@ -31,7 +31,6 @@ _GAP = 1.5
 
 
 def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
-    """Make the x axis a batch axis."""
     sizes = sorted(set(batch_sizes))
     most = round(_MOST_TICKS * width_share(ax))
     margin = 2 ** max(0.35, 0.05 * math.log2(sizes[-1] / sizes[0]))

@@ -74,7 +74,6 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
 
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
-    """Return the figure that Axes belong to."""
     figure = ax_or_figure.get_figure(root=True)
     if figure is None:
         raise ValueError(
@@ -91,7 +90,7 @@ def _caption_lines(figure: Figure) -> int:
 
 def width_share(ax: Axes) -> float:
     """Return the width for texts as a share of what a usual figure has, 1 at most."""
-    return min(1.0, (_width_in(ax) - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
+    return min(1.0, (figure_of(ax).get_figwidth() - _LABELS_IN) / (WIDTH_IN - _LABELS_IN))
 
 
 def label_room(ax: Axes) -> float:
@@ -99,15 +98,10 @@ def label_room(ax: Axes) -> float:
     # It asks for a renderer, which sizes that are shares of each other do without.
     locate: Any = ax.get_axes_locator()
     place = ax.get_position() if locate is None else locate(ax, None)
-    width_in = _width_in(ax)
+    width_in = figure_of(ax).get_figwidth()
     # Labels take a larger part of a narrow figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
     return 72 * width_in * place.width * shrunk / (TEXT_PT * _DIGIT_EM)
-
-
-def _width_in(ax: Axes) -> float:
-    figure = ax.get_figure(root=True)
-    return WIDTH_IN if figure is None else figure.get_figwidth()
 
 
 def panels(
@@ -249,7 +243,7 @@ def write_title(
 
 def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
     """Write small lines below the x axis label of Axes, the empty ones left out."""
-    width_in = _width_in(ax)
+    width_in = figure_of(ax).get_figwidth()
     # Before the layout a place is about right, and too wide in a narrow figure.
     width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))

@@ -42,7 +42,6 @@ def series(
     bounds: Bounds = (),
     joined: bool = True,
 ) -> None:
-    """Draw one series with its bars, joined by a line or not."""
     color, marker = series_style(index)
     bars(panel, places, bounds, color)
     points(panel, places, values, color, marker, label=label, line="-" if joined else "none")
@@ -133,7 +132,6 @@ def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> 
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    """Draw a ring around the point that is named."""
     panel.plot(
         [place],
         [value],

@@ -68,7 +68,6 @@ def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
 
 
 def figure_bytes(ax_or_figure: Axes | Figure, suffix: str) -> bytes:
-    """Render a figure."""
     if suffix not in _METADATA:
         raise ValueError(
             f"A figure's `path` must end in `.png`, `.svg` or `.pdf`. Received: suffix={suffix!r}."
@@ -89,7 +88,7 @@ def transparent_svg(ax: Axes) -> str:
     figure = figure_of(ax)
     for patch in (figure.patch, *(axes.patch for axes in figure.axes)):
         patch.set(facecolor="none", edgecolor="none")
-    content = io.StringIO()
+    figure.dpi, content = _PNG_DPI, io.StringIO()  # For marks that are pixels.
     with matplotlib.rc_context(_REPEATABLE):
         FigureCanvasSVG(figure).print_svg(content, metadata=_METADATA[".svg"])
     return content.getvalue()

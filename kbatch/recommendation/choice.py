@@ -51,8 +51,6 @@ _BUDGETS = (1, 1.5, 2, 3, 4, 6, 8, 10)
 
 @dataclasses.dataclass(frozen=True)
 class Estimate:
-    """A number with its uncertainty, as far as it is known."""
-
     value: float | None
     interval: Interval | None  # Of 95 % confidence or more.
 
@@ -66,14 +64,11 @@ class SizeOutlook:
 
     batch_size: int  #: In examples.
     micro_batch_size: int  #: Examples that go through the device at once.
-    #: How its training ended: `"target"`, `"cut short"` or `"diverged"`, also for a failure; None
-    #: where it was not trained.
+    #: `"target"`, `"cut short"` or `"diverged"`, also for a failure; None without a training.
     ended_by: str | None
     samples_per_second: Estimate  #: Throughput in `fit`.
-    #: Updates to the target, by all runs; where its own was cut short, those it had.
-    updates: Estimate = _UNKNOWN
-    #: Seconds to the target; where its run was cut short, those of its updates.
-    seconds: Estimate = _UNKNOWN
+    updates: Estimate = _UNKNOWN  #: To the target, by all runs; of one cut short, those it had.
+    seconds: Estimate = _UNKNOWN  #: To the target; of a run cut short, those of its updates.
     relative_time: Estimate = _UNKNOWN  #: These seconds over the answer's.
 
 
@@ -84,34 +79,24 @@ class UntestedSize:
     batch_size: int  #: In examples.
     speedup: float  #: The answer's seconds over those that are expected of it.
     most_speedup: float  #: The same at the end of the 95 % interval.
-    #: A budget that is enough to train it, None where a larger one would not help.
-    budget_s: float | None = None
+    budget_s: float | None = None  #: Enough to train it, None where more would not help.
 
 
 @dataclasses.dataclass(frozen=True)
 class BatchDecision:
     """The batch size to use, and what it was chosen from."""
 
-    #: The size of the least expected time, of those that reached the target; None where none can be
-    #: named.
-    batch_size: int | None
-    #: Examples that go through the device at once; without a batch size those of the largest
-    #: throughput, None where nothing was timed.
-    micro_batch_size: int | None
-    #: Factor of the model's learning rate, None without a batch size.
-    learning_rate_ratio: float | None
+    batch_size: int | None  #: Of the least expected time to the target; None where none is named.
+    micro_batch_size: int | None  #: Examples at once, the fastest without a batch size; or None.
+    learning_rate_ratio: float | None  #: Of the model's own, None without a batch size.
     #: Why there is no batch size: `"no times"`, `"no pilot"`, `"pilot diverged"`, `"few updates"`
     #: or `"no progress"`, `"untold"` of an older version; None where there is one.
     missing: str | None
     sizes: tuple[SizeOutlook, ...] = ()  #: All sizes that were timed, ascending.
-    #: Sizes that reached the target too, and may take no more than 5 % longer.
-    as_good: tuple[int, ...] = ()
-    #: Sizes that may be faster by more than 5 %, the most promising first.
-    untested: tuple[UntestedSize, ...] = ()
-    #: B_crit by the sizes that were trained; None where the pilot was the only one.
-    critical: NoiseScale | None = None
-    #: Whether it is computed as the version did that wrote the file, which stored none.
-    older: bool = False
+    as_good: tuple[int, ...] = ()  #: They reached the target, and may take at most 5 % longer.
+    untested: tuple[UntestedSize, ...] = ()  #: May be over 5 % faster, the best hope first.
+    critical: NoiseScale | None = None  #: B_crit by the trained sizes; None of the pilot alone.
+    older: bool = False  #: Whether it is that of an older version, whose file stored none.
 
 
 @dataclasses.dataclass(frozen=True)

@@ -13,7 +13,7 @@ from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
-from kbatch.recommendation.choice import TARGET
+from kbatch.recommendation.choice import TARGET, Estimate
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION, update_time_s
 from kbatch.recommendation.record import Recommendation
 
@@ -22,44 +22,33 @@ _ROW_CHARACTERS = 90
 _SHORTEST_OCTAVES = 2
 # Limits further out than this many times the largest size that was timed are given in words alone.
 _WIDEST = 4
+# The curves: what an example is worth is that over its worth at the smallest size that was trained,
+# and progress that over the recommended size's.
+THROUGHPUT, WORTH, PROGRESS = "samples/s", "worth of an example", "progress a second"
+
+CurvePoint = tuple[int, float, Interval | None]  # A batch size, its value and 95 % interval.
 
 
 class LimitRow(NamedTuple):
     """One limit on the batch axis."""
 
     name: str  # One of `kbatch.recommendation.limits.LIMITS`.
-    # Where it lies, in examples; None where it limits nothing that is shown, or is unknown.
-    size: float | None
+    size: float | None  # In examples; None where it limits nothing shown, or is unknown.
     interval: Interval | None  # Its 95 % interval, in examples, None where unknown.
     words: str  # What it says.
     known: bool
     binds: bool  # Whether it is the one that binds.
 
 
-class SizePoint(NamedTuple):
-    """One batch size; what needs the target is None where the size did not reach it."""
-
-    batch_size: int
-    throughput: float  # Its samples/s over the largest.
-    # What an example is worth over that at the smallest size that was trained.
-    worth: float | None = None
-    worth_interval: Interval | None = None
-    progress: float | None = None  # A second, over that of the recommended size.
-    progress_interval: Interval | None = None
-
-
 class LimitsInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str  # The answer in a few words.
     batch_size: int | None  # The recommended size, None where it cannot be told.
-    points: tuple[SizePoint, ...]  # The sizes that were timed, ascending.
+    curves: dict[str, tuple[CurvePoint, ...]]  # By name, ascending.
     rows: tuple[LimitRow, ...]  # From memory to the input pipeline.
     conditions: str
 
 
 def limits_info(recommendation: Recommendation) -> LimitsInfo:
-    """Compute what the figure of the limits shows."""
     size, pilot = recommendation.batch_size, recommendation.pilot
     title = "Batch size: cannot tell" if size is None else f"Batch size {size:,}"
     if as_good := recommendation.decision.as_good:
@@ -74,46 +63,38 @@ def limits_info(recommendation: Recommendation) -> LimitsInfo:
     return LimitsInfo(
         title=title,
         batch_size=size,
-        points=_points(recommendation),
+        curves=_curves(recommendation),
         rows=tuple(_rows(recommendation)),
         conditions=" · ".join([*parts, "bands and bars: 95 % intervals"]),
     )
 
 
 def alt_text(info: LimitsInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     rows = "; ".join(f"{row.name}: {row.words}" for row in info.rows)
     return f"{info.title}. Limits on a common batch axis: {rows}."
 
 
-def _points(recommendation: Recommendation) -> tuple[SizePoint, ...]:
-    """Compute the points from the stored answer; worth times throughput is progress."""
-    rows = recommendation.decision.sizes
+def _curves(found: Recommendation) -> dict[str, tuple[CurvePoint, ...]]:
+    """Read the curves off the stored answer; worth times throughput is progress."""
+    rows = found.decision.sizes
     rates = {row.batch_size: row.samples_per_second.value or 0.0 for row in rows}
-    reached = [row for row in rows if row.ended_by == TARGET]
-    unit = reached[0].batch_size * (reached[0].updates.value or 0.0) if reached else 0.0
     most = max(rates.values(), default=1.0)
-    points = []
-    for row in rows:
-        point = SizePoint(row.batch_size, rates[row.batch_size] / most)
-        updates, relative = row.updates.value, row.relative_time.value
-        if row.ended_by == TARGET and updates and relative:
-            point = point._replace(
-                worth=unit / (updates * row.batch_size),
-                worth_interval=_over(unit / row.batch_size, row.updates.interval),
-                progress=1 / relative,
-                progress_interval=_over(1.0, row.relative_time.interval),
-            )
-        points.append(point)
-    return tuple(points)
+    # What needs the target is known of the sizes that reached it.
+    reached = [row for row in rows if row.ended_by == TARGET and row.updates.value]
+    unit = reached[0].batch_size * (reached[0].updates.value or 0.0) if reached else 0.0
+    return {
+        THROUGHPUT: tuple((size, rate / most, None) for size, rate in rates.items()),
+        WORTH: tuple((r.batch_size, *_over(unit / r.batch_size, r.updates)) for r in reached),
+        PROGRESS: tuple((r.batch_size, *_over(1.0, r.relative_time)) for r in reached),
+    }
 
 
-def _over(value: float, interval: Interval | None) -> Interval | None:
-    return interval and Interval(value / interval.high, value / interval.low)
+def _over(value: float, estimate: Estimate) -> tuple[float, Interval | None]:
+    span = estimate.interval
+    return value / (estimate.value or 1.0), span and Interval(value / span.high, value / span.low)
 
 
 def _rows(found: Recommendation) -> Iterator[LimitRow]:
-    """Find where each limit lies, and word it."""
 
     def row(name: str, words: str, size: float | None = None, interval: Interval | None = None):
         return LimitRow(name, size, interval, words, True, found.binding == (name,))
@@ -166,17 +147,13 @@ def _rows(found: Recommendation) -> Iterator[LimitRow]:
 def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     """Plot throughput, worth of an example and progress by batch size, above the four limits.
 
-    Example:
-
     >>> recommendation = kbatch.recommend(build, x, y)
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
         recommendation: What `kbatch.recommend` returned.
-        ax: Axes whose place the two panels take; a new figure if None.
-
-    Returns:
-        The Axes of the upper panel; their label, `get_label()`, describes the figure in sentences.
+        ax: Axes whose place the two panels take; a new figure if None. The upper one is returned,
+            whose label describes the figure in sentences.
     """
     info = limits_info(recommendation)
     # In a narrow figure what a limit says takes two lines.
@@ -184,15 +161,11 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
     upper.set_label(alt_text(info))
     batch_axis(lower, _axis_sizes(info), "Batch size (examples)")
-    labels = {"throughput": "samples/s", "worth": "worth of an example"}
-    labels["progress"] = "progress a second"
-    for index, (name, label) in enumerate(labels.items()):
-        known = [point for point in info.points if getattr(point, name) is not None]
-        if known:
-            sizes, values = [p.batch_size for p in known], [getattr(p, name) for p in known]
-            bounds = [draw.ends(getattr(p, f"{name}_interval", None)) for p in known]
+    for index, (label, curve) in enumerate(info.curves.items()):
+        if curve:
+            sizes, values, intervals = zip(*curve, strict=True)
             color, marker = series_style(index)
-            draw.band(upper, sizes, bounds, color)
+            draw.band(upper, sizes, [draw.ends(one) for one in intervals], color)
             draw.points(upper, sizes, values, color, marker, size=5, line="-", label=label)
     upper.set_ylim(0, 1.06)
     upper.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
@@ -208,7 +181,7 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
 
 def _axis_sizes(info: LimitsInfo) -> list[int]:
     """Return the sizes that the axis holds: those timed, and powers of two around the limits."""
-    sizes = {point.batch_size for point in info.points} or {1}
+    sizes = {size for size, _, _ in info.curves[THROUGHPUT]} or {1}
     most = _WIDEST * max(sizes)
     for row in info.rows:
         for end in (row.size, *(draw.ends(row.interval) or ())):
@@ -221,7 +194,6 @@ def _axis_sizes(info: LimitsInfo) -> list[int]:
 
 
 def _draw_rows(panel: Axes, info: LimitsInfo) -> None:
-    """Draw the sizes within a limit as a bar, its interval as a line, and what it says."""
     low, high = panel.get_xlim()
     for place, row in enumerate(info.rows):
         color = ALARM if row.binds else MUTED

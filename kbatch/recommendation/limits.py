@@ -73,12 +73,10 @@ class TimedUpdate:
 
     @property
     def accumulated(self) -> bool:
-        """Whether the batch goes through the device in parts."""
         return self.micro_batch_size < self.batch_size
 
     @property
     def samples_per_second(self) -> float:
-        """B / t."""
         return self.batch_size / self.time_s
 
 

@@ -6,9 +6,8 @@ Everything is measured within one budget of time.
 import contextlib
 import math
 import numbers
-import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple
 
 import keras
 import keras_tuner
@@ -17,9 +16,8 @@ import numpy as np
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.learning_rate import check_rule
 from kbatch.device.environment import read_environment
-from kbatch.device.failures import ran_out_of_memory
 from kbatch.device.memory import check_memory_limit, gpu_visible
-from kbatch.document.numbers import format_number, pluralize
+from kbatch.document.numbers import format_number
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
@@ -30,6 +28,7 @@ from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import check_window
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
+from kbatch.recommendation.budget import Budget, reason_of
 from kbatch.recommendation.choice import CandidateSearch, decide, trained_runs
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION, TimeInFit
 from kbatch.recommendation.pilot import run_pilot, run_size_check, time_fit
@@ -44,7 +43,7 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
 from kbatch.training.data.model_inputs import REFUSALS, refusal_text
-from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source, rows_for
+from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.model import user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state
@@ -76,8 +75,8 @@ def recommend(
     is saturated, beyond how many the gradient noise wastes them, and what the input pipeline
     delivers. A pilot at the base batch size sets a target loss; the sizes that may reach it sooner
     are trained to it too while the budget lasts. The answer is the size with the least expected
-    time, updates times the time of an update in `fit`, of those that reached the loss; it may be
-    the base size. Sizes that were not trained and may be faster are named beside it.
+    time, updates times the time of an update in `fit`, of those that reached the loss. Sizes that
+    may be faster are named beside it. What is not known is None, with the reason in `unknown`.
 
     Example:
 
@@ -87,12 +86,9 @@ def recommend(
     >>> kbatch.plot_limits(recommendation).figure.savefig("limits.png")
 
     Args:
-        build: A function that returns a compiled model, without argument or with keras-tuner's
-            `hp` (its defaults are taken), a `HyperModel`, or a compiled model, which stays as it
-            is.
-        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
-            function `batch_size -> tf.data.Dataset`.
-        y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
+        build: As in `find_max_batch_size`, and so are `x` and `y`.
+        x: Inputs.
+        y: Targets of arrays.
         batch_sizes: Sizes to choose from beside `base_batch_size`, ascending; None for the powers
             of two from 8 to 2,048 that the data fill.
         base_batch_size: Batch size that the model's learning rate suits; the pilot trains at it.
@@ -102,8 +98,7 @@ def recommend(
         validation_data: What `fit` takes. The pilot ends when the loss on it no longer falls. None
             to hold out a fifth of arrays; a dataset without it is trained on for the time given.
         epochs: Most passes over the data in the pilot; None for no limit but time.
-        memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a
-            CPU half of what the host and its control group leave.
+        memory_limit_bytes: As in `find_max_batch_size`.
         memory_window: Lower and upper share of that limit which a batch may fill.
         budget_s: Seconds for the whole call, starting processes and building graphs included;
             each measurement receives a part of what is left. From 20 s on the call ends within
@@ -111,9 +106,6 @@ def recommend(
         seed: Seed of weights and order in the pilot and at other sizes, None for one that is
             drawn and recorded.
         on_progress: Receives a line before each measurement.
-
-    Returns:
-        The recommendation. What is not known is None in it, with the reason in `unknown`.
 
     Raises:
         InputError: If the data cannot be batched, do not fit the model, or have fewer than two
@@ -138,7 +130,7 @@ def recommend(
         epochs=None if epochs is None else check_size(epochs, "epochs", unit=""),
         memory_limit_bytes=check_memory_limit(memory_limit_bytes),
         memory_window=check_window(memory_window),
-        clock=BudgetClock(budget_s),
+        budget=Budget(budget_s, on_progress=on_progress),
         checks=PartsChecks(),
         # Drawn where none is given: all sizes hold out the same part.
         seed=int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed,
@@ -150,11 +142,10 @@ def recommend(
         arrays_of(task.data)  # Rows that do not fit each other are refused at once.
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.
-    return _measured(task, asked, learning_rate_scaling, Ledger(on_progress))
+    return _measured(task, asked, learning_rate_scaling)
 
 
 def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
-    """Return the batch sizes to choose from."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
         return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
@@ -166,17 +157,15 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
     return asked
 
 
-def _measured(
-    task: "Task", asked: tuple[int, ...] | None, scaling: str | None, ledger: "Ledger"
-) -> Recommendation:
-    largest, clock, base = asked[-1] if asked else _LARGEST, task.clock, task.base_batch_size
+def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) -> Recommendation:
+    largest, budget, base = asked[-1] if asked else _LARGEST, task.budget, task.base_batch_size
     # A GPU has to be free for the worker process, and a limit that was asked for comes first. Else
     # it is last: on a CPU the time of an update ends the sizes long before memory does.
     memory = None
     if gpu_visible() or task.memory_limit_bytes is not None:
-        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+        memory = budget.run(MEMORY, lambda: measure_memory(task, largest=largest))
     else:
-        clock.reserved_s = _MEMORY_SHARE * clock.budget_s
+        budget.reserved_s = _MEMORY_SHARE * budget.budget_s
     with task.refusals_told():
         model: Any = task.load.start().model
         if replica_count(model) > 1:
@@ -192,25 +181,25 @@ def _measured(
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         if examples is None or base <= examples:
             sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
-        pilot = ledger.try_run(NOISE, lambda: measure_noise(task))
+        pilot = budget.try_run(NOISE, lambda: measure_noise(task))
         pipeline, fit_times = None, ()
         with kept_state(model):
             sum_sparse_gradients(model)  # As the sizes are trained.
             model.make_train_function()  # All that is timed shares its graphs.
-            timings, notes = ledger.run(
+            timings, notes = budget.run(
                 SATURATION,
                 lambda: time_updates(
                     model,
                     source,
                     batch_sizes=sizes,
                     largest_whole=memory and memory.fits,
-                    budget_s=clock.part_s(SATURATION),
+                    budget_s=budget.part_s(SATURATION),
                     first=base,
                     checks=task.checks,
                 ),
             )
             if timings:
-                measured = ledger.try_run(
+                measured = budget.try_run(
                     INPUT, lambda: measure_input(task, model, timings=timings)
                 )
                 pipeline, fit_times = measured or (None, ())
@@ -219,17 +208,17 @@ def _measured(
     if scaling == "auto":
         rule = "linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt"
     in_fit = fit_lines(fit_times, pipeline).line
-    runs = ledger.run(
+    runs = budget.run(
         OTHER_SIZES, lambda: train_sizes(task, pilot, timings=timings, in_fit=in_fit, rule=rule)
     )
-    clock.reserved_s, checks = 0.0, runs.checks
-    if memory is None and not clock.holds(_WORKER_S, share=MOST_SPENT):
+    budget.reserved_s, checks = 0.0, runs.checks
+    if memory is None and not budget.holds(_WORKER_S):
         reason = "its process takes long to start: give a larger `budget_s`"
         memory = MemoryFound(None, None, reason)
     elif memory is None:
-        memory = ledger.run(MEMORY, lambda: measure_memory(task, largest=largest))
+        memory = budget.run(MEMORY, lambda: measure_memory(task, largest=largest))
     not_timed = None if timings else "not even the smallest batch size could be run"
-    if memory.result is not None:  # What fitted for want of others may be above the limit.
+    if memory.result is not None:  # Sizes that ran while nothing else held memory may not fit.
         most = memory.result.max_batch_size
         timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
         checks = tuple(check for check in checks if check.micro_batch_size <= most)
@@ -247,9 +236,9 @@ def _measured(
         memory=memory.result,
         pilot=pilot,
         pipeline=pipeline,
-        unknown=ledger.unknown | {name: why for name, why in reasons.items() if why},
-        durations_s=ledger.durations_s,
-        budget_s=clock.budget_s,
+        unknown=budget.unknown | {name: why for name, why in reasons.items() if why},
+        durations_s=budget.durations_s,
+        budget_s=budget.budget_s,
         notes=(*memory.notes, *notes, *(pilot_notes(task, model, pilot) if pilot else ())),
         environment=read_environment(),
         checks=checks,
@@ -259,106 +248,18 @@ def _measured(
             base_batch_size=base,
             rule=rule,
             missing=pilot.missing if pilot else None,
-            budget_s=clock.budget_s,
+            budget_s=budget.budget_s,
             short_s=runs.short_s,
         ),
     )
 
 
-# The line before each measurement, in the order in which they are made, and its share of the
-# budget: what one leaves over, the later ones share.
-_MEASUREMENTS = {
-    MEMORY: ("memory: how many examples fit at once", 0.15),
-    NOISE: ("gradient noise: a pilot", 0.2),
-    SATURATION: ("hardware saturation: the time of an update by batch size", 0.15),
-    INPUT: ("input pipeline: what it delivers", 0.1),
-    OTHER_SIZES: (f"{OTHER_SIZES}: short trainings to the pilot's loss", 0.45),
-}
-# Of the budget, to time the sizes, however late it is: without it nothing can be compared.
-_LEAST_TIMING = 0.04
-# A training that was expected to end in time may take this share of the budget more.
-_GRACE = 0.2
-# The call ends within so many budgets.
-MOST_SPENT = 1.5
 # `fit` is timed at the base size or above, and at this part of it.
 _APART = 8
 # Steps that measuring the data and `fit` makes, however short its time.
 _FEWEST_STEPS, _MUCH_LONGER = 100, 1.5
 # From one batch to the next one while the time of an example is looked for.
 _GROWTH = 8
-
-Result = TypeVar("Result")
-
-
-class Ledger:
-    """What each measurement took, by its name, and why one failed."""
-
-    def __init__(self, on_progress: Callable[[str], None] | None):
-        self.durations_s: dict[str, float] = {}
-        self.unknown: dict[str, str] = {}
-        self._tell = on_progress or (lambda line: None)
-
-    def run(self, limit: str, measure: Callable[[], Result]) -> Result:
-        """Make a measurement whose errors are the user's to mend."""
-        self._tell(_MEASUREMENTS[limit][0])
-        began_s = time.perf_counter()
-        try:
-            return measure()
-        finally:
-            self.durations_s[limit] = time.perf_counter() - began_s
-
-    def try_run(self, limit: str, measure: Callable[[], Result]) -> Result | None:
-        """Make a measurement; that data or memory do not allow it is a result."""
-        try:
-            return self.run(limit, measure)
-        except Exception as error:
-            reason = reason_of(error)
-            if reason is None:
-                raise
-            self.unknown[limit] = reason
-            return None
-
-
-def reason_of(error: Exception) -> str | None:
-    """Describe why a measurement failed, in a clause."""
-    if isinstance(error, InputError):
-        text = str(error).strip().rstrip(".")
-        return text[:1].lower() + text[1:]
-    if isinstance(error, DataEnded):
-        return f"the data ended after {pluralize(error.rows, 'example')} of a batch"
-    return "it ran out of memory" if ran_out_of_memory(error) else None
-
-
-class BudgetClock:
-    """The seconds of a whole call, starting processes and building graphs included."""
-
-    def __init__(self, budget_s: float, now: Callable[[], float] | None = None):
-        self.budget_s = budget_s
-        self.reserved_s = 0.0  # For what comes last.
-        self._now = now or time.perf_counter  # As the measurements read it, also from a fake.
-        self._began_s = self._now()
-
-    @property
-    def left_s(self) -> float:
-        """Seconds of the budget that are left."""
-        return max(0.0, self._began_s + self.budget_s - self.reserved_s - self._now())
-
-    def holds(self, seconds: float, *, share: float) -> bool:
-        """Return whether something would end within a share of the budget, spent already or not."""
-        return self._now() + seconds <= self._began_s + share * self.budget_s
-
-    @property
-    def most_s(self) -> float:
-        """Seconds after which a training that has begun is ended."""
-        return self.left_s + _GRACE * self.budget_s
-
-    def part_s(self, measurement: str) -> float:
-        """Return the seconds of a measurement: its share of what is left."""
-        names = list(_MEASUREMENTS)
-        later = names[names.index(measurement) :]
-        share = _MEASUREMENTS[measurement][1] / sum(_MEASUREMENTS[name][1] for name in later)
-        least_s = _LEAST_TIMING * self.budget_s if measurement == SATURATION else 0.0
-        return max(self.left_s * share, least_s if self.holds(least_s, share=MOST_SPENT) else 0.0)
 
 
 class Task(NamedTuple):
@@ -372,13 +273,12 @@ class Task(NamedTuple):
     epochs: int | None
     memory_limit_bytes: int | None
     memory_window: tuple[float, float]
-    clock: BudgetClock
+    budget: Budget
     checks: PartsChecks
     seed: int
 
     @property
     def load(self) -> Workload:
-        """What the device has to hold."""
         return Workload(self.build, self.source, keras.config.dtype_policy().name)
 
     def kept(self) -> contextlib.AbstractContextManager[Any]:
@@ -398,7 +298,6 @@ class Task(NamedTuple):
 
 
 def measure_noise(task: Task) -> PilotRecord:
-    """Run the pilot."""
     size = task.base_batch_size
     if size < 2:
         raise InputError(
@@ -406,9 +305,15 @@ def measure_noise(task: Task) -> PilotRecord:
             "`base_batch_size` of two examples at least, and the learning rate that suits it. "
             f"Received: base_batch_size={size}."
         )
-    allowed: dict[str, Any] = {"budget_s": task.clock.part_s(NOISE), "epochs": task.epochs}
     with task.kept():
-        return run_pilot(task.build, task.data, batch_size=size, seed=task.seed, **allowed)
+        return run_pilot(
+            task.build,
+            task.data,
+            batch_size=size,
+            budget_s=task.budget.part_s(NOISE),
+            epochs=task.epochs,
+            seed=task.seed,
+        )
 
 
 def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str, ...]:
@@ -425,7 +330,7 @@ def measure_input(
 ) -> tuple[InputPipelineProfile | None, tuple[FitTime, ...]]:
     """Measure what the pipeline of a dataset delivers, and what `fit` takes at some batch sizes."""
     sizes = sizes_to_time(timings, task.base_batch_size)
-    part_s = task.clock.part_s(INPUT)
+    part_s = task.budget.part_s(INPUT)
     least_s = _FEWEST_STEPS * max(t.median_s for t in timings if t.batch_size in sizes)
     if least_s > _MUCH_LONGER * part_s:
         raise InputError(
@@ -501,10 +406,9 @@ class _TimeLimitedProbes:
         return self._probes.renew()
 
     def read(self, batch_size: int) -> Reading:
-        clock = self._task.clock
         if not self.fits:
             reading = self._read(batch_size)
-            self._until_s = clock.left_s - clock.part_s(MEMORY)
+            self._until_s = self._task.budget.left_s - self._task.budget.part_s(MEMORY)
             return reading
         known = self._task.base_batch_size
         while known < batch_size and not self._ends_in_time(batch_size):
@@ -518,7 +422,7 @@ class _TimeLimitedProbes:
 
     def _ends_in_time(self, batch_size: int) -> bool:
         """Return whether the time that is left holds a batch, by the last one that was read."""
-        example_s, left_s = self._example_s, self._task.clock.left_s
+        example_s, left_s = self._example_s, self._task.budget.left_s
         return example_s is not None and left_s - batch_size * example_s >= self._until_s
 
     def _read(self, batch_size: int) -> Reading:
@@ -545,17 +449,15 @@ def train_sizes(
     search = CandidateSearch(
         timings, in_fit=in_fit, pilot=pilot, base_batch_size=task.base_batch_size, rule=rule
     )
-    clock = task.clock
-    while (plan := search.ask(left_s=clock.left_s, most_s=clock.most_s)) is not None:
+    budget = task.budget
+    while (plan := search.ask(left_s=budget.left_s, most_s=budget.most_s)) is not None:
         failure = None
         try:
             with task.kept():
                 check = run(task.build, task.data, plan=plan)
         except Exception as error:
             failure = reason_of(error)
-            if failure is None:
-                raise
             sizes = plan.batch_size, plan.micro_batch_size
             check = SizeCheck(*sizes, None, 0, None, 0.0, "failed")
-        search.tell(check, left_s=clock.left_s, failure=failure)
+        search.tell(check, left_s=budget.left_s, failure=failure)
     return search

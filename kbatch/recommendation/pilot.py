@@ -224,7 +224,6 @@ class _StretchWatch(keras.callbacks.Callback):
         self._looks_s: list[float] = []
 
     def fit(self, model: Any, batches: Batches) -> None:
-        """Train."""
         self._held_out[:] = batches.validation_data or ()
         scale_late_layers(model, batches.dataset)
         self._before = updates_made(model)
@@ -373,12 +372,10 @@ class EpochWatch(keras.callbacks.Callback):
         self._longest_s = longest_s
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Start the clock."""
         self.times_s = [time.perf_counter()]
         self.whole = True
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Read the clock."""
         self.times_s.append(time.perf_counter())
         made = len(self.times_s) - 1
         if made >= _FEWEST_BATCHES and self.times_s[-1] - self.times_s[0] > self._longest_s:
@@ -387,7 +384,6 @@ class EpochWatch(keras.callbacks.Callback):
             model.stop_training = True
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Read the clock a last time."""
         self.times_s.append(time.perf_counter())
         self.end_s = self.times_s[-1] - self.times_s[-2]
 

@@ -39,8 +39,7 @@ class PilotStretch:
     updates: int  #: How many.
     loss: float | None  #: Mean training loss over them, None where it is not finite.
     held_out_loss: float | None  #: Loss on the examples held out after them, None without any.
-    #: Mean estimate of tr(Sigma), in squared gradient units, None where no update could be
-    #: measured.
+    #: Mean estimate of tr(Sigma), in squared gradient units; None if not measured.
     gradient_variance: float | None
     gradient_squared_norm: float | None  #: Mean estimate of |G|^2, None where not measured.
 
@@ -54,16 +53,12 @@ class PilotRecord:
     learning_rate: float | None  #: Learning rate at the first update, None where it is no scalar.
     stretches: tuple[PilotStretch, ...]  #: Its stretches, in order.
     duration_s: float  #: Seconds that it took in all, building its graph included.
-    #: One of `ENDS`: the later half of its updates brought little progress, or what it was allowed
-    #: was spent, or its loss became NaN.
+    #: One of `ENDS`: little progress in the later half, what was allowed is spent, or NaN.
     ended_by: str
     seed: int | None = None  #: Seed of weights and order, None when none was set.
-    #: Seconds after its first update, looks at the held-out loss included; None if not recorded.
-    trained_s: float | None = None
-    #: Seconds before its first update and, beyond a look, at the first look; None if not recorded.
-    build_s: float | None = None
-    #: Seconds of a look at the held-out loss, the median; None if not recorded.
-    look_s: float | None = None
+    trained_s: float | None = None  #: After its first update, looks included; None if unknown.
+    build_s: float | None = None  #: Before its first update or look; None if not recorded.
+    look_s: float | None = None  #: Of a look at the held-out loss, the median; None if unknown.
     #: Share of the way of its loss at which the target lies.
     target_share: float = 0.98  # As in the versions that did not record it.
 
@@ -164,14 +159,12 @@ class SizeCheck:
     micro_batch_size: int  #: Examples that went through the device at once.
     learning_rate: float | None  #: Learning rate at the first update, None where it is no scalar.
     updates: int  #: Updates that were made.
-    #: The loss after them, held-out or of training as in the pilot; None if not finite.
-    loss: float | None
+    loss: float | None  #: After them, held-out or of training as in the pilot; None if NaN.
     trained_s: float  #: Seconds that it took after its first update.
     #: One of `CHECK_ENDS`: it reached the target, was beaten already by another size, spent its
     #: time, its loss became NaN, or it failed, as for want of memory.
     ended_by: str
-    #: How its settings followed the batch size; None where an earlier version of kbatch did not
-    #: record it.
+    #: How its settings followed the batch size; None where it was not recorded.
     scaling: LearningRateScaling | None = None
 
     def __post_init__(self):
@@ -199,11 +192,9 @@ class FitTime:
     """Epochs of `fit` at one batch size, in turns with the train step alone."""
 
     batch_size: int  #: In examples.
-    #: Seconds of the train step on a batch at hand, a value a round.
-    step_times_s: tuple[float, ...]
+    step_times_s: tuple[float, ...]  #: Of the train step on a batch at hand, one a round.
     batch_times_s: tuple[float, ...]  #: Seconds from batch to batch in `fit`, a value a round.
-    #: Seconds that an epoch took beside its batches: to start, until the first batch, and to end.
-    epoch_times_s: tuple[float, ...]
+    epoch_times_s: tuple[float, ...]  #: Of an epoch to start, until its first batch, and end.
     epoch_batches: int | None  #: Batches of a whole epoch; None where that is not known.
 
     def __post_init__(self):
@@ -258,8 +249,7 @@ class FitLines(NamedTuple):
 
 def fit_lines(times: Sequence[FitTime], pipeline: InputPipelineProfile | None = None) -> FitLines:
     """Draw the lines through what `fit` took at one or two batch sizes."""
-    # The likely, the most and the least seconds of an example, by the pipeline.
-    examples_s: tuple[float, ...] = ()
+    examples_s: tuple[float, ...] = ()  # Likely, most and least seconds of an example.
     rate = pipeline and pipeline.pipeline.samples_per_second
     bounds = pipeline and pipeline.rate_bounds
     if rate is not None and bounds is not None and bounds.low > 0:

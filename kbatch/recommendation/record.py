@@ -30,7 +30,7 @@ from kbatch.recommendation.pilot_record import (
     SizeCheck,
     fit_lines,
 )
-from kbatch.records.record import EnvironmentRecord, SavedRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord
 from kbatch.throughput.record import TimedRounds
 
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
@@ -38,53 +38,30 @@ _NO_ANSWER = BatchDecision(None, None, None, None, older=True)
 
 
 @dataclasses.dataclass(frozen=True)
-class Recommendation(SavedRecord, ShownRecord):
-    """The limits of the batch size, which of them binds, and the sizes to use.
+class Recommendation(SavedRecord):
+    """The limits of the batch size, which of them binds, and the sizes to use."""
 
-    Attributes:
-        model_name: Name of the model.
-        optimizer: Class name of the optimizer, without the loss-scale wrapper.
-        dtype_policy: Policy of the model.
-        base_batch_size: Batch size that the model's own learning rate suits, in examples.
-        base_learning_rate: That learning rate, at the first update; None where it is no scalar.
-        scheduled: Whether a schedule gives it.
-        learning_rate_rule: `"linear"`, `"sqrt"` or None: how it follows the batch size.
-        examples: Training examples, None where the data do not tell.
-        timings: The updates that were timed, all in the same shuffled rounds.
-        memory: The search for the largest batch that fits, None where there was none.
-        pilot: The training that measured the gradient noise scale, None where there was none.
-        pipeline: What the input pipeline delivers, at one batch size; None where not measured.
-        unknown: Why a limit, one of `kbatch.recommendation.limits.LIMITS`, was not measured, and
-            why no further one of `OTHER_SIZES` was trained.
-        durations_s: Seconds that each of these measurements took, by its name.
-        budget_s: Seconds that it was given.
-        notes: What a reader of the numbers must know.
-        environment: The machine and the software.
-        checks: Short trainings at other sizes, to the loss that the pilot reached.
-        fit_times: What `fit` takes at one or two batch sizes.
-        decision: The answer, which page, table and figure show; in a file without one, the answer
-            of the version that wrote it.
-    """
-
-    model_name: str
-    optimizer: str
-    dtype_policy: str
-    base_batch_size: int
-    base_learning_rate: float | None
-    scheduled: bool
-    learning_rate_rule: str | None
-    examples: int | None
-    timings: tuple[TimedRounds, ...]
-    memory: MaxBatchSizeResult | None
-    pilot: PilotRecord | None
-    pipeline: InputPipelineProfile | None
+    model_name: str  #: Name of the model.
+    optimizer: str  #: Class name of the optimizer, without the loss-scale wrapper.
+    dtype_policy: str  #: Policy of the model.
+    base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
+    base_learning_rate: float | None  #: At the first update; None where it is no scalar.
+    scheduled: bool  #: Whether a schedule gives it.
+    learning_rate_rule: str | None  #: `"linear"`, `"sqrt"` or None: how it follows the batch size.
+    examples: int | None  #: Training examples, None where the data do not tell.
+    timings: tuple[TimedRounds, ...]  #: Of updates, all in the same shuffled rounds.
+    memory: MaxBatchSizeResult | None  #: The search for the largest batch, or None.
+    pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
+    pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
+    #: Why one of `LIMITS` was not measured, and why no further one of `OTHER_SIZES` was trained.
     unknown: Mapping[str, str]
-    durations_s: Mapping[str, float]
-    budget_s: float
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
-    checks: tuple[SizeCheck, ...] = ()
-    fit_times: tuple[FitTime, ...] = ()
+    durations_s: Mapping[str, float]  #: Seconds that each of these measurements took, by its name.
+    budget_s: float  #: Seconds that it was given.
+    notes: tuple[str, ...] = ()  #: What a reader of the numbers must know.
+    environment: EnvironmentRecord | None = None  #: The machine and the software.
+    checks: tuple[SizeCheck, ...] = ()  #: Short trainings at other sizes, to the pilot's loss.
+    fit_times: tuple[FitTime, ...] = ()  #: What `fit` takes at one or two batch sizes.
+    #: The answer that page, table and figure show; of a file without one, its version's.
     decision: BatchDecision = _NO_ANSWER
 
     def __post_init__(self):
@@ -92,7 +69,6 @@ class Recommendation(SavedRecord, ShownRecord):
             object.__setattr__(self, "decision", _older_answer(self))
 
     def __repr__(self) -> str:
-        """Sum the recommendation up in a line."""
         if self.batch_size is None:
             return f"<Recommendation: no batch size, {len(self.unknown)} limits unknown>"
         rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
@@ -102,7 +78,6 @@ class Recommendation(SavedRecord, ShownRecord):
         )
 
     def __str__(self) -> str:
-        """Write the recommendation as a page: the answer, why, and how sure it is."""
         from kbatch.recommendation.report import recommendation_text  # It imports this module.
 
         return recommendation_text(self)

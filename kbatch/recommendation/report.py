@@ -75,7 +75,6 @@ _LEARNING_RATE_COST = (
 
 
 def recommendation_text(recommendation: Recommendation) -> str:
-    """Write a recommendation as a page of plain text."""
     found, rows, lines = recommendation, _cost_rows(recommendation), []
     if rows:
         table = [tuple(_COLUMNS), *(texts for _, texts in rows)]
@@ -104,7 +103,6 @@ def _wrapped(line: str) -> str:
 
 
 def recommendation_section(recommendation: Recommendation) -> Section:
-    """Compute what a report says of a recommendation."""
     found, environment, rows = recommendation, recommendation.environment, []
     for i, (row, texts) in enumerate(_cost_rows(found)):
         estimates = (row.samples_per_second, row.updates, row.seconds, row.relative_time)
@@ -141,7 +139,6 @@ def recommendation_section(recommendation: Recommendation) -> Section:
 
 
 def answer_line(found: Recommendation) -> str:
-    """Say in a few sentences which sizes to use, or why none can be named."""
     size, micro, decision = found.batch_size, found.micro_batch_size, found.decision
     if micro is None:
         reason = found.unknown.get(SATURATION, "no train step was timed")
@@ -236,7 +233,6 @@ def binding_line(found: Recommendation) -> list[str]:
 
 
 def limit_lines(found: Recommendation) -> list[str]:
-    """Describe what each limit allows, or why that is not known."""
     return [_memory_line(found), _saturation_line(found), _noise_line(found), _input_line(found)]
 
 
@@ -460,7 +456,6 @@ def _learning_rate_line(found: Recommendation) -> str:
 
 
 def _cost_rows(found: Recommendation) -> list[tuple[SizeOutlook, tuple[str, ...]]]:
-    """Write what each size cost that was trained, ascending: a cell a column."""
     rows = []
     for row in [row for row in found.decision.sizes if row.ended_by is not None]:
         costs = (row.updates, row.seconds, row.relative_time)

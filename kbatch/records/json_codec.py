@@ -8,7 +8,7 @@ import re
 import threading
 import types
 import typing
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 
 SCHEMA_VERSION = 1
@@ -157,51 +157,26 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return _union_decoder(arguments)
     if origin is tuple:
         item_of = _decoder(arguments[0])
-        if arguments[0] is float:
-            # Not number by number where all are alike: a study holds a million of these.
-            return lambda value: (
-                tuple(value)
-                if set(map(type, _plain(list, value))) == {float} and _in_range(value)
-                else tuple(map(item_of, value))
-            )
         return lambda value: tuple([item_of(item) for item in _plain(list, value)])
     if origin is not None:
         item_of = _decoder(arguments[1])
-        if arguments[1] == float | None:
-            return lambda value: (
-                value
-                if set(map(type, _plain(dict, value).values())) == {float}
-                and _in_range(value.values())
-                and "".join(value).isprintable()
-                else {printable(key): item_of(item) for key, item in value.items()}
-            )
         return lambda value: {
             printable(key): item_of(item) for key, item in _plain(dict, value).items()
         }
-    return _number_decoder(kind) if kind in (int, float) else functools.partial(_plain, kind)
-
-
-def _number_decoder(kind: typing.Any, unknown: object = ...) -> Callable[[typing.Any], typing.Any]:
-    """Return a decoder of numbers, of which a study has a million; `unknown` passes unchanged."""
-
-    def decode_number(value: typing.Any) -> typing.Any:
-        usual = type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
-        return value if usual or value is unknown else _plain(kind, value)
-
-    return decode_number
-
-
-def _in_range(numbers: Collection[float]) -> bool:
-    total = sum(numbers)  # NaN where one is.
-    return total == total and min(numbers) >= -LARGEST_NUMBER and max(numbers) <= LARGEST_NUMBER
+    if kind in (int, float):
+        # A study has a million of them: most need no further look.
+        return lambda value: (
+            value
+            if type(value) is kind and -LARGEST_NUMBER <= value <= LARGEST_NUMBER
+            else _plain(kind, value)
+        )
+    return functools.partial(_plain, kind)
 
 
 def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:
     others = [kind for kind in kinds if kind is not types.NoneType]
     decoders = [_decoder(kind) for kind in others]
     if len(others) == 1:
-        if others[0] in (int, float):
-            return _number_decoder(others[0], unknown=None)
         return lambda value: None if value is None else decoders[0](value)
 
     def decode_one(value: typing.Any) -> typing.Any:
@@ -236,27 +211,21 @@ def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
 
 def write_whole_file(path: Path, data: bytes) -> None:
     """Write a file in one step: an error leaves what was there before."""
+    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        _replace(path, data)
+        try:
+            with draft.open("wb") as file:
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(draft, path)
+        except BaseException:
+            draft.unlink(missing_ok=True)
+            raise
     except OSError as error:
         raise OSError(
             error.errno,
             f"kbatch cannot write here ({error.strerror}): give a writable directory",
             path,
         ) from error
-
-
-def _replace(path: Path, data: bytes) -> None:
-    draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
-    # os.open gives the file the rights that the user's umask leaves, as any other file has them.
-    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o666)
-    try:
-        with os.fdopen(descriptor, "wb") as file:
-            file.write(data)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(draft, path)
-    except BaseException:
-        draft.unlink(missing_ok=True)
-        raise

@@ -8,20 +8,6 @@ from typing import Self
 
 from kbatch.records.json_codec import read_record, write_record
 
-
-class SavedRecord:
-    """What a frozen record needs to be saved and loaded as versioned JSON."""
-
-    def save(self, path: Path | str) -> None:
-        """Write the record as JSON."""
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a record that `save` wrote."""
-        return read_record(cls, Path(path))
-
-
 # The one door from a record upwards: looked up when a notebook asks, so that a record is read
 # without what draws and writes; `tests/test_layout.py` knows it by name.
 _WRITER = "kbatch.report.pages"
@@ -32,6 +18,19 @@ class ShownRecord:
 
     def _repr_html_(self) -> str | None:
         return importlib.import_module(_WRITER).notebook_html(self)
+
+
+class SavedRecord(ShownRecord):
+    """What a frozen record needs to be saved and loaded as versioned JSON."""
+
+    def save(self, path: Path | str) -> None:
+        """Write the record as JSON."""
+        write_record(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a record that `save` wrote."""
+        return read_record(cls, Path(path))
 
 
 # No clock tells less apart.
@@ -49,7 +48,6 @@ def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> 
 
 
 def check_choice(choices: Sequence[str], /, **fields: str) -> None:
-    """Check that fields of a record are among their choices."""
     for name, found in fields.items():
         if found not in choices:
             raise ValueError(

@@ -1,17 +1,20 @@
-"""The record of one training run: its epochs, its target and its gradient noise scale."""
+"""The record of one training run: epochs, target, gradient noise scale, validation outcomes."""
 
+import base64
 import dataclasses
 import functools
 import math
+import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
+
+import numpy as np
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
-from kbatch.records.outcomes import Outcomes
 from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
 from kbatch.records.usage import UsageRecord
 
@@ -103,6 +106,68 @@ def _moments(epoch: "EpochRecord") -> tuple[float, float] | None:
     return None if variance is None or norm is None else (variance, norm)
 
 
+MOST_BLOCKS = 512
+
+
+@dataclasses.dataclass(frozen=True)
+class Outcomes:
+    """A metric of the best epoch in each block of consecutive validation examples.
+
+    Runs that were validated on the same examples in the same order are compared block by block:
+    what makes an example hard is in both and cancels. The standard error of the difference is the
+    spread over blocks by the root of their number.
+    """
+
+    metric: str | None = None  # As Keras names it; None where no metric was to be had.
+    epoch: int | None = None  # Number of the best one, from 0.
+    examples: int | None = None  # For validation.
+    block_examples: int | None = None  # Examples in a block; the last one may have fewer.
+    key: str | None = None  # Fingerprint of the targets in their order: runs with one are paired.
+    set_key: str | None = None  # Fingerprint of the targets in any order.
+    data: str | None = None  # The values of the blocks: base64 of zlib of little-endian float32.
+    reason: str | None = None  # Why there are no values, None where there are.
+
+    def __post_init__(self):
+        check_ranges(0, epoch=self.epoch)
+        check_ranges(1, examples=self.examples, block_examples=self.block_examples)
+        if (self.data is None) == (self.reason is None):
+            raise ValueError(
+                "Outcomes have either `data` or a `reason` why there are none. "
+                f"Received: data={self.data!r:.60}, reason={self.reason!r}."
+            )
+        # Now, so that a damaged file is found where files are read: some microseconds each.
+        values, (examples, size) = self.values, (self.examples or 0, self.block_examples or 1)
+        if values is not None and not (
+            self.key
+            and 0 < len(values) == -(-examples // size) <= MOST_BLOCKS
+            and np.isfinite(values).all()
+        ):
+            raise ValueError(
+                f"`data` must hold a finite value for each of up to {MOST_BLOCKS} blocks of the "
+                f"`examples`, and have a `key`. Received: {len(values)} values, {self.examples} "
+                f"examples in blocks of {self.block_examples}, key={self.key!r}."
+            )
+
+    @classmethod
+    def of(cls, values: np.ndarray, **fields: Any) -> Self:
+        """Make the record of the values of the blocks; the other attributes go by name."""
+        packed = zlib.compress(np.asarray(values, "<f4").tobytes(), 9)
+        return cls(data=base64.b64encode(packed).decode(), **fields)
+
+    @property
+    def values(self) -> np.ndarray | None:
+        """The metric of each block in order, float64; None where there is a `reason`."""
+        if self.data is None:
+            return None
+        packed = base64.b64decode(self.data, validate=True)
+        try:
+            # One more than there may be: a damaged file may claim gigabytes.
+            raw = zlib.decompressobj().decompress(packed, 4 * (MOST_BLOCKS + 1))
+        except zlib.error as error:
+            raise ValueError(f"`data` is damaged: {error}.") from error
+        return np.frombuffer(raw, "<f4").astype(float)
+
+
 # Of more, an axis of doubles cannot tell one from the next.
 MOST_EXAMPLES = 2**53
 STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
@@ -145,12 +210,13 @@ class ExecutionRecord:
     dtype_policy: str  #: The policy that was active in the model, or that it was to have.
     #: Class name of the optimizer, without the loss-scale wrapper; None when the model could not be
     #: built.
-    optimizer: str | None
+    optimizer: str | None = None
     #: Whether the loss was scaled (mixed_float16), None where no model was built.
-    loss_scaled: bool | None
-    learning_rate: float | None  #: Learning rate at the first update, after the rule.
-    learning_rate_scaling: str | None  #: The rule, or None.
-    jit_compile: bool | None  #: Whether XLA compiled the train step, None where no model was built.
+    loss_scaled: bool | None = None
+    learning_rate: float | None = None  #: Learning rate at the first update, after the rule.
+    learning_rate_scaling: str | None = None  #: The rule, or None.
+    #: Whether XLA compiled the train step, None where no model was built.
+    jit_compile: bool | None = None
     #: Largest batch that the train step received, None before the first.
     batch_size_seen: int | None = None
     #: Examples in each window of training; together the windows are all steps but the first one of

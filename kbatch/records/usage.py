@@ -1,9 +1,9 @@
 """The record of what a block of work took of the GPUs and of the host."""
 
 import dataclasses
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from statistics import fmean, median
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -123,14 +123,12 @@ class UsageRecord:
     @property
     def gpu_energy_j(self) -> float | None:
         """Energy of all GPUs in joules, None unless it is known of each."""
-        energies = _all_known(gpu.energy_j for gpu in self.gpus or ())
-        return sum(energies) if energies else None
+        return self._of_gpus(lambda gpu: gpu.energy_j, sum)
 
     @property
     def gpu_power_w(self) -> float | None:
         """Mean power of all GPUs together in watts, None unless it is known of each."""
-        powers = _all_known(gpu.mean.power_w for gpu in self.gpus or ())
-        return sum(powers) if powers else None
+        return self._of_gpus(lambda gpu: gpu.mean.power_w, sum)
 
     @property
     def sm_clock_mhz(self) -> float | None:
@@ -141,8 +139,7 @@ class UsageRecord:
     @property
     def gpu_utilization(self) -> float | None:
         """Mean utilization over the GPUs, from 0 to 1, None unless it is known of each."""
-        shares = _all_known(gpu.mean.utilization for gpu in self.gpus or ())
-        return fmean(shares) if shares else None
+        return self._of_gpus(lambda gpu: gpu.mean.utilization, fmean)
 
     @property
     def cpu_cores_busy(self) -> float | None:
@@ -155,6 +152,10 @@ class UsageRecord:
     def resident_bytes(self) -> float | None:
         """Mean memory of the process in RAM, in bytes."""
         return self.host.mean.resident_bytes
+
+    def _of_gpus(self, quantity: Callable[[GpuUsage], float | None], combine: Any) -> float | None:
+        values = [quantity(gpu) for gpu in self.gpus or ()]
+        return combine(values) if values and None not in values else None
 
     def joules_per_sample(self, examples: int | None) -> float | None:
         """Divide the energy of the GPUs by the examples trained on, None if not counted."""
@@ -189,10 +190,3 @@ def median_known(values: Iterable[float | None]) -> float | None:
     """Return the median of the values that are known, None without any."""
     known = [value for value in values if value is not None]
     return median(known) if known else None
-
-
-def _all_known(values: Iterable[float | None]) -> list[float]:
-    """Return the values, none of them where one is missing: a part is not the whole."""
-    listed = list(values)
-    known = [value for value in listed if value is not None]
-    return known if len(known) == len(listed) else []

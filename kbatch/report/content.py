@@ -1,7 +1,8 @@
-"""What a report says, computed before it is rendered."""
+"""What a report says, computed before it is rendered, and the records that it reads."""
 
-from collections.abc import Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from kbatch.document.numbers import pluralize
 from kbatch.document.section import Fact, Section
@@ -13,9 +14,10 @@ from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.report import max_batch_section
 from kbatch.recommendation.record import Recommendation
 from kbatch.recommendation.report import recommendation_section
+from kbatch.records.json_codec import RecordError, read_json, read_record, shown
 from kbatch.report.what_if import WhatIf, what_if
 from kbatch.study.report import study_section
-from kbatch.study.study import Study
+from kbatch.study.study import Study, load_study
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.report import training_section
 
@@ -27,11 +29,18 @@ Reported = (
     | MaxBatchSizeResult
     | Recommendation
 )
+# What makes the section of each record that is kept as a file of its own.
+_SECTION_OF: dict[type[Any], Callable[[Any], Section]] = {
+    InferenceProfile: inference_section,
+    InputPipelineProfile: input_section,
+    MaxBatchSizeResult: max_batch_section,
+    Recommendation: recommendation_section,
+    Study: study_section,
+    TrainingProfile: training_section,
+}
 
 
 class ReportContent(NamedTuple):
-    """What a report says."""
-
     title: str
     sections: tuple[Section, ...]  # One a record.
     environment: tuple[Fact, ...]  # Machine and software that all records share.
@@ -39,7 +48,6 @@ class ReportContent(NamedTuple):
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
-    """Compute what a report says of one record or of several."""
     if not isinstance(study_or_profiles, Sequence):
         study_or_profiles = [study_or_profiles]
     if not study_or_profiles:
@@ -62,22 +70,28 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
 
 
 def section_of(record: Reported) -> Section:
-    """Compute what a report says of one record."""
-    match record:
-        case Study():
-            return study_section(record)
-        case TrainingProfile():
-            return training_section(record)
-        case InferenceProfile():
-            return inference_section(record)
-        case InputPipelineProfile():
-            return input_section(record)
-        case MaxBatchSizeResult():
-            return max_batch_section(record)
-        case Recommendation():
-            return recommendation_section(record)
+    if type(record) in _SECTION_OF:
+        return _SECTION_OF[type(record)](record)
     raise ValueError(
         "A report needs a `Study`, a `TrainingProfile`, an `InferenceProfile`, an "
         "`InputPipelineProfile`, a `MaxBatchSizeResult` or a `Recommendation`, or a list of them. "
         f"Received: {record!r}."
     )
+
+
+def load_record(path: str | Path) -> Reported:
+    """Read a study from the folder of its search, or whatever record a JSON file holds."""
+    path = Path(path)
+    if not path.is_file():
+        return load_study(path)
+    try:
+        name = shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
+    kinds = {kind.__name__: kind for kind in _SECTION_OF}
+    if name not in kinds:
+        raise RecordError(
+            f"{path} holds a {name}: a file must hold one of {', '.join(kinds)}. For a study "
+            "give the folder of its search (`directory/project_name`)."
+        )
+    return read_record(kinds[name], path)

@@ -24,7 +24,6 @@ _NARROW_TALLER = 1.15
 
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
-    """Render a report as one HTML page."""
     return render_page(report_content(study_or_profiles), "report.html")
 
 
@@ -56,7 +55,6 @@ def _drawing(figure: Figure, page: SvgPage) -> dict[str, Any]:
 def markdown_files(
     study_or_profiles: Reported | Sequence[Reported], path: Path
 ) -> dict[Path, bytes]:
-    """Render a report as Markdown."""
     content = report_content(study_or_profiles)
     several = len(content.sections) > 1
     files, pictures = {}, {}

@@ -2,6 +2,7 @@
 
 import contextlib
 import dataclasses
+import functools
 import hashlib
 import threading
 from collections.abc import Sequence
@@ -28,8 +29,6 @@ _HEADERS = {
 
 
 class SearchStatus(NamedTuple):
-    """How far a search is."""
-
     name: str
     text: str
     failures: tuple[str, ...]  # A line each.
@@ -51,19 +50,19 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
     for project in projects:
         if not project.is_dir() or not any(project.glob("trial_*/trial.json")):
             load_study(project)  # It says where a study may lie instead.
-    pages = _Pages(projects)
+    drawn = functools.lru_cache(maxsize=1)(view_page)  # When a file has changed and somebody looks.
+    drawing = threading.Lock()  # matplotlib draws in one thread at a time.
 
     class Handler(BaseHTTPRequestHandler):
-        """Answers what a page on this machine asks."""
-
         def do_GET(self):
-            """Send the page, or its version."""
             # Another page's script may reach this address under a name of its own.
             name = (self.headers.get("Host") or "").partition(":")[0]
             if name not in (HOST, "localhost"):
                 self.send_error(403)
             elif self.path == "/":
-                self._send(pages.current(), "text/html")
+                with drawing:
+                    page = drawn(tuple(projects), version_of(projects))
+                self._send(page, "text/html")
             elif self.path == "/version":
                 self._send(version_of(projects), "text/plain")
             else:
@@ -92,22 +91,6 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
     return server
 
 
-class _Pages:
-    """The page, drawn when a file has changed and somebody looks at it."""
-
-    def __init__(self, projects: Sequence[Path]):
-        self._projects = projects
-        self._lock = threading.Lock()  # matplotlib draws in one thread at a time.
-        self._drawn = ("", "")
-
-    def current(self) -> str:
-        with self._lock:
-            version = version_of(self._projects)
-            if version != self._drawn[0]:
-                self._drawn = (version, view_page(self._projects, version))
-            return self._drawn[1]
-
-
 def version_of(projects: Sequence[Path]) -> str:
     """Return a text that changes when a record of a search does."""
     found = hashlib.sha256()
@@ -122,7 +105,6 @@ def version_of(projects: Sequence[Path]) -> str:
 
 
 def view_page(projects: Sequence[Path], version: str) -> str:
-    """Render the page of searches as they are now."""
     studies = [_study_or_none(project) for project in projects]
     if len({project.name for project in projects}) < len(projects):
         pairs = zip(projects, studies, strict=True)

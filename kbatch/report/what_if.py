@@ -18,11 +18,10 @@ from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import MemoryFit
 from kbatch.recommendation.choice import CUT_SHORT, DIVERGED, TARGET, Estimate, SizeOutlook
 from kbatch.recommendation.record import Recommendation
-from kbatch.study.conditions import PlottedEstimate, spreads, throughput_estimate
 from kbatch.study.figures.common import best_of_size, best_of_size_note
 from kbatch.study.figures.goodput import goodput_info
 from kbatch.study.figures.time_to_target import time_to_target_info
-from kbatch.study.names import outcome
+from kbatch.study.names import PlottedEstimate, outcome, spreads, throughput_estimate
 from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
 
@@ -288,7 +287,10 @@ def _of_study(study: Study) -> WhatIf | None:
             known.append(_Known(f"{name} to {target.target_text}", write, costs))
         if target.fit is not None and target.fit.holds is not False:
             line, sure = target.fit.line, target.fit.holds is True
-            fit = lambda size: Reading(line(1 / size), line.interval_at(1 / size))  # noqa: E731
+
+            def fit(size: float) -> Reading:
+                return Reading(line(1 / size), line.interval_at(1 / size))
+
             known[-1] = known[-1]._replace(fit=fit, extrapolates=sure)
     decided = study.decide().trial
     answer = decided.batch_size if decided else min(trials)

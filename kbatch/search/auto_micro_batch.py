@@ -255,7 +255,6 @@ class MicroBatchCache:
         return _digest((model_fingerprint(self.model), shapes, limits, devices))
 
     def _probe(self) -> MaxBatchSizeResult:
-        """Find the most examples that fit at once."""
         search, replicas = self.search, replica_count(self.model)
         checks, directory = search.checks, self.directory
         cut = self._exact or checks.may_cut(self.model, self.source, directory=directory)

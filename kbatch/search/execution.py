@@ -12,18 +12,12 @@ from typing import Any
 import keras
 import keras_tuner
 
+from kbatch.device import failures
 from kbatch.device.environment import read_environment
-from kbatch.device.failures import (
-    failure_status,
-    failure_text,
-    failure_traceback,
-    ran_out_of_memory,
-)
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
 from kbatch.records.usage import UsageRecord
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import TrialFiles, readable_trials
@@ -89,8 +83,8 @@ class Execution:
             self._keep_weights()
             outcomes, order = self._outcomes()
         except BaseException as error:
-            ended = self._record(failure_status(error), failure_text(error))
-            self._write(dataclasses.replace(ended, traceback=failure_traceback(error)))
+            ended = self._record(failures.failure_status(error), failures.failure_text(error))
+            self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
             raise
         ended = self._record("completed", None, reported)
         ended = dataclasses.replace(ended, outcomes=outcomes, notes=(*ended.notes, *order))
@@ -101,7 +95,6 @@ class Execution:
         return results
 
     def so_far(self) -> ExecutionRecord:
-        """Return the record of what there is while it runs."""
         return self._record("running", None)
 
     @property
@@ -121,7 +114,7 @@ class Execution:
                 # Half the size is a cure only where it was found by probes, so that it or a smaller
                 # one ran before, and where a step ran out: not validation, not a callback.
                 found = self._micro_batch.can_shrink and self._fit.clock.in_step
-                if not found or not ran_out_of_memory(error, smaller_worked=True):
+                if not found or not failures.ran_out_of_memory(error, smaller_worked=True):
                     raise
             # Outside of the handler: the frames of the error hold what the step that ran out held.
             gc.collect()
@@ -325,7 +318,6 @@ class FreshCallbacks:
         self._best: dict[int, Any] = {}
 
     def start_again(self) -> None:
-        """Begin another attempt."""
         self._given = {}
 
     def of(self, callbacks: list[Any], model: keras.Model) -> list[Any]:

@@ -1,10 +1,11 @@
 """What an update of each batch size takes, by a throughput sweep, and what trials took in all."""
 
 import contextlib
+import dataclasses
 import inspect
 import statistics
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES, Target, cost_to_target
 from kbatch.study.study import GoodputRecord
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective, TrialRecord, device_kinds
 from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
@@ -164,8 +165,12 @@ def _warm_up(sweep: TrainingSweep, settings: Sequence[StepConfig]) -> None:
                 break  # A larger one would run out of memory too.
 
 
-def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[FinishedRun]:
-    """Return what each trial took.
+def runs_of(
+    trials: Sequence[TrialRecord], objective: Objective, costs: SizeCosts
+) -> list[FinishedRun]:
+    """Return what each trial took; on another kind of device, what its updates cost here.
+
+    Here is where the first trial ran that completed.
 
     Where the objective is the cost of a target, it is that. Where it is a metric, for runs of equal
     time, it is the seconds to what the first trial held in the end, the median of the last quarter
@@ -182,7 +187,12 @@ def runs_of(trials: Sequence[TrialRecord], objective: Objective) -> list[Finishe
             held = statistics.median(values[-max(1, len(values) // _LAST_PART) :])
             target = Target(objective.name, held, objective.direction)
     part = COST_NAMES.get(objective.name, COST_NAMES["seconds_to_target"])
-    return [_run(trial, target, part) for trial in trials]
+    runs = [_run(trial, target, part) for trial in trials]
+    for k, (run, trial) in enumerate(zip(runs, trials, strict=True)):
+        if run.cost is not None and pilot and len(device_kinds([pilot, trial])) > 1:
+            cost = costs.start_cost + (run.updates or 0) * costs.update_costs[run.batch_size]
+            runs[k] = dataclasses.replace(run, cost=cost)
+    return runs
 
 
 def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
@@ -227,15 +237,21 @@ def costs_of(
 
 
 def expected_runs(
-    costs: SizeCosts, runs: Sequence[FinishedRun], pending: Iterable[int]
+    costs: SizeCosts, runs: Sequence[FinishedRun], pending: Sequence[int]
 ) -> list[FinishedRun]:
-    """Return what is expected of the sizes that run; none before a first target is reached."""
-    forecast = forecast_updates(costs, runs) if pending else None
-    if forecast is None:
-        return []
-    found = []
-    for size in sorted(pending):
-        updates = forecast.updates[size]
+    """Return what is expected of the sizes that run, in the order in which they began.
+
+    Nothing is known of the pilot while it runs, and only ratios of costs matter: it counts as a
+    run of one update. Runs that ended without a target tell nothing of the others.
+    """
+    known, found = list(runs), []
+    for size in pending:
+        forecast = forecast_updates(costs, known)
+        if known and forecast is None:
+            break
+        updates = forecast.updates[size] if forecast else 1.0
         cost = costs.start_cost + updates * costs.update_costs[size]
         found.append(FinishedRun(size, cost=cost, updates=updates))
+        if not runs:  # Those beside the pilot follow from it.
+            known = found[:1]
     return found

@@ -39,7 +39,7 @@ from kbatch.training.dtype_policy import (
     loss_scaled,
 )
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
-from kbatch.training.model import check_model
+from kbatch.training.model import check_trainable
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256
@@ -48,10 +48,9 @@ _LARGEST_DEFAULT_VALIDATION_BATCH = 256
 class BatchSizeHyperModel(keras_tuner.HyperModel):
     """Makes batch size a hyperparameter of any keras-tuner search.
 
-    It wraps a build function or HyperModel and works with every tuner. Each trial is built
-    under the dtype policy, its learning rate follows the batch size by the rule, batches above
-    `micro_batch_size` are accumulated, and what happened is written to `kbatch.json` beside
-    keras-tuner's own files, for `kbatch.load_study`.
+    It works with every tuner. Each trial is built under the dtype policy, its learning rate follows
+    the batch size, batches above `micro_batch_size` are accumulated, and what happened is written
+    to `kbatch.json` beside keras-tuner's own files, for `kbatch.load_study`.
 
     Example:
 
@@ -70,35 +69,31 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` takes the most that fit into the memory window, which it finds when
-            a model's first trial starts. Where the search is long enough to repay it, it times
-            smaller sizes by a few train steps and takes the fastest, the larger one where they
-            tie. It halves the size whenever a trial runs out of memory after all. None for the
-            whole batch at once.
+            that part. `"auto"` finds the most that fit into the memory window when a model's first
+            trial starts. Where the search is long enough to repay it, it times smaller sizes too
+            and takes the fastest. It halves the size whenever a trial runs out of memory after
+            all. None for the whole batch at once.
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
             `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
             `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
             searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
-            from 1/32 to 32, multiplies the rate by the rule of the optimizer; `BatchSizeTuner`
-            runs the pairs that may be the best, keras-tuner's own tuners those that they choose.
+            from 1/32 to 32, multiplies the rate by the rule of the optimizer.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
-        follow_batch_size: Which other settings keep their timescale in examples, with a rule for
-            the learning rate or without one. `"beta_2"`, the decay of Adam's second moment (`rho`
-            of RMSprop), and `"batch_norm_momentum"`, the momentum of moving statistics, are taken
-            to the power of the ratio of the batch sizes. `"weight_decay"` of any optimizer is
-            multiplied by that ratio and divided by the factor of the learning rate. `()` leaves
-            all as they are.
+        follow_batch_size: Which other settings keep their timescale in examples, with any rule or
+            none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop), and
+            `"batch_norm_momentum"`, that of moving statistics, are taken to the power of the ratio
+            of the batch sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and
+            divided by the factor of the learning rate. `()` leaves all as they are.
         exact: Whether the train step of a batch that is cut runs on the whole batch, as
             contrastive losses and GANs need: see `accumulate_gradients`. `"auto"` does so if a
             comparison on the data shows that micro-batches differ from the whole batch and that
             this removes the difference. Such trials have no noise scale.
         sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
-            as for an `Embedding`: `"summed"` adds them up, at every size, whole or in parts.
-            `"keras"` trains a batch that is not cut exactly as a plain `fit` does, where Adam and
-            RMSprop square the rows one by one; a batch that is cut then trains otherwise, and the
-            trial's notes say so.
+            as for an `Embedding`: `"summed"` adds them up, at every size. `"keras"` trains a batch
+            that is not cut as a plain `fit` does, where Adam and RMSprop square the rows one by
+            one; a batch that is cut then trains otherwise, and the trial's notes say so.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which `"auto"` aims at.
@@ -168,8 +163,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.batch_sizes
         )
         self.seed = check_seed(seed)
-        self.baseline: int | None = None  # Batch size to compare with, where one was given.
-        self.for_decisions: dict[str, object] = {}  # What its tuner was given for these.
+        self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
@@ -199,14 +193,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
             "memory_window": list(self.memory_window),
-            **({} if self.baseline is None else {"baseline": self.baseline}),
-            **self.for_decisions,
+            **self._for_decisions,
         }
 
-    def compare_with(self, baseline: int) -> None:
-        """Compare all sizes with this one, which is tried too; a tuner calls it before a search."""
-        self.baseline = check_size(baseline, "baseline")
-        self.batch_sizes = tuple(sorted({*self.batch_sizes, self.baseline}))
+    def decide_by(self, *, baseline: int | None, **given: object) -> None:
+        """Keep what decisions are made by; a tuner calls it. The baseline is tried too."""
+        self._for_decisions = {name: value for name, value in given.items() if value is not None}
+        if baseline is None:
+            return
+        self._for_decisions["baseline"] = size = check_size(baseline, "baseline")
+        self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
         self._micro_batches.largest_batch_size = self.batch_sizes[-1]
         if self._chosen_validation is None:
             self.validation_batch_size = self._default_validation(self.batch_sizes)
@@ -228,7 +224,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 )
             return model
         with _ending_the_search(TypeError, ValueError):
-            check_model(model)
+            check_trainable(model)
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
         if self._first is None and not self.fallback.note:
             self._first = (dict(hp.values), model_facts(model))
@@ -247,10 +243,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         rows = -(-batch_size // replicas)
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
             exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
-            moments_every = 0 if exact else MOMENTS_EVERY
-            Accumulation(self.micro_batch_size, moments_every=moments_every, exact=exact).apply(
-                model
-            )
+            most, every = self.micro_batch_size, 0 if exact else MOMENTS_EVERY
+            Accumulation(most, moments_every=every, exact=exact).apply(model)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -261,12 +255,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def fit(self, hp: keras_tuner.HyperParameters, model: keras.Model, *args: Any, **kwargs: Any):
         """Train the model of a trial and record it; keras-tuner calls it.
 
-        Takes what `keras.Model.fit` takes, besides data in the forms that `tuner.search` of
-        kbatch allows: arrays, a dataset, batched or not, or a function
-        `batch_size -> tf.data.Dataset`.
-
-        Returns:
-            What the wrapped `fit` returns, with `samples_per_second` among the metrics.
+        It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
+        with `samples_per_second` among the metrics.
         """
         with _ending_the_search(InputError, RecordError):
             callbacks = kwargs.get("callbacks")
@@ -433,7 +423,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """
         if getattr(files.tuner, "_compares_searches", False):
             return
-
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)
@@ -478,7 +467,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
 
     def _default_validation(self, batch_sizes: Sequence[int]) -> int:
-        """Return the size of a validation batch where none was chosen."""
         if isinstance(self.micro_batch_size, int):
             return self.micro_batch_size
         moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]

@@ -20,12 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import (
-    NewerRecordError,
-    RecordError,
-    load_if_readable,
-    read_record,
-)
+from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable, read_record
 from kbatch.search.trial_files import write_needed
 from kbatch.search.trial_states import ENDED, read_trial_states
 from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, RECORD_NAME, SearchIdentity

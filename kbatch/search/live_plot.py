@@ -119,7 +119,6 @@ class LivePlot(keras.callbacks.Callback):
             self._draw(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
-        """Show the trials before this one."""
         self._epoch = 0
         self._leave_wiped_place()
         self._draw_running()
@@ -131,7 +130,6 @@ class LivePlot(keras.callbacks.Callback):
             self._draw_running()
 
     def on_train_end(self, logs: Any = None):
-        """Show the result of the execution."""
         self._epoch += 1
         self._draw_running()
 
@@ -205,16 +203,11 @@ def _events() -> Any:
 
 
 def live_plots(callbacks: Any) -> list[LivePlot]:
-    """List the `LivePlot`s among callbacks."""
     return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
-    """Draw the trials of a search so far.
-
-    A trial that runs is drawn with what its epochs have shown, as a hollow mark; one without an
-    epoch is not drawn yet.
-    """
+    """Draw the trials of a search so far, the one that runs as a hollow mark from an epoch on."""
     trials = []
     for trial in study.trials:
         measured = [e for e in trial.executions if e.epochs]

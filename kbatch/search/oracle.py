@@ -38,11 +38,7 @@ class SearchState(NamedTuple):
 def untried_in_grid(
     space: keras_tuner.HyperParameters, tried: Iterable[Values]
 ) -> Iterator[Values]:
-    """Return the combinations of a space that no trial has, in the order of the grid.
-
-    It knows nothing but the space and the trials, so a search that goes on after an interruption
-    goes the way of one that was never interrupted.
-    """
+    """Return the combinations of a space that no trial has, in the order of the grid."""
     taken = {in_grid(space, values) for values in tried}
     return (values for values in grid(space) if _key(values) not in taken)
 
@@ -66,10 +62,7 @@ def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
 
 
 def settings_in_grid(space: keras_tuner.HyperParameters) -> Iterator[tuple[Values, Values]]:
-    """Return each combination of what is neither batch size nor learning rate, in two forms.
-
-    They are the first values of the grid that have it, and it alone.
-    """
+    """Return the first values of each setting beside batch size and rate, and that setting."""
     seen: list[Values] = []
     for values in grid(space):
         others = other_hyperparameters(values)
@@ -153,7 +146,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @property
     def ended_trials(self) -> list[Any]:
-        """The trials that ended, well or not, by their ids."""
         return [self.trials[i] for i in sorted(self.trials) if self.trials[i].status in ENDED]
 
     @keras_tuner.synchronized

@@ -152,6 +152,7 @@ class ParallelTrials:
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         completed = (t.trial_id for t in readable_trials(self._project) if _completed(t))
         self._first_completed = next(completed, None)
+        self._swept = read_goodput(self._project) is not None
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
             while len(self._open) < self._max_open and not (self._open and self._first_decides()):
@@ -297,7 +298,7 @@ class ParallelTrials:
         self._tuner.on_trial_end(one.trial)
 
     def _show_counts(self) -> None:
-        running = [getattr(one.future, "running", lambda: None)() for one in self._open]
+        running = [_is_running(one.future) for one in self._open]
         self._tuner._progress.show_counts(
             submitted=len(running),
             running=None if None in running else sum(map(bool, running)),
@@ -305,11 +306,14 @@ class ParallelTrials:
         )
 
     def _first_decides(self) -> bool:
-        """Return whether the first execution must complete alone: it decides for all others."""
+        """Return whether the first execution must complete alone: it decides for all others.
+
+        A search by goodput has found out what fits, and under which policy, in its sweep.
+        """
         hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
         decides = hypermodel.micro_batch_size == "auto" or falls_back
-        return decides and self._first_completed is None
+        return decides and self._first_completed is None and not self._swept
 
     def _needs_base(self, one: _OpenTrial) -> bool:
         """Return whether a trial must wait for the noise scale of one that runs."""
@@ -420,6 +424,13 @@ class ParallelTrials:
             return put(pickled) if put else pickled
         except Exception as error:  # Whatever the engine raises.
             raise self._engine_error("did not accept the data", error) from error
+
+
+def _is_running(future: Any) -> bool | None:
+    try:
+        return future.running()
+    except Exception:  # Few engines know; one that is gone is found by `done`.
+        return None
 
 
 def _completed(trial: Any) -> bool:

@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -22,29 +21,12 @@ _SHORTEST_PAUSE_S = 0.2
 _NO_QUALITY = ("samples_per_second", "gradient_variance", "gradient_squared_norm", "learning_rate")
 
 
-class FileLine:
-    """Shows progress in a log file: lines stay, and hold no control characters."""
-
-    changes = False  # Whether there is a place whose text is replaced.
-
-    def update(self, name: str, share: float | None, figures: str) -> None:
-        """Show a name, a share from 0 to 1 and figures in place of those before."""
-
-    def print(self, text: str) -> None:
-        """Print a line that stays and is there at once."""
-        print(text, file=sys.stdout, flush=True)
-
-    def close(self) -> None:
-        """Take what changes away."""
-
-
-class TerminalLine(FileLine):
-    """A bar at the bottom of a terminal, below the lines that stay."""
-
-    changes = True
+class ConsoleLine:
+    """Lines that stay, and below them a bar where the console is a terminal and no log file."""
 
     def __init__(self, console: Console):
         self._console = console
+        self.changes = console.is_terminal  # Whether there is a place whose text is replaced.
         self._bar = Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(bar_width=20),
@@ -52,26 +34,27 @@ class TerminalLine(FileLine):
             console=console,
             transient=True,
             auto_refresh=False,
+            disable=not self.changes,
         )
         self._task = self._bar.add_task("", total=1.0, figures="")
         self._bar.start()
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Move the bar; without a share it stands."""
+        """Show a name, a share from 0 to 1 and figures in place of those before."""
         self._bar.update(
             self._task, description=name, completed=share or 0.0, figures=figures, refresh=True
         )
 
     def print(self, text: str) -> None:
-        """Print above the bar."""
-        self._console.print(text, highlight=False, markup=False, soft_wrap=True)
+        """Print a line that stays and is there at once."""
+        self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
         """Take the bar away."""
         self._bar.stop()
 
 
-class NotebookLine(FileLine):
+class NotebookLine:
     """An output of its own in a notebook's cell, which alone it replaces by IPython's `display`."""
 
     changes = True
@@ -81,7 +64,6 @@ class NotebookLine(FileLine):
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        """Replace the text of its own output."""
         self._show(f"{name}: {figures}")
 
     def print(self, text: str) -> None:
@@ -103,12 +85,12 @@ class NotebookLine(FileLine):
             self._handle.update(bundle, raw=True)
 
 
-def live_line() -> FileLine:
-    """Return the line for where stdout goes: a terminal, a notebook or a file."""
+def live_line() -> ConsoleLine | NotebookLine:
+    """Return the line for where stdout goes."""
     console = Console()
     if console.is_jupyter:
         return NotebookLine(importlib.import_module("IPython.display").display)
-    return TerminalLine(console) if console.is_terminal else FileLine()
+    return ConsoleLine(console)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,22 +127,18 @@ class FitReporter(keras.callbacks.Callback):
         self._told_s = 0.0
 
     def on_train_begin(self, logs: Any = None):
-        """Begin a new peak of memory."""
         reset_memory_use()
         self._told_s = self._now()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Follow the number of the epoch."""
         self._epoch = epoch
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """Report how far the epoch is, unless that has just been done."""
         if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
             steps = (self.params or {}).get("steps")
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Report the metrics of the epoch."""
         numbers = {name: value for name, value in (logs or {}).items() if np.size(value) == 1}
         self._metrics = {name: float(value) for name, value in numbers.items()}
         self._report(1.0, epoch_ended=True)
@@ -189,13 +167,13 @@ class SearchProgress:
         self,
         verbose: int = 1,  # 0 for nothing, 1 for trials, 2 for epochs too.
         *,
-        open_line: Callable[[], FileLine] = live_line,
+        open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,
     ):
         self._verbose = verbose
         self._open_line = open_line
         self._now = now
-        self._line: FileLine | None = None
+        self._line: ConsoleLine | NotebookLine | None = None
         self._name = ""
         self._trials_left: int | None = None
         self._durations_s: list[float] = []
@@ -246,7 +224,6 @@ class SearchProgress:
         self._line.update("search", None, ", ".join(known))
 
     def show(self, progress: FitProgress) -> None:
-        """Show how far the trial is."""
         self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
         if self._line is None:
             return
@@ -272,7 +249,6 @@ class SearchProgress:
         self._line.update(self._name, progress.share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
-        """Print the line of a trial that stays."""
         duration_s = self._now() - self._begun_s
         # Later trials know what the search for the micro-batch size found.
         executions = record.executions if record else ()
@@ -286,7 +262,6 @@ class SearchProgress:
         self._line.print(text + (f"; about {duration(left)} left" if left else ""))
 
     def say(self, text: str) -> None:
-        """Print a line that stays."""
         if self._line is not None:
             self._line.print(text)
 
@@ -301,7 +276,6 @@ class SearchProgress:
 
 
 def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
-    """Name a trial."""
     place = "trial" if number is None else f"trial {number}/{total}"
     others = [
         f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"

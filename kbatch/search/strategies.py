@@ -16,8 +16,8 @@ from kbatch.analysis.joint_search import (
     PairRun,
     next_pair,
 )
-from kbatch.analysis.next_size import next_size, untried
-from kbatch.analysis.race import LOOKS, RaceState, race
+from kbatch.analysis.next_size import best_run, next_size, untried
+from kbatch.analysis.paired_runs import LOOKS, RaceState, race
 from kbatch.document.numbers import join_words, percent
 from kbatch.errors import InputError
 from kbatch.records.training_run import COST_NAMES
@@ -332,11 +332,12 @@ class GoodputStrategy(Strategy):
 
     def time_cap_s(self, values: Values) -> float | None:
         """Return the seconds of training after which a trial has lost, None where none is known."""
-        if self._objective.name != "seconds_to_target":
+        if self._objective.name != "seconds_to_target" or self._sweep is None:
             return None
         trials = self._ended_trials(other_hyperparameters(values))
-        costs = [run.cost for run in runs_of(trials, self._objective) if run.cost is not None]
-        return _LOST * min(costs) if costs else None
+        costs = costs_of(self._sweep, trials, objective=self._objective)
+        best = best_run(runs_of(trials, self._objective, costs))
+        return _LOST * best.cost if best and best.cost is not None else None
 
     def news(self, state: SearchState, *, ended: bool) -> list[str]:
         """Keep why the search stopped, and describe it, when it has ended."""
@@ -354,11 +355,14 @@ class GoodputStrategy(Strategy):
         for values, others in settings_in_grid(state.space):
             trials = self._ended_trials(others)
             costs = costs_of(self._sweep, trials, objective=self._objective)
-            runs = runs_of(trials, self._objective)
-            open_sizes = {one["batch_size"] for one in state.pending if _are_of(one, others)}
-            runs += expected_runs(costs, runs, open_sizes & untried(costs, runs))
+            runs = runs_of(trials, self._objective, costs)
+            left = untried(costs, runs)
+            open_sizes = [one["batch_size"] for one in state.pending if _are_of(one, others)]
+            runs += expected_runs(costs, runs, [size for size in open_sizes if size in left])
             found = next_size(costs, runs, pilot=self._pilot)
             size = found.batch_size
+            if size is not None and found.best in open_sizes:
+                found = found._replace(kind="beside")
             decision = SizeDecision(**found._asdict(), hyperparameters=others)
             yield decision, None if size is None else values | {"batch_size": size}
 

@@ -25,7 +25,7 @@ from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, repli
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
-from kbatch.training.model import can_validate, waiting_for_data
+from kbatch.training.model import can_validate, installed_step, waiting_for_data
 from kbatch.training.state import kept_variables, seed_of
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -203,7 +203,8 @@ class TimedFit:
             # Nobody else's training copies weights to measure outcomes later.
             own_s = best.copy_s - copied_s if best else 0.0
             self.total_s += time.perf_counter() - started_s - own_s
-        if coupled := sorted(_batch_metrics(self._model)):
+        # Metrics whose function needs all rows become means over micro-batches.
+        if coupled := sorted(getattr(installed_step(self._model), "batch_metrics", ())):
             self.notes.append(RunNote.of("metrics_of_parts", names=", ".join(coupled)))
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
@@ -250,12 +251,6 @@ def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
     return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
 
-def _batch_metrics(model: Any) -> set[str]:
-    """Name the metrics that become means over micro-batches: their function needs all rows."""
-    step = getattr(vars(model).get("train_step"), "__self__", None)
-    return getattr(step, "batch_metrics", set())
-
-
 class _EpochCheck(keras.callbacks.Callback):
     """Ends training when the batches or metrics of an epoch are not what was asked for."""
 
@@ -273,7 +268,8 @@ class _EpochCheck(keras.callbacks.Callback):
                 "training set out of `batch_sizes`, and let a data function batch by the size it "
                 f"is called with. Received: batch_size={self._batch_size}."
             )
-        coupled = sorted(set(self._metrics) & _batch_metrics(self.model))
+        step = installed_step(self.model)
+        coupled = sorted({*self._metrics} & getattr(step, "batch_metrics", set()))
         if coupled:
             raise InputError(
                 f"The objective {coupled[0]!r} is a function of all rows of a batch together, and "
@@ -311,8 +307,8 @@ class _TensorBoardScalars(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         logs = logs or {}
-        step = getattr(vars(self.model).get("train_step"), "__self__", None)
-        micro_batch_size = getattr(step, "micro_batch_size", None) or self._batch_size
+        how: Any = getattr(installed_step(self.model), "how", None)
+        micro_batch_size = self._batch_size if how is None else how.micro_batch_size
         scalars = {"batch_size": self._batch_size, "micro_batch_size": micro_batch_size}
         if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
             scalars["host_memory_bytes"] = psutil.Process().memory_info().rss

@@ -15,16 +15,9 @@ from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
 from kbatch.library_internals import trial_metrics
-from kbatch.records.json_codec import (
-    NewerRecordError,
-    RecordError,
-    load_if_readable,
-    read_record,
-    write_record,
-)
+from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome
@@ -91,10 +84,10 @@ class TrialFiles:
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
         try:
-            record = read_record(TrialRecord, self._file)
-        except NewerRecordError:
+            record = json_codec.read_record(TrialRecord, self._file)
+        except json_codec.NewerRecordError:
             raise
-        except RecordError:
+        except json_codec.RecordError:
             return None
         if record.trial_id != self.trial_id:
             return None
@@ -116,7 +109,7 @@ class TrialFiles:
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
         """Write execution number `index` of the trial after the ones before it."""
-        before = read_record(TrialRecord, self._file).executions[:index] if index else ()
+        before = json_codec.read_record(TrialRecord, self._file).executions[:index] if index else ()
         self._write_all((*before, execution))
 
     def earlier_outcomes(self, index: int) -> Outcomes | None:
@@ -126,7 +119,7 @@ class TrialFiles:
         for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
             if trial_id != self.trial_id and same_settings(trial, self._trial):
                 folder = Path(self.tuner.get_trial_dir(trial_id))
-                record = load_if_readable(TrialRecord, folder / RECORD_NAME)
+                record = json_codec.load_if_readable(TrialRecord, folder / RECORD_NAME)
                 for execution in record.executions[index : index + 1] if record else ():
                     if execution.outcomes is not None and execution.outcomes.key is not None:
                         return execution.outcomes
@@ -152,11 +145,7 @@ class TrialFiles:
                 batch_size=batch_size,
                 micro_batch_size=None if micro_batch_size == "auto" else micro_batch_size,
                 dtype_policy=hp.values.get("dtype_policy", hypermodel.dtype_policies[0]),
-                optimizer=None,
-                loss_scaled=None,
-                learning_rate=None,
                 learning_rate_scaling=hypermodel.learning_rate_scaling,
-                jit_compile=None,
             )
         else:
             return
@@ -181,7 +170,7 @@ class TrialFiles:
 def readable_trials(project: Path | None) -> list[TrialRecord]:
     """Read the trials of a project in order; loading the study names those that are damaged."""
     files = sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else []
-    return [record for file in files if (record := load_if_readable(TrialRecord, file))]
+    return [record for file in files if (record := json_codec.load_if_readable(TrialRecord, file))]
 
 
 def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
@@ -226,13 +215,12 @@ def _own(values: Mapping[str, Any]) -> dict[str, Any]:
 def write_needed(record: object, file: Path) -> None:
     """Write a record without which the search cannot go on."""
     try:
-        write_record(record, file)
+        json_codec.write_record(record, file)
     except OSError as error:
-        raise RecordError(str(error)) from error
+        raise json_codec.RecordError(str(error)) from error
 
 
 def check_local(project: str) -> None:
-    """Check that a project directory lies in the file system."""
     if "://" in str(project):
         raise InputError(
             "kbatch writes its records to local directories only: give a local `directory`. "
@@ -255,14 +243,11 @@ def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRec
 def recorded_search(project: Path) -> SearchRecord | None:
     """Read what holds for all trials of the search in a directory, None where there is none."""
     file = project / RECORD_NAME
-    return read_record(SearchRecord, file) if file.exists() else None
+    return json_codec.read_record(SearchRecord, file) if file.exists() else None
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:
-    """Find the trial behind the callbacks that a tuner hands to `HyperModel.fit`.
-
-    keras-tuner hands `fit` no trial; its own callback knows it.
-    """
+    """Find the trial of a `HyperModel.fit`: a callback of keras-tuner knows it."""
     for callback in keras.tree.flatten(callbacks or []):
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)

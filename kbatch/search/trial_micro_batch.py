@@ -11,18 +11,8 @@ import keras
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget
-from kbatch.search.auto_micro_batch import (
-    MOMENTS_EVERY,
-    MicroBatchCache,
-    SearchMicroBatches,
-    TrainingLeft,
-)
-from kbatch.training.accumulation import (
-    Accumulation,
-    accumulation_of,
-    measure_moments,
-    sum_sparse_gradients,
-)
+from kbatch.search import auto_micro_batch
+from kbatch.training import accumulation
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.clock import replica_count
@@ -37,7 +27,7 @@ from kbatch.training.state import KeptState
 class TrialMicroBatch:
     """The micro-batch size of one execution: given or found, set in its model, halved."""
 
-    search: SearchMicroBatches
+    search: auto_micro_batch.SearchMicroBatches
     model: Any
     build: Callable[[], keras.Model]  # Builds it again, also in another process.
     batch_size: int
@@ -54,7 +44,7 @@ class TrialMicroBatch:
         self._rows = -(-self.batch_size // replica_count(self.model))
         self._most: int | None = None
         self._data = FitData()
-        self._cache: MicroBatchCache | None = None
+        self._cache: auto_micro_batch.MicroBatchCache | None = None
         self._state: KeptState | None = None
         # The size and the model that the train step was last set for.
         self._applied: tuple[int, str] | None = None
@@ -77,10 +67,7 @@ class TrialMicroBatch:
         return self._state is not None and self.size is not None and self.size > 1
 
     def prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
-        """Make the model train with the size, found first where none was given.
-
-        Returns the most examples that fit at once, None where that is not known.
-        """
+        """Make the model train with the size; return the most that fit at once, where known."""
         if self.size is None:
             source = self.search.data.source(data, self.model)
             with self.model.distribute_strategy.scope():
@@ -97,9 +84,11 @@ class TrialMicroBatch:
         self._apply(self.size, data)
         return self._most
 
-    def cache(self, source: Source) -> MicroBatchCache:
+    def cache(self, source: Source) -> auto_micro_batch.MicroBatchCache:
         """Return what is known of the model's sizes on its data."""
-        return MicroBatchCache(self.search, self.model, self.build, source, self.directory)
+        return auto_micro_batch.MicroBatchCache(
+            self.search, self.model, self.build, source, self.directory
+        )
 
     def shrink(self) -> None:
         """Halve the size and put the model back as it was before training."""
@@ -110,7 +99,7 @@ class TrialMicroBatch:
         self._apply(self.size, self._data)
         self._found_notes.append(RunNote.of("memory_ran_out", before=before, after=self.size))
 
-    def _left(self, source: Source, call: Mapping[str, Any]) -> TrainingLeft:
+    def _left(self, source: Source, call: Mapping[str, Any]) -> auto_micro_batch.TrainingLeft:
         """Forecast the trainings that are left, as if they went on to their last epoch."""
         known = rows_for(source, self.model)
         examples = known.examples if isinstance(known, SampleRows) else None
@@ -123,7 +112,7 @@ class TrialMicroBatch:
         ends = (examples and examples * epochs, by_updates, budget.examples)
         most = min((end for end in ends if end is not None), default=None)
         count, train_s = self.trainings_left, budget.train_s
-        return TrainingLeft(most and most * count, train_s and train_s * count)
+        return auto_micro_batch.TrainingLeft(most and most * count, train_s and train_s * count)
 
     def _apply(self, size: int, data: FitData) -> None:
         """Set the train step for batches that go through in parts of `size` examples.
@@ -140,7 +129,7 @@ class TrialMicroBatch:
             divided = getattr(installed_step(model), "loss_denominator", None)
             uninstall_step(model)
             if self.summed:
-                sum_sparse_gradients(model)
+                accumulation.sum_sparse_gradients(model)
             if divided is not None:
                 step = installed_step(model) or TrainStep(model)
                 step.loss_denominator = divided
@@ -171,14 +160,14 @@ class TrialMicroBatch:
         check = checks.find(model, source, most=size, directory=directory)
         if size == self._rows:
             if check.equal:
-                measure_moments(model, every=MOMENTS_EVERY)
+                accumulation.measure_moments(model, every=auto_micro_batch.MOMENTS_EVERY)
                 return None
             return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
         exact, repaired = self.search.is_exact(check), check.repaired
-        known = accumulation_of(model)
+        known = accumulation.accumulation_of(model)
         if known is None or (known.micro_batch_size, known.exact) != (size, exact):
-            moments_every = 0 if exact else MOMENTS_EVERY
-            Accumulation(size, moments_every=moments_every, exact=exact).apply(model)
+            moments_every = 0 if exact else auto_micro_batch.MOMENTS_EVERY
+            accumulation.Accumulation(size, moments_every=moments_every, exact=exact).apply(model)
         if exact and (check.equal or repaired):
             return RunNote.of("exact_mode", found=check.text if repaired else None)
         if check.note is not None:

@@ -5,7 +5,7 @@ import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import keras_tuner
@@ -54,15 +54,12 @@ class IsolatedTrials:
             ) from error
 
     def close(self) -> None:
-        """End the process and remove the data."""
         self._worker.close()
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        """Run the executions of a trial, and return its hyperparameters."""
         return self._in_process(_run, tuner, trial, on_event=on_event)
 
     def sweep(self, tuner: Any) -> GoodputRecord:
-        """Time an update of each batch size."""
         return self._in_process(_sweep, tuner)
 
     def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:
@@ -103,10 +100,7 @@ def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
 
 
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
-    """Run the task of an executor in a folder that holds what it needs of the search.
-
-    Returns its status and what was raised, as `TaskResult` has them.
-    """
+    """Run a task in a folder with what it needs of the search; return its status, and an error."""
     try:
         tuner, arguments, keywords = pickle.loads(search)
     except (FileNotFoundError, PermissionError) as error:
@@ -167,10 +161,7 @@ def run_executions(
     arguments: Sequence[Any],
     keywords: Mapping[str, Any],
 ) -> None:
-    """Train the model of a trial once an execution, from the first that has not completed.
-
-    It ends at an execution that fails: the trial has failed then.
-    """
+    """Train the model of a trial in the executions that have not completed, until one fails."""
     files = TrialFiles(tuner, trial)
     completed = files.begin_attempt()
     keywords = dict(keywords)
@@ -197,15 +188,12 @@ def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
     return [*(c for c in callbacks if c not in budgets), TimeBudget(min(sooner))]
 
 
-class TrialResult(NamedTuple):
-    """The result of a trial that completed, the mean over its executions."""
+def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
+    """Return the result of a trial, the mean over its executions, or why there is none.
 
-    metrics: dict[str, float]  # Of the best epoch, with the throughput and the costs of a target.
-    step: int  # Number of the best epoch, from 0.
-
-
-def trial_result(record: TrialRecord | None) -> TrialResult | str:
-    """Return the result of a trial, or why there is none."""
+    It is the metrics of the best epoch, with the throughput and the costs of a target, and the
+    number of that epoch, from 0.
+    """
     if record is None:
         return "Nothing was recorded."
     if record.status != "completed":
@@ -220,4 +208,4 @@ def trial_result(record: TrialRecord | None) -> TrialResult | str:
     known = {name: float(value) for name, value in measured.items() if value is not None}
     best = [execution.best_epoch(name, direction) for execution in record.executions]
     step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
-    return TrialResult(record.metrics | known, step)
+    return record.metrics | known, step

@@ -30,10 +30,7 @@ _VERSION_KEY = "kbatch_state"
 
 
 def write_trial_state(trial: Any, project: Path) -> None:
-    """Write keras-tuner's state of a trial so that a reader sees the old one or the new one.
-
-    keras-tuner's readers pass over the version that is added.
-    """
+    """Write keras-tuner's state of a trial in one step, with a version that it passes over."""
     state = {_VERSION_KEY: STATE_VERSION, **trial.get_state()}
     # Scores may be NumPy's numbers.
     text = json.dumps(state, default=lambda value: value.item())
@@ -73,7 +70,6 @@ def _read(file: Path) -> Any:
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:
-    """Write the weights of a model into the folder of its trial."""
     # One name a trial: what a killed process left is written over.
     draft = folder / _DRAFT_NAME
     model.save_weights(draft)
@@ -81,7 +77,6 @@ def write_checkpoint(model: Any, folder: Path) -> None:
 
 
 def delete_checkpoints(project: Path, trial_ids: Iterable[str]) -> None:
-    """Delete the checkpoints of trials, where there are any."""
     for trial_id in trial_ids:
         for name in (CHECKPOINT_NAME, _DRAFT_NAME):
             (project / f"trial_{trial_id}" / name).unlink(missing_ok=True)

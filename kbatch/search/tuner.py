@@ -19,37 +19,16 @@ from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError
 from kbatch.records.record import check_choice
+from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.identity import (
-    check_identity,
-    fit_facts,
-    note_in_identity,
-    objective_facts,
-    space_facts,
-)
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import FitProgress, SearchProgress
 from kbatch.search.strategies import GoodputStrategy, JointStrategy, RaceStrategy, Strategy
-from kbatch.search.trial_files import (
-    TrialFiles,
-    check_local,
-    compare_settings,
-    no_best_trial,
-    recorded_search,
-    reopen_trials,
-    write_needed,
-)
 from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
 from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
-from kbatch.search.tuner_arguments import (
-    check_count,
-    check_directory,
-    check_executor,
-    check_strategy,
-)
 from kbatch.study.decision import check_tolerance
 from kbatch.study.study import RECORD_NAME, GoodputRecord, SearchIdentity
 from kbatch.study.trackers import TrackerLog
@@ -80,27 +59,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel: A `kbatch.BatchSizeHyperModel`.
         objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
             for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
-        strategy: Which trials to run: `"grid"` runs every combination of batch size and other
+        strategy: Which trials to run. `"grid"`: every combination of batch size and other
             hyperparameters, in an order that never changes; under
             `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
-            be the best. `"race"` trains all three times, in
-            rounds with one seed for all (from 0 on where the hypermodel has none); then only sizes
-            that may be as good as the best, and the fastest of these is named as soon as that is
-            certain. With other hyperparameters it continues at the setting that has the best mean
-            after three rounds. It needs a single objective. `"goodput"` times an update of each
-            size, trains a pilot, then only sizes that may be better according to these, and says
-            why it stopped; it needs `kbatch.StopAtTarget` and the objective
-            `"seconds_to_target"`, or a metric as objective and a `kbatch.TimeBudget`.
+            be the best. `"race"`: all three times, in rounds with one seed for all; then, at the
+            other hyperparameters with the best mean, only sizes that may be as good as the best,
+            until the fastest of these is certain. It needs a single objective. `"goodput"`: it
+            times an update of each size, trains a pilot, then only sizes that may be better by
+            these. It needs `kbatch.StopAtTarget` and the objective `"seconds_to_target"`, or a
+            metric as objective and a `kbatch.TimeBudget`.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: Probability that a certain answer is right, above 0.5 and below 1.
         max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
-        baseline: Your present batch size, which the study compares all others with: in time and in
-            the metric. It is tried too where it is none of `batch_sizes`. If None, the hypermodel's
-            `base_batch_size`, where that is tried.
-        executions_per_trial: How many times each trial trains, each time with a seed of its own; a
-            race counts them itself.
+        baseline: Your present batch size, which is tried too, and which the study compares all
+            others with. If None, the hypermodel's `base_batch_size`, where that is tried.
+        executions_per_trial: How many times each trial trains, each time with a seed of its own.
         isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
             outlives it; it starts some seconds later. Data must be arrays or functions then, and
             what callbacks collect stays in that process.
@@ -115,13 +90,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
             needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
             executor for it; it raises MemoryError if no node has that. None asks for nothing.
-        trackers: Experiment trackers to write the search to while it runs: any of `"mlflow"`,
-            `"wandb"` and `"trackio"`, each set up as for other training, such as by
-            `MLFLOW_TRACKING_URI`. This process writes what is new in the records after each
-            execution. Where a tracker fails, it warns once and tries again after the next one.
+        trackers: Experiment trackers to write the search to after each execution: any of
+            `"mlflow"`, `"wandb"` and `"trackio"`, each set up as for other training, such as by
+            `MLFLOW_TRACKING_URI`. One that fails is warned of once and tried again.
         keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
-            `get_best_models`, beside the trial that `Study.decide` names. While the search runs,
-            each that it may still name keeps them too. 0 for none at all.
+            `get_best_models`, beside the trial that `Study.decide` names. 0 for none at all.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
@@ -173,17 +146,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
-            check_count(max_executions, "max_executions", least=1)
-        chosen = {"tolerance": tolerance, "max_executions": max_executions}
-        chosen |= {"confidence": confidence if confidence != DEFAULT_CONFIDENCE else None}
-        chosen |= {"strategy": "race" if strategy == "race" else None}
-        hypermodel.for_decisions = {n: v for n, v in chosen.items() if v is not None}
-        if baseline is not None:
-            hypermodel.compare_with(baseline)
+            tuner_arguments.check_count(max_executions, "max_executions", least=1)
+        hypermodel.decide_by(
+            baseline=baseline,
+            tolerance=tolerance,
+            confidence=None if confidence == DEFAULT_CONFIDENCE else confidence,
+            strategy="race" if strategy == "race" else None,
+            max_executions=max_executions,
+        )
         self.hypermodel = hypermodel
         objective = objective or ("val_loss" if hypermodel.stock_fit else None)
         joint = hypermodel.learning_rate_scaling == "joint"
-        check_strategy(
+        tuner_arguments.check_strategy(
             strategy,
             joint=joint,
             isolate=isolate or executor is not None,
@@ -191,16 +165,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
-        check_executor(executor, max_parallel, resources)
+        tuner_arguments.check_executor(executor, max_parallel, resources)
         self._trackers = TrackerLog(trackers)
         check_choice(("checked", "unchecked"), resume=resume)
-        check_directory(directory, project_name)
+        tuner_arguments.check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
-        self.executions_per_trial = check_count(
+        self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
         self.isolate = isolate
-        self.keep_checkpoints = check_count(keep_checkpoints, "keep_checkpoints", least=0)
+        self.keep_checkpoints = tuner_arguments.check_count(
+            keep_checkpoints, "keep_checkpoints", least=0
+        )
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
         self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
@@ -254,7 +230,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             KeyboardInterrupt: When it is interrupted, with how to go on.
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
-        check_local(self.project_dir)
+        trial_files.check_local(self.project_dir)
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
@@ -343,14 +319,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.hyperparameters = self._isolated.run(self, trial, self._follow)
 
     def on_trial_begin(self, trial: Any) -> None:
-        """Show that a trial begins; keras-tuner calls it."""
         super().on_trial_begin(trial)
         self._show_begun(trial)
 
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
-        self._progress.trial_ends(TrialFiles(self, trial).record())
+        self._progress.trial_ends(trial_files.TrialFiles(self, trial).record())
         self._say_news(ended=False)
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
@@ -361,17 +336,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().on_search_end()
         self._say_news(ended=True)
         if not self.oracle.get_best_trials(1):
-            self._progress.say(no_best_trial(Path(self.project_dir)))
+            self._progress.say(trial_files.no_best_trial(Path(self.project_dir)))
         self._trackers.update(Path(self.project_dir), ended=True)
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        """Read the trials of the project directory."""
-        compare_settings(Path(self.project_dir), self.hypermodel.settings)
+        trial_files.compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
-        self._found += reopen_trials(self)
+        self._found += trial_files.reopen_trials(self)
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display, the processes and the executor behind where a copy travels."""
@@ -396,7 +370,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         values, facts = self.hypermodel._described(Path(self.project_dir))
         halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
         slowdown = float16_slowdown() if halves else None
-        return space_facts(self.oracle.get_space()) | facts, values, slowdown
+        return identity.space_facts(self.oracle.get_space()) | facts, values, slowdown
 
     def _follow(self, progress: FitProgress | None) -> None:
         """Show how far a trial is; None says that one of its executions has ended."""
@@ -407,7 +381,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
-        files = TrialFiles(self, trial)
+        files = trial_files.TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
         except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
@@ -436,13 +410,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             **beside,
         )
 
-    def _conclude(self, trial: Any, files: TrialFiles) -> None:
+    def _conclude(self, trial: Any, files: trial_files.TrialFiles) -> None:
         """Set the status of a trial, and its result, by its record."""
         result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
-        self.oracle.update_trial(trial.trial_id, result.metrics, result.step)
+        self.oracle.update_trial(trial.trial_id, *result)
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:
@@ -452,11 +426,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         running = {i: trial for i, trial in self.oracle.trials.items() if trial not in found}
         found += [running[trial_id] for trial_id in decided if trial_id in running]
         if not found:
-            raise RuntimeError(no_best_trial(Path(self.project_dir)))
+            raise RuntimeError(trial_files.no_best_trial(Path(self.project_dir)))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
     def _say_news(self, *, ended: bool) -> None:
-        """Say once what the strategy has found."""
         for text in self._strategy.news(self.oracle.state(), ended=ended):
             self._progress.say(text)
 
@@ -475,17 +448,23 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
-        given = objective_facts(self.oracle.objective) | facts | fit_facts(args, kwargs)
+        given = (
+            identity.objective_facts(self.oracle.objective)
+            | facts
+            | identity.fit_facts(args, kwargs)
+        )
         present = SearchIdentity(given, values)
-        note = check_identity(project, present, unchecked=self._resume == "unchecked")
+        note = identity.check_identity(project, present, unchecked=self._resume == "unchecked")
         if note is not None:
             self._progress.say(note)
-        known, settings = recorded_search(project), self.hypermodel.settings
+        known, settings = trial_files.recorded_search(project), self.hypermodel.settings
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
-            write_needed(dataclasses.replace(known, settings=settings), project / RECORD_NAME)
+            trial_files.write_needed(
+                dataclasses.replace(known, settings=settings), project / RECORD_NAME
+            )
         for line in self._found:
-            note_in_identity(project, line)
+            identity.note_in_identity(project, line)
             self._progress.say(line)
         self._found = []
 

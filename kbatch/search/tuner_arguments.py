@@ -19,7 +19,6 @@ def check_strategy(
     max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
-    """Check that a strategy exists, and can be used with the other arguments of a tuner."""
     if strategy not in _STRATEGIES:
         raise ValueError(
             f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
@@ -95,7 +94,6 @@ def check_executor(executor: Any, max_parallel: Any, resources: Any) -> None:
 
 
 def check_count(count: Any, name: str, *, least: int) -> int:
-    """Return a count that is an integer of at least `least`."""
     if isinstance(count, bool) or not isinstance(count, int) or count < least:
         raise ValueError(
             f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
@@ -104,7 +102,6 @@ def check_count(count: Any, name: str, *, least: int) -> int:
 
 
 def check_directory(directory: str | Path | None, project_name: str | None) -> None:
-    """Check that the folder of a search can be made and written."""
     if "://" in str(directory):
         return  # `check_local` refuses it.
     folder = Path(directory or ".", project_name or "untitled_project")

@@ -11,7 +11,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.records.outcomes import Outcomes
+from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_states import write_checkpoint
 from kbatch.study.trial import Objective
 from kbatch.training.clock import replica_count
@@ -44,11 +44,9 @@ class BestEpoch(keras.callbacks.Callback):
         self.copy_s = 0.0
 
     def on_test_batch_end(self, batch: int, logs: Any = None):
-        """Count the batches of a validation."""
         self._batches = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        """Take the weights of an epoch better than all before."""
         model: Any = self.model
         logs = dict(logs or {})
         if self._parts and all(part.name in logs for part in self._parts):
@@ -88,14 +86,6 @@ class BestEpoch(keras.callbacks.Callback):
                     variable.assign(weight)
                 write_checkpoint(model, folder)
 
-    def _unmeasured(self, model: Any) -> str | None:
-        """Say why there are no values by example to measure, None where there are."""
-        if self._parts and self._metric == self._objective:
-            return "several objectives are no single metric"
-        if self._metric is not None and not self._metric.name.startswith("val_"):
-            return f"{self._metric.name} is a metric of training, not of validation"
-        return "the model was trained on several devices" if replica_count(model) > 1 else None
-
     def outcomes(self, model: Any) -> Outcomes:
         """Evaluate the weights of the best epoch by blocks, or say why that cannot be done.
 
@@ -104,10 +94,17 @@ class BestEpoch(keras.callbacks.Callback):
         name, best, self._best = self._metric.name if self._metric else "", self._best, {}
         if not name:
             return Outcomes(reason="no epoch was validated")
-        if reason := self._unmeasured(model):
+        reason = None
+        if self._parts and self._metric == self._objective:
+            reason = "several objectives are no single metric"
+        elif not name.startswith("val_"):
+            reason = f"{name} is a metric of training, not of validation"
+        elif replica_count(model) > 1:
+            reason = "the model was trained on several devices"
+        elif not best:
+            reason = f"{name} was not finite in any epoch"
+        if reason is not None:
             return Outcomes(metric=name, reason=reason)
-        if not best:
-            return Outcomes(metric=name, reason=f"{name} was not finite in any epoch")
         try:
             with kept_seeds(), kept_variables(model):
                 rows, found = _measured(model, name, best)

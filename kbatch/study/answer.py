@@ -7,6 +7,7 @@ from typing import NamedTuple
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import (
+    count_range,
     format_number,
     in_brackets,
     join_words,
@@ -15,12 +16,12 @@ from kbatch.document.numbers import (
     setting,
 )
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import budget_text, executions_text
 from kbatch.study.decision import Decision, SizeChange, tolerance_text
 from kbatch.study.names import (
     MOST_NAMED,
     TrialNames,
     at_most,
+    budget_text,
     is_fraction,
     metric_words,
     noise_scale_text,
@@ -32,8 +33,6 @@ from kbatch.study.trial import TrialRecord, device_kinds
 
 
 class Answer(NamedTuple):
-    """The answer in sentences."""
-
     headline: str  # Which batch size to take.
     certainty: str  # Why, and how sure that is.
     baseline: str | None  # What it changes against the baseline, None without one.
@@ -158,7 +157,7 @@ def _speed(trials: Sequence[TrialRecord], found: Decision, names: TrialNames) ->
         return None
     completed = [trial for trial in trials if trial.status == "completed"]
     near = [trial for trial in completed if len(device_kinds([trial, own])) < 2]
-    if len(completed) > 1 and len(near) < 2:
+    if len(near) < min(2, len(completed)):
         return f"It trained at {format_number(rate)} samples/s."
     among = [trial for trial in near if trial.batch_size in found.tied] or near
     fastest = max(among, key=lambda trial: trial.samples_per_second or 0.0)
@@ -189,8 +188,9 @@ def _compared(study: Study, names: TrialNames) -> str:
         budget = f"trained {'' if to_target else 'for '}{budget_text(conditions)}"
     return (
         f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
-        f"{pluralize(conditions.trials, 'trial')}{also}, {executions_text(conditions)}, "
-        f"{budget}, on {conditions.device or 'a device that was not recorded'}"
+        f"{pluralize(conditions.trials, 'trial')}{also}, "
+        f"{count_range(conditions.executions, 'execution')} each, {budget}, on "
+        f"{conditions.device or 'a device that was not recorded'}"
         f"{conditions.clocks and f' ({conditions.clocks})'}."
     )
 
@@ -205,7 +205,6 @@ def missing_reason(study: Study) -> str:
 
 
 def what_to_do(study: Study) -> str:
-    """Advise what to change before the next search."""
     outcomes = {outcome(trial) for trial in study.trials}
     if "completed" in outcomes:
         return _missing_objective(study)
@@ -250,6 +249,10 @@ _SIZE_DECISIONS = {
         "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
         "a probability of {chance}"
     ),
+    "beside": (
+        "Batch size {size} comes next, on a free worker: batch size {rival} is more than 5 % "
+        "better than {best}, which still runs, with a probability of {chance}"
+    ),
     "separated": (
         "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
         "better with a probability of {chance}"
@@ -263,7 +266,6 @@ _ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that cou
 
 
 def size_decision_text(found: SizeDecision) -> str:
-    """Word a decision of a search by goodput in a sentence."""
     if found.kind in _SIZE_DECISIONS:
         text = _SIZE_DECISIONS[found.kind].format(
             size=found.batch_size,
@@ -284,7 +286,6 @@ _SMALL_GAIN = 0.1
 
 
 def binding_limits(study: Study) -> tuple[str, ...]:
-    """Say which limits bind at the trial that the study decides for, a sentence each."""
     # It is compared with those of larger batch sizes whose other settings are its own. Where it
     # waits for data its samples/s say nothing about the device, so nothing else is asked.
     best = study.decide().trial

@@ -6,8 +6,7 @@ from kbatch.document.numbers import count_range, format_number, join_words, perc
 from kbatch.document.section import Note, clocks_text, one_line
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.answer import MUCH_DATA_WAIT, size_decision_text
-from kbatch.study.conditions import budget_text, end_text
-from kbatch.study.names import at_most, diverged, outcome, trial_names
+from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord, device_kinds
 
@@ -35,7 +34,6 @@ def _sizes(trials: Iterable[TrialRecord]) -> str:
 
 
 def _missing(study: Study) -> Iterator[Note]:
-    """Say which records, sizes and results are missing, and why."""
     for problem in study.problems:
         yield _note("left out", f"Left out: {one_line(problem)}")
     record = study.goodput
@@ -130,7 +128,6 @@ def _workers(trial: TrialRecord) -> int:
 
 
 def _speed(study: Study) -> Iterator[Note]:
-    """Say what limits the samples/s."""
     trials = study.trials
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
         yield _note(

@@ -16,8 +16,14 @@ import numpy as np
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
-from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE, Candidate, Verdict, judge
-from kbatch.analysis.race import first_executions, race_looks
+from kbatch.analysis.paired_runs import (
+    DEFAULT_CONFIDENCE,
+    Candidate,
+    Verdict,
+    first_executions,
+    judge,
+    race_looks,
+)
 from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, is_fraction, metric_words
@@ -42,75 +48,56 @@ class LeftOut(NamedTuple):
 
 
 class SizeChange(NamedTuple):
-    """What another batch size changes against the baseline.
+    """What another batch size changes against the baseline; a number that is not known is None."""
 
-    Attributes:
-        speedup: Training time of the baseline over that of this size; None if unknown.
-        speedup_interval: Its interval of 95 % confidence, None where there is none.
-        difference: Objective of this size minus that of the baseline, in the metric's unit. None
-            where the objective is a time, or training ended at a target, where metrics are alike
-            by design.
-        difference_interval: Its interval of 95 % confidence, None where there is none.
-    """
-
-    speedup: float | None
-    speedup_interval: Interval | None
+    speedup: float | None  #: Training time of the baseline over that of this size.
+    speedup_interval: Interval | None  #: Its interval of 95 % confidence.
+    #: Objective of this size minus that of the baseline, in the metric's unit. None where the
+    #: objective is a time, or training ended at a target, where metrics are alike by design.
     difference: float | None
-    difference_interval: Interval | None
+    difference_interval: Interval | None  #: Its interval of 95 % confidence.
 
 
 @dataclasses.dataclass(frozen=True)
 class Decision:
-    """Which batch size to take, which are as good, and how sure that is.
+    """Which batch size to take, which are as good, and how sure that is."""
 
-    Attributes:
-        batch_size: The size to take: the fastest that is certified to lie within the tolerance of
-            the best; the best mean where none is. None where no trial completed.
-        trial: Its trial.
-        best: The trial with the best mean of those that are compared.
-        tied: Sizes that are not told apart from the best, the best among them, ascending; empty
-            where the best stands alone.
-        worse: Sizes that are worse than the best by more than the tolerance, ascending.
-        certified: Whether `batch_size` is certified to lie within the tolerance of the best. Never
-            with one execution of each size.
-        certain: Whether it is certified and every faster size is worse. Never with one
-            execution of each size: what another seed would change is not known then.
-        gaps: How much worse than the best each other size is, as an interval in the metric's unit.
-            All bounds of one side hold together with `confidence`. Negative is better.
-        executions_needed: Executions of each size that would settle it, as a forecast; None where
-            it is settled, or where no number would.
-        smallest_tolerance: The tolerance that the validation examples could settle, where they are
-            too few for the one asked for.
-        tolerance: What counts as equally good, in the metric's unit.
-        confidence: Probability that a certain answer is right, above 0.5 and below 1.
-        executions: Executions of each size that are compared, 0 where none is.
-        unpaired: Why sizes were not compared validation example by validation example; empty
-            where they were.
-        baseline: The batch size to compare with, None where it has no comparable trial.
-        changes: What each other size changes against the baseline, by batch size.
-        devices: Kinds of devices that the compared trials ran on. If there are several, times
-            are not compared, and the best mean decides.
-        left_out: Completed trials that are not compared.
-    """
-
+    #: The size to take: the fastest that is certified to lie within the tolerance of the best; the
+    #: best mean where none is. None where no trial completed.
     batch_size: int | None
-    trial: TrialRecord | None
-    best: TrialRecord | None
+    trial: TrialRecord | None  #: Its trial.
+    best: TrialRecord | None  #: The trial with the best mean of those that are compared.
+    #: Sizes that are not told apart from the best, the best among them, ascending; empty where the
+    #: best stands alone.
     tied: tuple[int, ...] = ()
-    worse: tuple[int, ...] = ()
+    worse: tuple[int, ...] = ()  #: Sizes worse than the best by more than the tolerance, ascending.
+    #: Whether `batch_size` is certified to lie within the tolerance of the best. Never with one
+    #: execution of each size: what another seed would change is not known then.
     certified: bool = False
-    certain: bool = False
+    certain: bool = False  #: Whether it is certified and every faster size is worse.
+    #: How much worse than the best each other size is, as an interval in the metric's unit. All
+    #: bounds of one side hold together with `confidence`. Negative is better.
     gaps: Mapping[int, Interval] = dataclasses.field(default_factory=dict)
+    #: Executions of each size that would settle it, as a forecast; None where it is settled, or
+    #: where no number would.
     executions_needed: int | None = None
+    #: The tolerance that the validation examples could settle, where they are too few for the one
+    #: asked for.
     smallest_tolerance: float | None = None
-    tolerance: float | None = None
+    tolerance: float | None = None  #: What counts as equally good, in the metric's unit.
+    #: Probability that a certain answer is right, above 0.5 and below 1.
     confidence: float = DEFAULT_CONFIDENCE
-    executions: int = 0
+    executions: int = 0  #: Executions of each size that are compared, 0 where none is.
+    #: Why sizes were not compared validation example by validation example; empty where they were.
     unpaired: str = ""
+    #: The batch size to compare with, None where it has no comparable trial.
     baseline: int | None = None
+    #: What each other size changes against the baseline, by batch size.
     changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
+    #: Kinds of devices that the compared trials ran on. If there are several, times are not
+    #: compared, and the best mean decides.
     devices: tuple[str, ...] = ()
-    left_out: tuple[LeftOut, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()  #: Completed trials that are not compared.
 
     @property
     def reason(self) -> str:
@@ -189,7 +176,6 @@ def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
 
 
 def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the hyperparameters beside batch size and learning rate."""
     return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
 
 

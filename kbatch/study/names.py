@@ -1,15 +1,20 @@
-"""Names of trials, of how they ended, and of metrics on axes; and a few of their values as text."""
+"""The names, conditions and values of a study's trials, as its texts and figures write them."""
 
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import format_number, in_brackets, join_words, setting
-from kbatch.records.training_run import COST_NAMES
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
+from kbatch.document import numbers
+from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
+from kbatch.records.record import EnvironmentRecord
+from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 
 MOST_NAMED = 5
+BARS = "Bars: 95 % interval of the mean over executions."
+PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
 
 
 class TrialNames(NamedTuple):
@@ -36,7 +41,6 @@ class TrialNames(NamedTuple):
 
 
 def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
-    """Find what tells the trials of a study apart beside the batch size."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in trial.hyperparameters)
     return TrialNames(
@@ -52,8 +56,7 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
 
 
 def value_text(value: bool | int | float | str | None) -> str:
-    """Write a hyperparameter's value."""
-    return setting(value) if isinstance(value, float) else str(value)
+    return numbers.setting(value) if isinstance(value, float) else str(value)
 
 
 def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
@@ -89,12 +92,10 @@ def metric_words(name: str) -> str:
 
 
 def is_fraction(name: str) -> bool:
-    """Return whether a metric lies between 0 and 1 by its meaning, as an accuracy does."""
     return "acc" in name
 
 
 def metric_axis_label(metric: Objective) -> str:
-    """Label an axis with a metric, its range or unit, and the direction that is better."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
@@ -104,9 +105,9 @@ def metric_axis_label(metric: Objective) -> str:
 def noise_scale_text(scale: NoiseScale) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
-        return f"{format_number(scale.value, 2)}{in_brackets(scale.interval, 2)}"
+        return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale.interval, 2)}"
     if scale.at_least:
-        return f"n/a (unresolved: at least {format_number(scale.at_least, 2)})"
+        return f"n/a (unresolved: at least {numbers.format_number(scale.at_least, 2)})"
     return "n/a (unresolved)"
 
 
@@ -122,6 +123,165 @@ def followed_value(scaling: LearningRateScaling, name: str) -> str:
     """Format one of the settings that follow, empty where it is not known."""
     if name == "batch_norm_momentum":
         momenta = scaling.batch_norm_momenta
-        return join_words(map(setting, momenta)) if momenta else ""
+        return numbers.join_words(map(numbers.setting, momenta)) if momenta else ""
     value = scaling.beta_2 if name == "beta_2" else scaling.weight_decay
-    return "" if value is None else setting(value)
+    return "" if value is None else numbers.setting(value)
+
+
+class Conditions(NamedTuple):
+    """What was compared, and where."""
+
+    device: str | None  # None if it was not recorded.
+    versions: tuple[str, ...]  # Of TensorFlow and Keras, such as `"TensorFlow 2.21.0"`.
+    policies: tuple[str, ...]  # Dtype policies that were active.
+    trials: int
+    executions: tuple[int, int]  # Fewest and most of a trial.
+    # Fewest and most epochs of an execution that completed, and training examples of a first
+    # epoch; None if none completed.
+    epochs: tuple[int, int] | None
+    examples: tuple[int, int] | None
+    # What ended the executions that completed, where it was not the number of epochs.
+    ends: tuple[str, ...] = ()
+    clocks: str = ""  # Between which GPU clocks the trials ran, where they are far apart.
+
+
+def conditions_of(
+    trials: Sequence[TrialRecord], environment: EnvironmentRecord | None
+) -> Conditions:
+    """Gather the conditions of at least one trial."""
+    completed = [e for t in trials for e in t.executions if e.status == "completed"]
+    timed, kinds = [e for e in completed if e.epochs], device_kinds(trials)
+    return Conditions(
+        device=" and ".join(kinds) if len(kinds) > 1 else environment and environment.device,
+        versions=tuple(versions_text(environment)),
+        policies=tuple(dict.fromkeys(t.dtype_policy for t in trials)),
+        trials=len(trials),
+        executions=_bounds(len(t.executions) for t in trials),
+        epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
+        examples=_bounds(e.epochs[0].examples for e in timed) if timed else None,
+        ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
+        clocks=clocks_text(
+            (
+                f"{trial.batch_size:,}",
+                trial.mean(lambda e: None if e.usage is None else e.usage.sm_clock_mhz),
+            )
+            for trial in trials
+            if trial.status == "completed"
+        ),
+    )
+
+
+def _bounds(values: Iterable[int]) -> tuple[int, int]:
+    ordered = sorted(values)
+    return ordered[0], ordered[-1]
+
+
+def caption(conditions: Conditions) -> str:
+    """Write the conditions as one line, parts separated by a middle dot."""
+    parts = [
+        conditions.device or UNKNOWN_DEVICE,
+        *conditions.versions,
+        ", ".join(conditions.policies),
+        f"{numbers.pluralize(conditions.trials, 'trial')}, "
+        f"{numbers.count_range(conditions.executions, 'execution')} each",
+        f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
+        conditions.clocks,
+    ]
+    return " · ".join(filter(None, parts))
+
+
+def budget_text(conditions: Conditions) -> str:
+    """Describe how long the executions trained; they need to have completed."""
+    epochs = numbers.count_range(conditions.epochs, "epoch") if conditions.epochs else "no epoch"
+    if conditions.ends:
+        return f"{' or '.join(conditions.ends)} ({epochs})"
+    if conditions.examples is None:
+        return epochs
+    return f"{epochs} of {numbers.count_range(conditions.examples, 'example')}"
+
+
+def end_text(execution: ExecutionRecord) -> str:
+    """Describe what ends an execution, an empty text where it is the number of epochs."""
+    budget, target, limits = execution.budget or Budget(), execution.target, []
+    if budget.train_s is not None:
+        limits.append(f"{numbers.setting(budget.train_s)} s of training")
+    if budget.updates is not None:
+        limits.append(numbers.pluralize(budget.updates, "update"))
+    if budget.examples is not None:
+        limits.append(numbers.pluralize(budget.examples, "example"))
+    if target is None:
+        return " or ".join(limits)
+    sign = "≥" if target.direction == "max" else "≤"
+    until = f"until {target.metric} {sign} {numbers.setting(target.value)}"
+    return f"{until}, at most {' or '.join(limits)}" if limits else until
+
+
+class Spreads(NamedTuple):
+    """Which spreads there are among trials."""
+
+    intervals: bool  # Whether a trial has executions enough for a 95 % interval.
+    pairs: bool  # Whether a trial has several executions, but too few for an interval.
+    single: bool  # Whether a trial has one execution.
+    quartiles: bool  # Whether a trial of one execution has quartiles over its timing windows.
+    examples: bool  # Whether one has an interval of the objective over validation examples.
+
+
+def spreads(trials: Iterable[TrialRecord]) -> Spreads:
+    """Find which spreads the trials have that completed."""
+    completed = [trial for trial in trials if trial.status == "completed"]
+    counts = {len(trial.executions) for trial in completed}
+    single = [trial for trial in completed if len(trial.executions) == 1]
+    return Spreads(
+        intervals=any(count >= FEWEST_VALUES for count in counts),
+        pairs=any(1 < count < FEWEST_VALUES for count in counts),
+        single=bool(single),
+        quartiles=any(trial.samples_per_second_interval for trial in single),
+        examples=any(trial.examples_interval(trial.objective.name) for trial in single),
+    )
+
+
+def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
+    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
+    found = spreads(trials)
+    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
+    if found.single:
+        who = "Trials with one execution" if texts else "One execution a trial"
+        unknown = "none, because training was too short to time it more than once"
+        rates = "quartiles of the timing windows" if found.quartiles else unknown
+        metric = "95 % interval over the validation examples" if found.examples else "none"
+        of = f"; of the metric: {metric}" if of_metric else ""
+        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
+    return " ".join(texts)
+
+
+class PlottedEstimate(NamedTuple):
+    """A value with both ends of its interval, None if it has none."""
+
+    value: float
+    bar: tuple[float, float] | None
+
+
+def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
+    """Return the throughput of a trial in examples per second, None if it was not measured."""
+    rate, interval = trial.samples_per_second, trial.samples_per_second_interval
+    return _estimate("samples_per_second", rate, interval)
+
+
+def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
+    """Return a metric of a trial at its best epoch, None if it was not measured."""
+    interval = trial.metric_interval(name) or trial.examples_interval(name)
+    return _estimate(name, trial.metrics.get(name), interval)
+
+
+def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
+    """Return the objective of a trial, None if it was not measured."""
+    return _estimate(trial.objective.name, trial.objective_value, trial.objective_interval)
+
+
+def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
+    """Join a value and its interval, which ends where accuracies end."""
+    if value is None or interval is None:
+        return None if value is None else PlottedEstimate(value, None)
+    if is_fraction(name) and 0 <= value <= 1:
+        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
+    return PlottedEstimate(value, (interval.low, interval.high))

@@ -9,7 +9,6 @@ from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
-from kbatch.study.conditions import caption
 from kbatch.study.figures import (
     goodput,
     gpu_timeline,
@@ -20,12 +19,12 @@ from kbatch.study.figures import (
     time_to_target,
     trials,
 )
+from kbatch.study.names import caption
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import learning_rate_table, lettered, marked_table, trial_table
 
 
 def study_section(study: Study) -> Section:
-    """Compute what a report says of a study."""
     refuse_empty(study)
     environment = study.search.environment if study.search else None
     words, table = answer(study), trial_table(study)

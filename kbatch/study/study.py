@@ -10,20 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
-from kbatch.records.json_codec import (
-    RecordError,
-    load_if_readable,
-    printable,
-    read_json,
-    read_record,
-    shown,
-    write_record,
-)
+from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import Conditions, conditions_of
 from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
+from kbatch.study.names import Conditions, conditions_of
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -87,8 +79,8 @@ class SizeDecision:
     """Why a size was tried, or why no further one was."""
 
     batch_size: int | None  # Size that came next, None where the search stopped.
-    kind: str  # As in `kbatch.analysis.next_size.NextSize`.
-    best: int | None = None  # Size of the best run until then, None where none met the target.
+    kind: str  # As in `kbatch.analysis.next_size.NextSize`; "beside" while the best one runs.
+    best: int | None = None  # Size of the best run, None where none met the target.
     rival: int | None = None  # The untried size that was most likely to be better.
     probability: float | None = None  # That it is by more than 5 %, None without a model.
     # The others, whose sizes are searched by themselves.
@@ -125,12 +117,12 @@ class GoodputRecord:
 
 def read_goodput(project: Path) -> GoodputRecord | None:
     """Read the record of a project directory; None where it must be measured (again)."""
-    return load_if_readable(GoodputRecord, project / GOODPUT_NAME)
+    return json_codec.load_if_readable(GoodputRecord, project / GOODPUT_NAME)
 
 
 def write_goodput(record: GoodputRecord, project: Path) -> None:
     """Write the record into a project directory."""
-    write_record(record, project / GOODPUT_NAME)
+    json_codec.write_record(record, project / GOODPUT_NAME)
 
 
 # Settings that change no training.
@@ -164,20 +156,15 @@ class Study(ShownRecord):
 
     >>> study = kbatch.load_study("results/digits")
     >>> study.to_dataframe().sort_values("val_accuracy")
-
-    Attributes:
-        name: Name of the search, the folder's name.
-        trials: The trials by batch size, then trial id.
-        search: What holds for all of them, None if its file is missing.
-        problems: What is missing, a line each: files that could not be read, and trials that failed
-            before training, in building the model.
-        goodput: What a search by goodput measured and decided, None for another strategy.
     """
 
-    name: str
-    trials: tuple[TrialRecord, ...]
-    search: SearchRecord | None = None
+    name: str  #: Name of the search, the folder's name.
+    trials: tuple[TrialRecord, ...]  #: The trials by batch size, then trial id.
+    search: SearchRecord | None = None  #: What holds for all of them, None if its file is missing.
+    #: What is missing, a line each: files that could not be read, and trials that failed before
+    #: training, in building the model.
     problems: tuple[str, ...] = ()
+    #: What a search by goodput measured and decided, None for another strategy.
     goodput: GoodputRecord | None = None
 
     def __post_init__(self):
@@ -208,10 +195,7 @@ class Study(ShownRecord):
 
     @functools.cached_property
     def quality_metric(self) -> Objective | None:
-        """The metric that tells how well a model learned: the objective, if it is one.
-
-        Else a validation accuracy, or the validation loss.
-        """
+        """The objective if it shows what a model learned, else a validation metric that does."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.objective and self.objective.or_quality(names)
 
@@ -224,10 +208,9 @@ class Study(ShownRecord):
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
 
-        It is the fastest size that is certified to lie within the tolerance of the best, or the
-        best mean where none is. Sizes are compared at equal budgets and at the settings of the best
-        mean, execution by execution and, where the metric is a mean over examples, validation
-        example by validation example. Reports, figures and tables show this decision.
+        Sizes are compared at equal budgets and at the settings of the best mean, execution by
+        execution and, where the metric is a mean over examples, validation example by validation
+        example. Reports, figures and tables show this decision.
 
         Example:
 
@@ -240,9 +223,6 @@ class Study(ShownRecord):
                 best for a loss, a cost or a throughput.
             confidence: Probability that a certain answer is right, above 0.5 and below 1; None for
                 that of the search, or 0.95.
-
-        Returns:
-            The decision; its `batch_size` is None where no trial completed.
 
         Raises:
             ValueError: If `tolerance` or `confidence` cannot be used.
@@ -298,9 +278,6 @@ class Study(ShownRecord):
 
         Args:
             executions: One row an execution instead of one a trial.
-
-        Returns:
-            The table, in the order of `trials`.
         """
         import pandas as pd
 
@@ -333,7 +310,7 @@ class Study(ShownRecord):
         path = Path(path)
         if path.suffix != ".json":
             raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
-        write_record(self, path)
+        json_codec.write_record(self, path)
 
 
 # Statuses of an execution that trains now, or again when the search goes on.
@@ -360,7 +337,6 @@ def as_compared(study: Study) -> Study:
 
 
 def refuse_empty(study: Study) -> None:
-    """Raise when there is nothing to show."""
     if study.trials:
         return
     problems = " ".join(study.problems)
@@ -392,9 +368,6 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         tuner_or_directory: A keras-tuner tuner, its project directory
             (`directory/project_name`), or a file written by `Study.save`.
 
-    Returns:
-        The study.
-
     Raises:
         FileNotFoundError: If there is no kbatch record, with what to run.
         RecordError: If a file written by `Study.save` cannot be read, or a tuner found an older
@@ -405,7 +378,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         tuner, path = path, path.project_dir
     path = Path(path)
     if path.is_file():
-        return read_record(Study, path)
+        return json_codec.read_record(Study, path)
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
         raise FileNotFoundError(
@@ -417,7 +390,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     difference = study.search.difference(settings) if study.search and settings else None
     if difference:
         # keras-tuner reloads a finished search without a word, and runs nothing.
-        raise RecordError(
+        raise json_codec.RecordError(
             f"{path} holds an older search with other settings, and the tuner ran none of its own: "
             "give another `project_name`, or `overwrite=True` to start over (`load_study` with the "
             f"directory reads the older one). Received: {difference}."
@@ -433,8 +406,8 @@ def _read_project(path: Path) -> Study:
         if not os.path.lexists(file):
             return None
         try:
-            return read_record(kind, file)
-        except RecordError as error:
+            return json_codec.read_record(kind, file)
+        except json_codec.RecordError as error:
             problems.append(str(error))
 
     search = read(SearchRecord, path / RECORD_NAME)
@@ -442,7 +415,9 @@ def _read_project(path: Path) -> Study:
     for folder in sorted(path.glob("trial_*")):
         trial = read(TrialRecord, file := folder / RECORD_NAME)
         if trial and folder.name != f"trial_{trial.trial_id}":
-            problems.append(f"{file} is left out: it holds trial {shown(trial.trial_id)}.")
+            problems.append(
+                f"{file} is left out: it holds trial {json_codec.shown(trial.trial_id)}."
+            )
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
@@ -451,8 +426,8 @@ def _read_project(path: Path) -> Study:
     problems += identity.notes if identity else ()
     goodput = read(GoodputRecord, path / GOODPUT_NAME)
     # A folder's name may hold bytes that are no text, and lines that would break a title.
-    name = " ".join(printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(map(printable, problems)), goodput)
+    name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
+    return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
 
 
 def _unrecorded(path: Path) -> list[str]:
@@ -462,9 +437,9 @@ def _unrecorded(path: Path) -> list[str]:
         if (file.parent / RECORD_NAME).exists():
             continue
         try:
-            trial = read_json(file)
+            trial = json_codec.read_json(file)
             status, message = trial["status"], trial.get("message") or ""
-        except (RecordError, AttributeError, KeyError, TypeError):
+        except (json_codec.RecordError, AttributeError, KeyError, TypeError):
             continue
         if status in ("FAILED", "INVALID"):
             last = [line for line in str(message).splitlines() if line.strip()][-1:]
@@ -476,9 +451,9 @@ def _suggestion(path: Path) -> str:
     """Name a study that lies one folder below, where people often point to."""
     for file in sorted(path.glob(f"*/{RECORD_NAME}")):
         try:
-            if read_json(file)["kind"] == SearchRecord.__name__:
+            if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
                 return f"One lies in {file.parent}. "
-        except (RecordError, KeyError, TypeError):
+        except (json_codec.RecordError, KeyError, TypeError):
             continue
     return ""
 

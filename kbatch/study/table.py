@@ -19,7 +19,6 @@ from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import difference_text, sooner_text
-from kbatch.study.conditions import spreads
 from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
 from kbatch.study.names import (
     SETTING_NAMES,
@@ -27,6 +26,7 @@ from kbatch.study.names import (
     metric_words,
     noise_scale_text,
     outcome,
+    spreads,
     trial_names,
     value_text,
 )
@@ -85,10 +85,13 @@ def _columns(study: Study) -> list[_Made]:
             (Column(name, True), lambda t, name=name: _hyperparameter(t.hyperparameters.get(name)))
             for name in trial_names(trials).hyperparameters
         ),
-        (Column("Samples/s", True, "samples_per_second"), _throughput),
+        (
+            Column("Samples/s", True, "samples_per_second"),
+            lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
+        ),
         (
             Column(words[0].upper() + words[1:], True, "quality"),
-            lambda t: _quality(t, quality.name if quality else None),
+            lambda t: _quality(t, quality.name if quality else ""),
         ),
         *_baseline_columns(study, words),
         *_target_columns(trials),
@@ -121,22 +124,21 @@ def _cell(
     return Cell(write(value), value)
 
 
-def _throughput(trial: TrialRecord) -> Cell:
-    value, interval = trial.samples_per_second, trial.samples_per_second_interval
-    if value is None or interval is None:
-        return _cell(trial, value)
-    if len(trial.executions) > 1:
-        return Cell(_plus_minus(value, interval, 3), value)
-    return Cell(f"{format_number(value)}{in_brackets(interval)}", value)
+def _measured(
+    trial: TrialRecord, value: float | None, interval: Interval | None, digits: int = 3
+) -> Cell:
+    """Write a value with its spread over executions, or in brackets with that within one."""
+    if value is None:
+        return _cell(trial, None)
+    spread = in_brackets(interval)
+    if interval is not None and len(trial.executions) > 1:
+        spread = f" ± {format_number((interval.high - interval.low) / 2, 2)}"
+    return Cell(f"{format_number(value, digits)}{spread}", value)
 
 
-def _quality(trial: TrialRecord, name: str | None) -> Cell:
-    value = trial.metrics.get(name) if name else None
-    interval = trial.metric_interval(name) if name else None
-    if value is None or interval is None:
-        over_examples = in_brackets(trial.examples_interval(name), 3) if name else ""
-        return _cell(trial, value, lambda v: f"{format_number(v, 4)}{over_examples}")
-    return Cell(_plus_minus(value, interval, 4), value)
+def _quality(trial: TrialRecord, name: str) -> Cell:
+    interval = trial.metric_interval(name) or trial.examples_interval(name)
+    return _measured(trial, trial.metrics.get(name), interval, 4)
 
 
 def _baseline_columns(study: Study, words: str) -> list[_Made]:
@@ -161,11 +163,6 @@ def _baseline_columns(study: Study, words: str) -> list[_Made]:
         for title, name, write in columns
         if any(getattr(change, name) is not None for change in found.changes.values())
     ]
-
-
-def _plus_minus(value: float, interval: Interval, digits: int) -> str:
-    half = (interval.high - interval.low) / 2
-    return f"{format_number(value, digits)} ± {format_number(half, 2)}"
 
 
 def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:
@@ -322,16 +319,25 @@ def learning_rate_table(study: Study) -> Table | None:
     best, scaling = decision.trial, decision.trial and decision.trial.executions[0].scaling
     if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:
         return None
-    own = other_hyperparameters(best.hyperparameters)
-    trials = [t for t in study.trials if other_hyperparameters(t.hyperparameters) == own]
+    others = other_hyperparameters(best.hyperparameters)
+    trials = [t for t in study.trials if other_hyperparameters(t.hyperparameters) == others]
     by_size: dict[int, list[TrialRecord]] = {}
     for trial in trials:
         if trial.objective_value is not None and trial.executions[0].scaling is not None:
             by_size.setdefault(trial.batch_size, []).append(trial)
     rows = []
-    for _, tried in sorted(by_size.items()):
+    for size, tried in sorted(by_size.items()):
         found = min(tried, key=lambda t: (-len(t.executions), t.rank))
-        rows.append(_row(found, len(tried), best=found is best))
+        own = found.executions[0].scaling or scaling
+        base, value = own.learning_rate / own.learning_rate_ratio, found.objective_value
+        rates = (own.learning_rate, base * own.kappa, base * own.kappa**0.5)
+        cells = (
+            Cell(f"{size:,}", size),
+            *(Cell(setting(rate), rate) for rate in rates),
+            *(Cell(f"{count:,}", count) for count in (len(tried), len(found.executions))),
+            Cell(format_number(value or 0.0, 4), value),
+        )
+        rows.append(Row(found.trial_id, found.status, found is best, cells))
     words = metric_words(best.objective.name)
     titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
     titles = (*titles, "Executions of the best", words[0].upper() + words[1:])
@@ -342,20 +348,6 @@ def learning_rate_table(study: Study) -> Table | None:
         footnote=_slope_text(trials, scaling, decision.tolerance or 0.01),
         best_means="the pair to take",
     )
-
-
-def _row(trial: TrialRecord, tried: int, *, best: bool) -> Row:
-    scaling, value = trial.executions[0].scaling, trial.objective_value
-    assert scaling is not None
-    base = scaling.learning_rate / scaling.learning_rate_ratio
-    rates = (scaling.learning_rate, base * scaling.kappa, base * scaling.kappa**0.5)
-    cells = [
-        Cell(f"{trial.batch_size:,}", trial.batch_size),
-        *(Cell(setting(rate), rate) for rate in rates),
-        *(Cell(f"{count:,}", count) for count in (tried, len(trial.executions))),
-        Cell(format_number(value or 0.0, 4), value),
-    ]
-    return Row(trial.trial_id, trial.status, best, tuple(cells))
 
 
 def _slope_text(

@@ -77,10 +77,7 @@ class TrackedRun(NamedTuple):
 def tracked_runs(
     study: Study, source: Path, *, files: Sequence[Path] = (), ended: bool = True
 ) -> list[TrackedRun]:
-    """List the study, its trials and their executions that have ended, each behind its parent.
-
-    An execution that runs or was interrupted trains again, so it is left out.
-    """
+    """List the study, its trials and their executions that have ended, each behind its parent."""
     runs: list[TrackedRun] = []
     for trial in ended_part(study).trials:
         record = source / f"trial_{trial.trial_id}" / RECORD_NAME

@@ -10,13 +10,7 @@ from kbatch.analysis.intervals import Interval, mean_interval
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.records.notes import RunNote
 from kbatch.records.record import check_choice
-from kbatch.records.training_run import (
-    COST_NAMES,
-    DIRECTIONS,
-    ExecutionRecord,
-    Target,
-    noise_scale,
-)
+from kbatch.records.training_run import COST_NAMES, DIRECTIONS, ExecutionRecord, Target, noise_scale
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")

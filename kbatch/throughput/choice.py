@@ -27,8 +27,7 @@ class MicroBatchChoice:
 
     micro_batch_size: int
     fastest: int  # By median time an example: the same, or smaller and no faster beyond the noise.
-    # Time of the largest size over that of the chosen one; None where the largest is the choice.
-    gain: RoundEstimate | None
+    gain: RoundEstimate | None  # Time of the largest size over its own; None if it is that.
 
 
 def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatchChoice:

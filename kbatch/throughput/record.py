@@ -5,9 +5,8 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval, median_interval
+from kbatch.analysis.intervals import Interval, Ratio, median_interval
 from kbatch.analysis.line_fit import StepTime
-from kbatch.analysis.ratio import Ratio
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -21,7 +20,6 @@ from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
     SavedRecord,
-    ShownRecord,
     check_choice,
     check_ranges,
 )
@@ -40,25 +38,17 @@ class TrainingPoint:
     """The train steps of one micro-batch size."""
 
     micro_batch_size: int  #: Examples that go through the device at once.
-    #: Examples of a step, which makes one optimizer update: as many where the step is Keras's own,
-    #: more where it accumulates over micro-batches.
-    batch_size: int
+    batch_size: int  #: Examples of a step, an optimizer update: more where it accumulates.
     outcome: str  #: One of `POINT_OUTCOMES`.
-    #: Why it was not measured, or left the rounds before others; None otherwise.
-    reason: str | None = None
+    reason: str | None = None  #: Why it was not measured, or left the rounds early; else None.
     first_step_s: float | None = None  #: Seconds of the first step, with tracing and compiling.
     warm_up_steps: int = 0  #: Steps after it that do not count.
     steps: int = 0  #: Steps that count.
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     step_times_s: tuple[float, ...] = ()  #: Median seconds of a step in each of them.
-    #: Most bytes held at once in training, weights and optimizer included; None where it is not
-    #: known.
-    peak_memory_bytes: int | None = None
-    #: Clock of the GPU at the end of its turn in each round, in MHz, None where it was not told;
-    #: empty without a GPU that is read.
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-    #: What lowered the clock there, such as `("power cap",)`, in the same way.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()
+    peak_memory_bytes: int | None = None  #: Most held at once, weights included; None if unknown.
+    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each round, None if not told.
+    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self) -> None:
         check_choice(POINT_OUTCOMES, outcome=self.outcome)
@@ -124,7 +114,7 @@ class TrainingPoint:
 
 
 @dataclasses.dataclass(frozen=True)
-class TrainingProfile(SavedRecord, ShownRecord):
+class TrainingProfile(SavedRecord):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
     What follows from the measurement raises a `ValueError` where too little was measured for it.
@@ -133,29 +123,17 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
     >>> profile = kbatch.TrainingProfile.load("profile.json")
     >>> profile.efficient.batch_size, profile.fastest.batch_size
-
-    Attributes:
-        model_name: The model's name.
-        dtype_policy: Policy of the model.
-        jit_compile: Whether XLA compiles the train step.
-        points: One a micro-batch size, ascending.
-        memory_limit_bytes: Memory that the probes could take, None where none were made.
-        duration_s: Seconds that the measurement took.
-        notes: What a reader of the figures must know.
-        environment: The machine, None if it was not recorded.
-        gpus: What the timing took of each GPU, with its power cap, its clocks and what lowered
-            them; empty where none is read.
     """
 
-    model_name: str
-    dtype_policy: str
-    jit_compile: bool
-    points: tuple[TrainingPoint, ...]
-    memory_limit_bytes: int | None = None
-    duration_s: float | None = None
-    notes: tuple[str, ...] = ()
-    environment: EnvironmentRecord | None = None
-    gpus: tuple[GpuUsage, ...] = ()
+    model_name: str  #: The model's name.
+    dtype_policy: str  #: Policy of the model.
+    jit_compile: bool  #: Whether XLA compiles the train step.
+    points: tuple[TrainingPoint, ...]  #: One a micro-batch size, ascending.
+    memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
+    duration_s: float | None = None  #: Seconds that the measurement took.
+    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch_size for point in self.points]
@@ -166,7 +144,6 @@ class TrainingProfile(SavedRecord, ShownRecord):
             )
 
     def __repr__(self) -> str:
-        """Sum the profile up in a line."""
         sizes = [point.micro_batch_size for point in self.measured]
         between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
         return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
@@ -183,10 +160,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
 
     @property
     def step_time(self) -> StepTime:
-        """The fit t = a + b B of the time of a micro-batch of B examples.
-
-        Where batches are accumulated the optimizer's update is shared out among the micro-batches.
-        """
+        """The fit t = a + b B of the time of a micro-batch, its share of the update included."""
         return StepTime(self._latency.line)
 
     @property
@@ -238,11 +212,7 @@ class TrainingProfile(SavedRecord, ShownRecord):
         return fit_memory(self.memory_bytes)
 
     def predict_memory_bytes(self, micro_batch_size: int) -> float:
-        """Estimate the memory of a micro-batch from the fitted line, in bytes.
-
-        Raises:
-            ValueError: If the memory of fewer than two sizes is known.
-        """
+        """Estimate the bytes of a micro-batch from the line through two known sizes or more."""
         fit = self.memory_fit
         if fit is None:
             raise ValueError(

@@ -1,11 +1,34 @@
-"""What is said of a training profile, in words and tables."""
+"""A training profile in words and tables, and the figure of throughput, step time and memory."""
 
 import functools
+import textwrap
+from typing import NamedTuple
+
+import numpy as np
+from matplotlib.axes import Axes
 
 from kbatch.analysis.line_fit import StepTime
-from kbatch.document.numbers import format_number, in_brackets, memory_text, percent, pluralize
-from kbatch.document.section import Fact, Figure, Note, Section, clocks_text, environment_facts
+from kbatch.document.numbers import (
+    count_range,
+    format_number,
+    in_brackets,
+    memory_text,
+    percent,
+    pluralize,
+)
+from kbatch.document.section import (
+    Fact,
+    Figure,
+    Note,
+    Section,
+    clocks_text,
+    environment_facts,
+    where_measured,
+)
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.axes import batch_axis, rate_and_time_axes
+from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED
 from kbatch.throughput.record import TrainingPoint, TrainingProfile
 
 _COLUMNS = (
@@ -18,10 +41,6 @@ _COLUMNS = (
 
 
 def training_section(profile: TrainingProfile) -> Section:
-    """Compute what a report says of a training profile."""
-    # The figure says the clocks too: it imports this module.
-    from kbatch.throughput.figure import HEIGHT_IN, plot_training_profile, training_profile_info
-
     (headline, *details), environment = training_lines(profile), profile.environment
     limit, took_s = profile.memory_limit_bytes, profile.duration_s
     chosen, conditions, figures = None, "", ()
@@ -141,7 +160,6 @@ def _fit(profile: TrainingProfile) -> str:
 
 
 def line_text(fit: StepTime) -> str:
-    """Write the fitted line a + b B."""
     fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
     return f"{fixed} ms + {each} ms x B"
 
@@ -151,3 +169,149 @@ def _rate(point: TrainingPoint) -> str:
         return ""
     between = in_brackets(point.samples_per_second_interval)
     return f"{format_number(point.samples_per_second)}{between}"
+
+
+HEIGHT_IN = 7.0
+# A line looks curved on a logarithmic axis.
+_LINE_POINTS = 60
+# Share of the limit above which nothing is timed.
+_WINDOW_END = 0.90
+_LIMIT_CHARACTERS = 80
+
+
+class TrainingProfileInfo(NamedTuple):
+    name: str  # The model's, with its policy.
+    points: tuple[TrainingPoint, ...]  # The sizes that were timed.
+    failed: tuple[int, ...]  # Sizes that ran out of memory.
+    line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
+    memory_bytes: dict[int, int]  # Peak memory by size.
+    limit_bytes: int | None  # Memory that may be taken, None where it was not measured.
+    answers: tuple[tuple[str, int, bool], ...]  # Sizes that are marked, and if they were measured.
+    conditions: str
+    fit: str  # Empty where there is none.
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        timed = {point.micro_batch_size for point in self.points}
+        return tuple(sorted(timed.union(self.failed, self.memory_bytes)))
+
+
+def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
+    points = profile.measured
+    if not points:
+        raise ValueError(
+            "The profile holds no time, so there is nothing to plot: measure smaller micro-batches "
+            f"or longer. Received: {len(profile.points)} sizes, none measured."
+        )
+    line_s, answers, words = (), (), ""
+    if profile.has_fit:
+        fit, line = profile.step_time, f"t = {line_text(profile.step_time)}"
+        if fit.holds is False:
+            off = f"{100 * fit.line.departure.worst:.0f} %"
+            words = f"No line holds ({line} is off by up to {off})"
+        else:
+            words = f"Fit: {line}"
+            if fit.overhead_s >= 0 and not any(point.accumulated for point in points):
+                ends = points[0].micro_batch_size, points[-1].micro_batch_size
+                places = np.geomspace(*ends, _LINE_POINTS)
+                line_s = tuple((float(size), fit.step_time_s(size)) for size in places)
+        answers = tuple(
+            (name, answer.batch_size, not answer.extrapolated)
+            for name, answer in (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
+            if answer.batch_size is not None
+        )
+    parts = where_measured(profile.environment)
+    batches = sorted({p.batch_size for p in points if p.accumulated})
+    if batches:
+        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
+    number = count_range((len(point.rounds) for point in points), "round")
+    parts.append(f"{number} a point, bars: 95 % interval of the median")
+    parts.append("XLA" if profile.jit_compile else "without XLA")
+    return TrainingProfileInfo(
+        name=f"{profile.model_name}, {profile.dtype_policy}",
+        points=points,
+        failed=tuple(p.micro_batch_size for p in profile.points if p.outcome == "out_of_memory"),
+        line_s=line_s,
+        memory_bytes=profile.memory_bytes,
+        limit_bytes=profile.memory_limit_bytes,
+        answers=answers,
+        conditions=" · ".join(filter(None, (*parts, training_clocks(profile)))),
+        fit=words,
+    )
+
+
+def training_profile_alt_text(info: TrainingProfileInfo) -> str:
+    sizes = info.sizes
+    best = max(info.points, key=lambda point: point.samples_per_second or 0.0)
+    sentences = [
+        f"Charts over the micro-batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, "
+        f"for {info.name}: throughput, time of a step and peak memory.",
+        f"At most {format_number(best.samples_per_second or 0.0)} samples/s, at "
+        f"{best.micro_batch_size:,}.",
+    ]
+    if info.memory_bytes:
+        largest = max(info.memory_bytes)
+        sentences.append(f"{largest:,} need {memory_text(info.memory_bytes[largest])}.")
+    sentences += [f"{size:,} ran out of memory." for size in info.failed]
+    for name, size, measured in info.answers:
+        sentences.append(f"Marked as {name}{'' if measured else ', not measured'}: {size:,}.")
+    return " ".join(sentences)
+
+
+def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> Axes:
+    """Plot samples/s, the time of a step and the peak memory of training by micro-batch size.
+
+    The line is the fit t = a + b B where it holds; elsewhere lines join the points. The size from
+    which 90 % of the peak throughput is reached and the fastest one are marked, sizes that ran out
+    of memory stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
+
+    >>> profile = kbatch.profile_training(build, x, y)
+    >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
+
+    Args:
+        profile: A profile, from `profile_training`.
+        ax: Axes whose place the panels take; a new figure if None.
+
+    Raises:
+        ValueError: If nothing was timed.
+    """
+    info = training_profile_info(profile)
+    panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if info.memory_bytes else (1, 1))
+    upper, middle, lowest = panels[0], panels[1], panels[-1]
+    upper.set_label(training_profile_alt_text(info))
+    batch_axis(lowest, info.sizes, "Micro-batch size (examples at once)")
+    timings = [
+        draw.Timing(p.micro_batch_size, p.batch_size, p.step_time_s or 0.0, p.step_time_interval_s)
+        for p in info.points
+    ]
+    draw.rates_and_times(upper, middle, 0, timings, label="training", line_s=info.line_s)
+    rate_and_time_axes(upper, middle, "step")
+    if info.memory_bytes:
+        _draw_memory(lowest, info)
+    for size in info.failed:
+        draw.missing(lowest, size, words="out of memory")
+    draw.answers(upper, info.answers, info.sizes[0], info.sizes[-1])
+    canvas.write_title(upper, info.name)
+    canvas.write_caption(lowest, info.conditions, info.fit)
+    return upper
+
+
+def _draw_memory(panel: Axes, info: TrainingProfileInfo) -> None:
+    peaks = list(info.memory_bytes.values())
+    draw.series(panel, 0, list(info.memory_bytes), peaks, label="memory")
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
+    panel.set_ylabel("Peak memory\n(weights included)")
+    if info.limit_bytes is None:
+        return
+    words = f"limit {memory_text(info.limit_bytes)}, nothing above 90 % of it is timed"
+    words = textwrap.fill(words, int(_LIMIT_CHARACTERS * canvas.width_share(panel)))
+    end = _WINDOW_END * info.limit_bytes
+    place, offset_pt, where = (0.01, end), (0, -3), panel.get_yaxis_transform()
+    # A limit far above everything would press the curve to the floor: its name stands alone.
+    if info.limit_bytes < 16 * max(peaks) or info.failed:
+        panel.axhline(info.limit_bytes, color=ALARM, linewidth=1.0, linestyle="--")
+        panel.axhline(end, color=MUTED, linewidth=1.0, linestyle="--")
+    else:
+        place, offset_pt, where = (0.01, 0.97), (0, 0), panel.transAxes
+    draw.text(panel, words, place, offset_pt, ha="left", va="top", color=ALARM_TEXT, xycoords=where)

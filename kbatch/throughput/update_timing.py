@@ -41,7 +41,6 @@ class StepConfig(NamedTuple):
 
     @property
     def whole(self) -> bool:
-        """Whether the batch goes through the device at once."""
         return self.micro_batch_size == self.batch_size
 
 
@@ -94,13 +93,11 @@ class TrainingSweep:
         return tried
 
     def each_round(self) -> Iterator[list[StepConfig]]:
-        """Time the steps, and yield after each round which of them go on."""
         with GpuMonitor(interval_s=NEVER_S) as monitor:
             yield from self.rounds.each_round(read_clock=monitor.sample_clock)
         self.gpus = monitor.gpus or ()
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
-        """Return what was found of a step."""
         sizes = config.micro_batch_size, config.batch_size
         if (failure := self.rounds.failures.get(config)) is not None:
             return TrainingPoint(*sizes, "out_of_memory", failure_text(failure))

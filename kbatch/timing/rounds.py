@@ -34,8 +34,7 @@ class TimingPlan:
     time_budget_s: float = 60.0  # After these no block is begun, once each contender had one.
     needed_calls: int = 59  # That the asked quantile needs.
     block_s: float = 0.05  # Least seconds that a contender runs in a round.
-    # Share of the median over the rounds to which its 95 % interval shall reach, to each side.
-    precision: float = 0.05
+    precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
     rounds_beyond: int = 30  # Most rounds after the needed calls were made.
     first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
 
@@ -45,8 +44,7 @@ class Block(NamedTuple):
 
     round: int  # From 0.
     durations_s: tuple[float, ...]  # Of each call.
-    # Of the GPU's multiprocessors at its end, and what lowers it there; None where not read.
-    sm_clock_mhz: float | None = None
+    sm_clock_mhz: float | None = None  # Of the GPU at its end, and what lowers it; or None.
     throttle_reasons: tuple[str, ...] | None = None
 
     @property
@@ -107,13 +105,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
 class TimingRounds(Generic[Key]):
     """Contenders that are timed in turns; one that runs out of memory leaves, the others go on."""
 
-    def __init__(
-        self,
-        plan: TimingPlan,
-        *,
-        seed: int,
-        clock: Clock = time.perf_counter,
-    ):
+    def __init__(self, plan: TimingPlan, *, seed: int, clock: Clock = time.perf_counter):
         self.blocks: dict[Key, list[Block]] = {}  # The turns of each contender, in order.
         self.warm_ups: dict[Key, WarmUp] = {}  # The calls before them.
         self.failures: dict[Key, Exception] = {}  # Of those that ran out of memory.

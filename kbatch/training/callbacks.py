@@ -15,24 +15,26 @@ from kbatch.training.train_step import updates_made
 class BudgetCallback(keras.callbacks.Callback):
     """Ends training once a budget is spent, counted by a search's clock or by itself."""
 
-    def __init__(self, budget: Budget, most: float):
-        super().__init__()
-        self.budget = budget  # What training may spend.
-        self._most = most
-        self._count: TrainingClock | None = None
+    unit: str  # Of `Budget` and of `TrainingClock`.
 
-    def count_by(self, count: TrainingClock) -> None:
+    def __init__(self, most: Any):
+        super().__init__()
+        self.budget = Budget(**{self.unit: most})  # What training may spend.
+        self._most = most
+        self._clock: TrainingClock | None = None
+
+    def count_by(self, clock: TrainingClock) -> None:
         """Read what a search counts over all `fit` calls of a trial, instead of its own count."""
-        self._count = count
+        self._clock = clock
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
         """End training once the budget is spent."""
-        if self._spent() >= self._most:
+        spent = self._spent() if self._clock is None else getattr(self._clock, self.unit)
+        if spent >= self._most:
             model: Any = self.model
             model.stop_training = True
 
     def _spent(self) -> float:
-        """Return what was spent so far; each budget counts in its own unit."""
         raise NotImplementedError
 
 
@@ -56,10 +58,12 @@ class TimeBudget(BudgetCallback):
         ValueError: If it is not positive.
     """
 
+    unit = "train_s"
+
     def __init__(self, seconds: float):
         if not _is_number(seconds) or not 0 < seconds < 1e12:
             raise ValueError(f"`seconds` must be a positive number. Received: seconds={seconds!r}.")
-        super().__init__(Budget(train_s=float(seconds)), float(seconds))
+        super().__init__(float(seconds))
         self._now: Callable[[], float] = time.perf_counter
         self._spent_s = 0.0
         self._begun_s = 0.0
@@ -74,7 +78,7 @@ class TimeBudget(BudgetCallback):
 
     def _spent(self) -> float:
         self._spent_s += self._now() - self._begun_s
-        return self._spent_s if self._count is None else self._count.train_s
+        return self._spent_s
 
 
 class UpdateBudget(BudgetCallback):
@@ -88,8 +92,10 @@ class UpdateBudget(BudgetCallback):
         ValueError: If it is not positive.
     """
 
+    unit = "updates"
+
     def __init__(self, updates: int):
-        super().__init__(Budget(updates=_positive_integer(updates, "updates")), updates)
+        super().__init__(_positive_integer(updates, "updates"))
         self._before = 0
 
     def on_train_begin(self, logs: Any = None):
@@ -97,9 +103,7 @@ class UpdateBudget(BudgetCallback):
         self._before = updates_made(self.model)
 
     def _spent(self) -> float:
-        if self._count is None:
-            return updates_made(self.model) - self._before
-        return self._count.updates
+        return updates_made(self.model) - self._before
 
 
 class ExampleBudget(BudgetCallback):
@@ -113,31 +117,29 @@ class ExampleBudget(BudgetCallback):
         ValueError: If it is not positive.
     """
 
+    unit = "examples"
+
     def __init__(self, examples: int):
-        super().__init__(Budget(examples=_positive_integer(examples, "examples")), examples)
+        super().__init__(_positive_integer(examples, "examples"))
 
     def _spent(self) -> float:
-        if self._count is None:
-            raise InputError(
-                "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or "
-                "use `UpdateBudget(examples // batch_size)` here. "
-                f"Received: examples={self._most}."
-            )
-        return self._count.examples
+        raise InputError(
+            "Examples are counted in a search only: give `ExampleBudget` to `tuner.search`, or use "
+            f"`UpdateBudget(examples // batch_size)` here. Received: examples={self._most}."
+        )
 
 
 def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
     """Return what a run with these callbacks may spend, None without any."""
-    kinds = [type(callback) for callback in callbacks]
-    twice = next((kind for kind in kinds if kinds.count(kind) > 1), None)
-    if twice:
-        raise InputError(
-            f"There must be one `{twice.__name__}`: leave out the others. "
-            f"Received: {kinds.count(twice)} of them."
-        )
-    limits = [{k: v for k, v in vars(c.budget).items() if v is not None} for c in callbacks]
-    joined = {name: value for limit in limits for name, value in limit.items()}
-    return Budget(**joined) if joined else None
+    kinds = [type(callback).__name__ for callback in callbacks]
+    for kind in kinds:
+        if kinds.count(kind) > 1:
+            raise InputError(
+                f"There must be one `{kind}`: leave out the others. "
+                f"Received: {kinds.count(kind)} of them."
+            )
+    limits = {one.unit: getattr(one.budget, one.unit) for one in callbacks}
+    return Budget(**limits) if limits else None
 
 
 def _is_number(value: Any) -> bool:

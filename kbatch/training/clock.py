@@ -92,10 +92,9 @@ class TrainingClock(keras.callbacks.Callback):
     """Times each train step and keeps the steady ones apart.
 
     A step begins after all other callbacks' `on_train_batch_begin` and ends before their
-    `on_train_batch_end`, which waits for the device: data loading is in it; validation,
-    checkpoints and what other callbacks do are not. So the clock stands first among the
-    callbacks and `clock.last` stands last. The first step of a `fit`, and a step whose batch has
-    a shape not seen before, may have compiled: they are not steady, and all others are.
+    `on_train_batch_end`: data loading is in it, other callbacks and validation are not. So the
+    clock stands first among the callbacks and `clock.last` stands last. A step that may have
+    compiled, the first of a `fit` and each of a new shape, is not steady.
     """
 
     def __init__(
@@ -255,9 +254,9 @@ class ReplicaMeter:
         self._wait_s = 0.0
 
     @property
-    def micro_batch_size(self) -> int | None:
-        """The micro-batch size of the train step that it counts for, None without one."""
-        return getattr(getattr(self._step, "__self__", None), "micro_batch_size", None)
+    def how(self) -> Any:
+        """How the train step that it counts for accumulates, None where it does not."""
+        return getattr(getattr(self._step, "__self__", None), "how", None)
 
     @contextlib.contextmanager
     def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:

@@ -17,7 +17,7 @@ import tensorflow as tf
 from kbatch.device.doctor import Finding, PolicySpeed
 from kbatch.device.failures import COLOURS, ran_out_of_memory
 from kbatch.document.numbers import format_number
-from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of
+from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of, replaced
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -70,11 +70,7 @@ def _refusal(error: Exception, policy: str) -> str | None:
 
 
 def check_own_dtypes(model: Any, policy: str) -> None:
-    """Check that not every layer leaves the policy of its model by a dtype of its own.
-
-    Raises:
-        PolicyUnsupported: If nothing of the model would compute under the policy.
-    """
+    """Check that not every layer leaves the policy of its model by a dtype of its own."""
     given = isinstance(model, keras.Model) and model.dtype_policy.name == policy != "float32"
     if given and _policies_used(model) == {"float32"}:
         raise PolicyUnsupported('every layer with weights has `dtype="float32"` of its own')
@@ -120,7 +116,10 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
     under_policy = functools.partial(_layer_under, policy=dtype_policy)
     try:
         # Layers that make others themselves leave them to the global policy.
-        with dtype_policy_scope(dtype_policy), _not_compiled(model):
+        compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
+        # Keras would compile the copy of a `Sequential`, for which it may not know the loss.
+        not_compiled = replaced((one, "compiled", False) for one in compiled)
+        with dtype_policy_scope(dtype_policy), not_compiled:
             copy = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
         copy.set_weights(model.get_weights())
         _give_state(model, copy)
@@ -147,19 +146,6 @@ def layers_with_weights(model: Any) -> list[Any]:
     return [layer for layer in layers_of(model) if holds_variables(layer)]
 
 
-@contextlib.contextmanager
-def _not_compiled(model: Any) -> Iterator[None]:
-    """Keep Keras from compiling the copy of a `Sequential`, for which it may not know the loss."""
-    compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
-    for one in compiled:
-        one.compiled = False
-    try:
-        yield
-    finally:
-        for one in compiled:
-            one.compiled = True
-
-
 def _layer_under(layer: Any, policy: str) -> Any:
     own = getattr(layer, "dtype_policy", None)
     # An operator between tensors, such as `+`, has no policy; one on whole numbers needs its own.
@@ -184,18 +170,12 @@ def _with_policy(config: Any, policy: str) -> Any:
         return type(config)(_with_policy(part, policy) for part in config)
     if not isinstance(config, dict):
         return config
-    return {
-        key: policy if key == "dtype" and _is_policy(part) else _with_policy(part, policy)
-        for key, part in config.items()
-    }
-
-
-def _is_policy(part: Any) -> bool:
-    """Return whether a part of a config is a policy, and not that of whole numbers."""
-    if not isinstance(part, dict):
-        return False
-    name = part.get("config", {}).get("name")
-    return name is None or "int" not in name.split("_")[0]
+    changed = {key: _with_policy(part, policy) for key, part in config.items()}
+    own = config.get("dtype")
+    if isinstance(own, dict):  # That of whole numbers stays.
+        name = own.get("config", {}).get("name")
+        changed["dtype"] = policy if name is None or "int" not in name.split("_")[0] else own
+    return changed
 
 
 def _give_state(model: Any, copy: Any) -> None:

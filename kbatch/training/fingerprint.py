@@ -19,14 +19,9 @@ _DRAWN = ("name", "seed")
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Return a text that is equal for models that need the same memory, in any process.
-
-    Layers, shapes, dtypes, loss, metrics, optimizer and compilation by XLA are in it, and the code
-    and the plain attributes of layers that are not Keras's own. Weights, the
-    learning rate and the names of layers, which Keras counts up, are not; of other numbers of the
-    optimizers only whether they are zero, which decides the slots.
-    """
+    """Return a text that is equal for models that need the same memory, in any process."""
     described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
+    # Of the optimizers' numbers only whether they are zero, which decides the slots.
     described |= {k: _zero_or_not(v) for k, v in described.items() if "optimizer" in k}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
@@ -119,10 +114,10 @@ def own_code(layer: keras.Layer) -> Any:
     kinds = [kind for kind in type(layer).__mro__ if _is_own(kind)]
     if not kinds:
         return None
+    members = (item for kind in kinds for item in sorted(vars(kind).items()))
     code = [
         (name, _described_value(member, seen))
-        for kind in kinds
-        for name, member in sorted(vars(kind).items())
+        for name, member in members
         if name in ("__init__", "__call__") or not name.startswith("__")
     ]
     ignored = _CHANGED_BY_TRAINING | vars(keras.Model(name="model")).keys()
@@ -188,10 +183,9 @@ def _code(code: types.CodeType) -> Any:
 
 
 def _constant(constant: Any) -> Any:
-    if isinstance(constant, types.CodeType):
-        return _code(constant)
-    # The order of a set differs between processes.
-    return str(sorted(map(repr, constant))) if isinstance(constant, frozenset) else repr(constant)
+    if isinstance(constant, frozenset):  # Its order differs between processes.
+        return str(sorted(map(repr, constant)))
+    return _code(constant) if isinstance(constant, types.CodeType) else repr(constant)
 
 
 def _is_plain(value: Any) -> bool:

@@ -28,7 +28,7 @@ def check_compiled(model: Any) -> None:
 
 
 def check_model(model: keras.Model) -> None:
-    """Check that kbatch can train a model."""
+    """Check that kbatch can make the updates of a model."""
     check_compiled(model)
     optimizer = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     if getattr(optimizer, "gradient_accumulation_steps", None):
@@ -44,6 +44,11 @@ def check_model(model: keras.Model) -> None:
             "A loss with `reduction=None` is one value a row, and training minimises a single "
             "one: give the loss another reduction. Received: reduction=None."
         )
+
+
+def check_trainable(model: keras.Model) -> None:
+    """Check that training a model changes it."""
+    check_model(model)
     if model.built and not model.trainable_weights:
         raise ValueError(
             "The model has no trainable weights: unfreeze a layer before training. "

@@ -3,7 +3,7 @@
 import contextlib
 import operator
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
@@ -94,13 +94,10 @@ def training_optimizers(model: Any) -> list[Any]:
     own = getattr(model, "optimizer", None)
     if model is None or user_step(model) is None:
         return [] if own is None else [own]
-    of_parts = [part.optimizer for part in layers_of(model, include_self=False) if _compiled(part)]
+    parts = layers_of(model, include_self=False)
+    of_parts = [part.optimizer for part in parts if getattr(part, "optimizer", None) is not None]
     others = [one for one in optimizers_of(model) if all(one is not part for part in of_parts)]
     return others or of_parts
-
-
-def _compiled(part: Any) -> bool:
-    return getattr(part, "optimizer", None) is not None
 
 
 def inner_optimizers(model: Any) -> list[Any]:
@@ -119,11 +116,15 @@ def kept_state(model: keras.Model) -> Iterator[KeptState]:
         state.restore()
 
 
-@contextlib.contextmanager
-def kept_variables(model: keras.Model) -> Iterator[None]:
+def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
     """Put the variables of a model back as they were, for calls that do not train."""
-    found = [*model.variables, *model.metrics_variables]
-    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in found]
+    return kept_values([*model.variables, *model.metrics_variables])
+
+
+@contextlib.contextmanager
+def kept_values(variables: Sequence[Any]) -> Iterator[None]:
+    """Put variables back as they were."""
+    kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in variables]
     try:
         yield
     finally:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
-from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.forms import each_part, parts_of, rows_between
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import KeptState, kept_state, training_optimizers
 
@@ -35,7 +35,8 @@ class BorrowedStep:
     def launch(self, batch: Any) -> None:
         """Begin to train on a batch: a GPU may still be at work when this returns."""
         self._shapes.add(_shapes_of(batch))
-        self._outputs = _launch(self._model.train_function, batch)
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        self._outputs = self._model.train_function(iter((batch,)))
 
     def wait(self) -> None:
         """Wait until the last step is done."""
@@ -50,11 +51,6 @@ class BorrowedStep:
         function = self._model.train_function
         self._state.restore()
         self._model.train_function = function  # Made once for all blocks.
-
-
-def _launch(train_function: Any, batch: Any) -> Any:
-    # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
-    return train_function(iter((batch,)))
 
 
 def wait_for(outputs: Any) -> None:
@@ -144,13 +140,7 @@ def rows_of(batch: Any) -> int:
 
 def first_rows(batch: Any, rows: int) -> Any:
     """Take the first examples of a batch."""
-
-    def cut(leaf: Any) -> Any:
-        if isinstance(leaf, tf.SparseTensor):
-            return tf.sparse.slice(leaf, [0] * len(leaf.shape), [rows, *leaf.shape[1:]])
-        return leaf[:rows]
-
-    return each_part(cut, batch)
+    return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 
 def _shapes_of(batch: Any) -> tuple[Any, ...]:
@@ -158,11 +148,10 @@ def _shapes_of(batch: Any) -> tuple[Any, ...]:
 
 
 class MicroBatchSteps:
-    """Makes train steps of a model, each with a micro-batch size and a batch of its own.
+    """Makes train steps of a model, each with a micro-batch size and a batch of its own."""
 
-    Keras's own where the batch goes through at once, else one that accumulates. Those of all
-    micro-batch sizes share one graph, unless XLA compiles it.
-    """
+    # Keras's own where the batch goes through at once, else one that accumulates. Those of all
+    # micro-batch sizes share one graph, unless XLA compiles it.
 
     def __init__(self, model: keras.Model, *, moments_every: int, exact: bool):
         self._model: Any = model
@@ -179,10 +168,17 @@ class MicroBatchSteps:
         graph = self._accumulating_graph(micro_batch_size) if accumulated else self._whole
 
         def run() -> None:
-            self._use(graph)
+            model = self._model
+            if graph.function is None or model.train_function is not graph.function:
+                vars(model).pop("train_step", None)
+                if graph.train_step is not None:
+                    model.train_step = graph.train_step
+                model.train_function = graph.function
+                model.make_train_function()
+                graph.function = model.train_function
             if graph.size is not None:
                 graph.size.assign(micro_batch_size)
-            wait_for(_launch(graph.function, batch))
+            wait_for(graph.function(iter((batch,))))
 
         return run
 
@@ -196,26 +192,12 @@ class MicroBatchSteps:
         self._accumulating = _Graph(self._model.train_step, size)
         return self._accumulating
 
-    def _use(self, graph: "_Graph") -> None:
-        """Make the model train by a graph; a batch of new shapes is traced again."""
-        model = self._model
-        if graph.function is not None and model.train_function is graph.function:
-            return
-        vars(model).pop("train_step", None)
-        if graph.train_step is not None:
-            model.train_step = graph.train_step
-        model.train_function = graph.function
-        model.make_train_function()
-        graph.function = model.train_function
-
 
 @dataclasses.dataclass
 class _Graph:
-    """A train step and the function that Keras made of it."""
-
     train_step: Any
     size: Any = None
-    function: Any = None
+    function: Any = None  # That Keras made of it.
 
 
 @contextlib.contextmanager

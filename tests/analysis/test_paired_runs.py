@@ -6,8 +6,7 @@ import pytest
 from scipy import special
 from simulated_runs import simulate
 
-from kbatch.analysis.paired_runs import Candidate, judge
-from kbatch.analysis.race import LOOKS, first_executions
+from kbatch.analysis.paired_runs import LOOKS, Candidate, first_executions, judge
 
 TOLERANCE = 0.01
 

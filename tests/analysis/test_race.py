@@ -2,8 +2,7 @@ import numpy as np
 import pytest
 from simulated_runs import simulate
 
-from kbatch.analysis import paired_runs
-from kbatch.analysis.race import LOOKS, first_executions, race, race_looks
+from kbatch.analysis.paired_runs import LOOKS, first_executions, judge, race, race_looks
 
 TOLERANCE = 0.01
 
@@ -88,13 +87,13 @@ def test_a_look_that_finds_enough_examples_restarts_the_count_of_too_few(monkeyp
     smallest = {3: 0.02, 4: None, 5: 0.02, 6: 0.02}
 
     def judge_by_list(candidates, **arguments):
-        verdict = paired_runs.judge(candidates, **arguments)
+        verdict = judge(candidates, **arguments)
         open_ = {"certain": False, "certified": (), "worse": ()}
         return verdict._replace(
             smallest_tolerance=smallest[len(candidates[0].values)], executions_needed=None, **open_
         )
 
-    monkeypatch.setattr("kbatch.analysis.race.judge", judge_by_list)
+    monkeypatch.setattr("kbatch.analysis.paired_runs.judge", judge_by_list)
     state, _, _ = run(simulated(0))
     assert (state.ended, state.rounds) == ("examples", 6)
 

@@ -1,8 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.intervals import t_quantile
-from kbatch.analysis.ratio import ratio_of_estimates, ratio_of_means
+from kbatch.analysis.intervals import ratio_of_estimates, ratio_of_means, t_quantile
 
 COVARIANCE = np.array([[0.04, 0.01], [0.01, 0.02]])
 

@@ -1,8 +1,8 @@
 import numpy as np
 import pytest
 
+from kbatch.analysis.line_fit import without_slow_rounds
 from kbatch.analysis.scaling_curve import fit_latency
-from kbatch.analysis.slow_rounds import without_slow_rounds
 
 PEAK_RATE, HALF_PEAK = 10_000.0, 10.0
 SIZES = 2.0 ** np.arange(9)

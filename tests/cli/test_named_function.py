@@ -3,7 +3,7 @@ import sys
 import numpy as np
 import pytest
 
-from kbatch.cli.arguments import check_name, memory_size, named, named_build, named_data, named_x_y
+from kbatch.cli.arguments import memory_size, named, named_build, named_data, named_x_y, split_name
 
 MODULE = """
 import numpy as np
@@ -67,7 +67,7 @@ def test_the_present_folder_hides_no_module_of_the_standard_library(folder):
 
 
 @pytest.mark.parametrize("name", ["colorsys", "test"])
-@pytest.mark.parametrize("look_up", [named, check_name])
+@pytest.mark.parametrize("look_up", [named, split_name])
 def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, name, look_up):
     (folder / f"{name}.py").write_text(MODULE)
     for text in (f"{name}.py:build", f"{name}:build"):
@@ -92,9 +92,9 @@ def test_a_module_that_the_named_one_imports_is_missing_by_its_own_name(folder):
 )
 def test_a_wrong_name_is_seen_before_anything_is_imported(folder, text, message):
     with pytest.raises(ValueError, match=message) as caught:
-        check_name(text, "--build")
+        split_name(text, "--build")
     assert f"Received: --build {text}" in str(caught.value)
-    check_name("given_module:nothing_there", "--build")
+    split_name("given_module:nothing_there", "--build")
     assert "given_module" not in sys.modules
 
 

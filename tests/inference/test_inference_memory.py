@@ -128,20 +128,20 @@ def wide():
     )
 
 
-class Unknown(keras.layers.Layer):
-    """A layer that cannot be read in another process."""
+class Unsendable(keras.layers.Layer):
+    """A layer that no other process can be told of."""
 
     def call(self, x):
         return 2 * x
 
-    def __reduce__(self):
+    def get_config(self):
         raise TypeError("this layer stays here")
 
 
 def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
     others = tf.zeros(2**27, tf.uint8)  # No part of the model, so no part of each example.
     inputs = keras.Input((4,))
-    model = keras.Model(inputs, Unknown()(inputs))
+    model = keras.Model(inputs, Unsendable()(inputs))
     found = measure_memory(
         model,
         InferenceInputs(np.zeros((4, 4), "float32"), None),

@@ -53,7 +53,7 @@ def test_times_that_are_not_settled_are_counted():
 
 def test_a_noise_floor_that_is_not_known_says_why():
     few = TwinRecord("compiled", "float32", 8, (0.01, 0.02))
-    line = "(A/A test) is not known: 2 rounds were made, and it takes 6. Give more time."
+    line = "(A/A test) is not known: 2 rounds were made, and at least 6 are needed. Give more time."
     assert f"The noise floor {line}" in lines_of(make_profile(twin=few))
     assert not any("A/A" in words for words in lines_of(make_profile(twin=None)))
 

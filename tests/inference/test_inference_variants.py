@@ -5,7 +5,7 @@ import tensorflow as tf
 from small_models import mlp, rows
 
 from kbatch.errors import InputError
-from kbatch.inference.variants import (
+from kbatch.inference.call_paths import (
     check_variants,
     output_change,
     outputs_of,

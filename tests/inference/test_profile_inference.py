@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
+from shared_worker import shared_worker
 from small_models import mlp, rows
 
 import kbatch
@@ -28,18 +29,19 @@ def whole(tmp_path_factory):
     told = []
     model = mlp()
     before = model.get_weights()
-    found = kbatch.profile_inference(
-        model,
-        X,
-        batch_sizes=(1, 8, 64),
-        call_paths=("compiled", "predict"),
-        dtype_policies=("float32", "bfloat16"),
-        latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
-        quantile=np.float64(0.95),
-        time_budget_s=np.float32(7.0),
-        memory_limit_bytes=np.int64(2**28),
-        on_progress=told.append,
-    )
+    with shared_worker():  # Else a process a policy.
+        found = kbatch.profile_inference(
+            model,
+            X,
+            batch_sizes=(1, 8, 64),
+            call_paths=("compiled", "predict"),
+            dtype_policies=("float32", "bfloat16"),
+            latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
+            quantile=np.float64(0.95),
+            time_budget_s=np.float32(7.0),
+            memory_limit_bytes=np.int64(2**28),
+            on_progress=told.append,
+        )
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
     path = tmp_path_factory.mktemp("profile") / "p.json"

@@ -8,8 +8,8 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 
 import kbatch
-from kbatch.input_pipeline.figure import alt_text, input_pipeline_info, plot_input_pipeline
 from kbatch.input_pipeline.record import StepSpan
+from kbatch.input_pipeline.report import alt_text, input_pipeline_info, plot_input_pipeline
 from kbatch.plotting.palette import ALARM, series_style
 from kbatch.plotting.saving import figure_bytes
 

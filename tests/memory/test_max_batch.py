@@ -270,9 +270,12 @@ def given(policy, *extra, run_eagerly=False):
 
 
 def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
-    class Halved(layers.Layer):  # Keras cannot read it in another process.
+    class Halved(layers.Layer):
         def call(self, x):
             return x / 2
+
+        def get_config(self):
+            raise TypeError("this layer stays here")
 
     model = given("mixed_float16", Halved(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 1)

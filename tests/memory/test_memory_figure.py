@@ -2,19 +2,17 @@ import pytest
 from figure_studies import max_batch_result
 from matplotlib.colors import to_hex
 
-from kbatch.memory.figure import memory_info, plot_memory
 from kbatch.memory.record import ProbeRecord
+from kbatch.memory.report import memory_info, plot_memory
 from kbatch.plotting.palette import ALARM
 
 GIB = 2**30
 
 
-def test_the_info_holds_window_limit_and_fit():
+def test_the_info_holds_the_window_and_every_run():
     result = max_batch_result()
     info = memory_info(result)
-    assert info.window_bytes == pytest.approx((0.8 * 8 * GIB, 0.9 * 8 * GIB))
-    assert info.fit == (result.fit.fixed_bytes, result.fit.bytes_per_example)
-    assert (info.answer, info.answer_bytes) == (2250, result.peak_memory_bytes)
+    assert info.window == "window 80 % to 90 %"
     sizes = {kind: [size for size, _ in runs] for kind, runs in info.runs.items()}
     assert sizes == {
         "below the limit": [1, 40, 800, 2250],
@@ -40,6 +38,8 @@ def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():
     failed = lines["out of memory"]
     assert (list(failed.get_xdata()), list(failed.get_ydata())) == ([4000], [8.0])
     assert to_hex(failed.get_color()) == ALARM
+    (window,) = panel.patches
+    assert (window.get_y(), window.get_height()) == pytest.approx((0.8 * 8, 0.1 * 8))
     assert len({lines[label].get_marker() for label in lines if not label.startswith("_")}) == 4
 
 

@@ -48,12 +48,23 @@ def test_a_model_without_a_call_is_not_profiled():
         kbatch.profile_inference(generative.variational_autoencoder(), generative.pictures(4)[0])
 
 
-def test_a_model_that_turns_out_to_have_no_weights_is_refused():
+def test_a_model_that_turns_out_to_have_no_weights_goes_through_whole():
     model = keras.Sequential([layers.Flatten()])
     model.compile("sgd", "mse")
     kbatch.accumulate_gradients(model, 4)
+    with pytest.warns(UserWarning, match="not have any trainable weights"):
+        assert model.fit(X, X, batch_size=16, verbose=0).history["loss"] == [0]
+
+
+def test_a_search_refuses_a_model_without_weights(tmp_path):
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Flatten()])
+        model.compile("sgd", "mse")
+        return model
+
+    hypermodel = kbatch.BatchSizeHyperModel(build, (8,), **settings())
     with pytest.raises(ValueError, match="no trainable weights"):
-        model.fit(X, X, batch_size=16, verbose=0)
+        statuses(tmp_path, hypermodel, X, X, objective="loss")
 
 
 def ragged_rows():
@@ -194,8 +205,10 @@ def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built_to_be_adjusted(
 
 def test_a_loaded_model_trains_in_the_policy_of_its_layers_and_says_so(tmp_path):
     path = tmp_path / "model.keras"
-    small_models.mlp().save(path)
-    hypermodel = kbatch.BatchSizeHyperModel(lambda: keras.models.load_model(path), (8, 16))
+    small_models.mlp(run_eagerly=True).save(path)
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: keras.models.load_model(path), (8, 16), micro_batch_size=4
+    )
     with pytest.warns(UserWarning, match="Trained in float32, not under mixed_float16"):
         found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
     assert found == [(8, "completed"), (16, "completed")]
@@ -207,6 +220,8 @@ def test_a_loaded_model_that_has_another_half_policy_is_refused_with_what_to_giv
     keras.config.set_dtype_policy("mixed_bfloat16")
     small_models.mlp().save(path)
     keras.config.set_dtype_policy(before)
-    hypermodel = kbatch.BatchSizeHyperModel(lambda: keras.models.load_model(path), (8, 16))
+    hypermodel = kbatch.BatchSizeHyperModel(
+        lambda: keras.models.load_model(path), (8, 16), micro_batch_size=4
+    )
     with pytest.raises(keras_tuner.errors.FatalValueError, match=r"which is loaded.*bfloat16"):
         statuses(tmp_path, hypermodel, X, Y)

@@ -22,8 +22,6 @@ ALIKE = {
     *("Variational autoencoder", "Supervised contrastive", "Bidirectional LSTM"),
     *("Text transformer", "LSTM to LSTM", "Wide and deep"),
 }
-NOT_SEARCHED: dict[str, str] = {}
-SILENT: dict[str, str] = {}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -32,26 +30,22 @@ def one_process():
         yield
 
 
-def each(*, xfails, quick=frozenset(), without=frozenset()):
+def each(*, quick=frozenset(), without=frozenset()):
     """Kinds as parameters, those that are not quick slow."""
-
-    def marks(name):
-        if name not in quick:
-            yield pytest.mark.slow
-        if name in xfails:
-            yield pytest.mark.xfail(strict=True, reason=xfails[name])
-
-    names = [name for name in BY_NAME if name not in without]
-    return [pytest.param(BY_NAME[name], marks=[*marks(name)], id=name) for name in names]
+    return [
+        pytest.param(kind, marks=[] if name in quick else [pytest.mark.slow], id=name)
+        for name, kind in BY_NAME.items()
+        if name not in without
+    ]
 
 
-@pytest.mark.parametrize("kind", each(xfails=NOT_SEARCHED, without=ALIKE))
+@pytest.mark.parametrize("kind", each(without=ALIKE))
 def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
     # What differs from kind to kind shows in one trial, at a size that settings follow.
     assert searched(kind, tmp_path, (16,)).startswith("yes")
 
 
-@pytest.mark.parametrize("kind", each(xfails=SILENT, quick=QUICK))
+@pytest.mark.parametrize("kind", each(quick=QUICK))
 def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(kind):
     found, _ = in_parts(kind)
     assert found == rows_of(PAGE)[kind.name].split(" | ")[3]

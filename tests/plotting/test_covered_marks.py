@@ -1,7 +1,12 @@
 """Thousands of marks, which are pixels in a vector file: as shapes they are heavy and slow."""
 
+import base64
+import io
+import re
+
 import numpy as np
 import pytest
+from PIL import Image
 
 from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes
@@ -28,4 +33,8 @@ def test_many_marks_of_a_series_and_their_bars_are_pixels(count, pixels):
 def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a_page():
     panel = drawn(10_000)
     assert len(figure_bytes(panel, ".svg")) < 1_000_000
-    assert 'href="data:image/png;base64' in SvgPage().element(transparent_svg(panel))
+    page = SvgPage().element(transparent_svg(panel))
+    found = re.search(r'href="data:image/png;base64,([^"]+)"[^>]* width="([\d.]+)"', page)
+    pixels = Image.open(io.BytesIO(base64.b64decode(found[1]))).width
+    # As sharp as a PNG file.
+    assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)

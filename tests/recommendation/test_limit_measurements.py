@@ -9,9 +9,9 @@ from recommendation_factory import make_pilot, make_timings
 from task_factory import make_task
 
 from kbatch.errors import InputError
+from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.limits import INPUT
 from kbatch.recommendation.measure import (
-    Ledger,
     measure_input,
     pilot_notes,
     sizes_to_time,
@@ -37,15 +37,15 @@ def raising(error):
     ],
 )
 def test_data_and_memory_that_do_not_allow_it_are_a_reason(error, reason):
-    ledger = Ledger(None)
-    assert ledger.try_run(INPUT, raising(error)) is None
-    assert ledger.unknown == {INPUT: reason}
-    assert list(ledger.durations_s) == [INPUT]
+    budget = Budget(60.0)
+    assert budget.try_run(INPUT, raising(error)) is None
+    assert budget.unknown == {INPUT: reason}
+    assert list(budget.durations_s) == [INPUT]
 
 
 def test_other_errors_are_raised():
     with pytest.raises(RuntimeError, match="a mistake"):
-        Ledger(None).try_run(INPUT, raising(RuntimeError("a mistake")))
+        Budget(60.0).try_run(INPUT, raising(RuntimeError("a mistake")))
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,14 @@ from recommendation_factory import (
 import kbatch
 from kbatch.plotting.palette import ALARM_TEXT
 from kbatch.plotting.saving import figure_bytes
-from kbatch.recommendation.figure import alt_text, limits_info, plot_limits
+from kbatch.recommendation.figure import (
+    PROGRESS,
+    THROUGHPUT,
+    WORTH,
+    alt_text,
+    limits_info,
+    plot_limits,
+)
 
 NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None, "fit_times": ()}
 CASES = [
@@ -40,27 +47,26 @@ def panels(recommendation, ax=None):
 
 def test_progress_is_throughput_times_worth():
     info = limits_info(make_recommendation())
-    assert [point.batch_size for point in info.points] == list(SIZES)
-    product = np.array([p.throughput * p.worth for p in info.points])
-    progress = np.array([p.progress for p in info.points])
+    sizes, throughput, _ = zip(*info.curves[THROUGHPUT], strict=True)
+    worth, progress = ([value for _, value, _ in info.curves[name]] for name in (WORTH, PROGRESS))
+    assert sizes == tuple(SIZES)
+    product = np.array(throughput) * worth
     np.testing.assert_allclose(progress, product / product.max())
-    assert max(p.throughput for p in info.points) == 1
-    assert info.points[SIZES.index(info.batch_size)].progress == 1
+    assert max(throughput) == 1
+    assert progress[SIZES.index(info.batch_size)] == 1
 
 
 @pytest.mark.parametrize("checks", [(), (make_check(128, 260), make_check(512, 130))])
 def test_progress_is_drawn_of_trained_sizes_and_peaks_at_the_answer(checks):
     found = make_recommendation(n_half=800.0, noise_scale=60.0, checks=checks)
     info = limits_info(found)
-    drawn = {p.batch_size: p.progress for p in info.points if p.progress is not None}
+    drawn = {size: value for size, value, _ in info.curves[PROGRESS]}
     assert list(drawn) == [32, *(check.batch_size for check in checks)]
     assert max(drawn, key=drawn.get) == found.batch_size == info.batch_size
     assert drawn[found.batch_size] == 1
-    assert all(point.throughput > 0 for point in info.points)
-    for point in info.points:
-        if point.progress is not None:
-            assert point.progress_interval.low <= point.progress <= point.progress_interval.high
-            assert point.worth_interval.low <= point.worth <= point.worth_interval.high
+    assert all(value > 0 for _, value, _ in info.curves[THROUGHPUT])
+    for _, value, interval in (*info.curves[PROGRESS], *info.curves[WORTH]):
+        assert interval.low <= value <= interval.high
     assert info.rows[2].size == found.critical.value
 
 
@@ -89,14 +95,14 @@ def test_slow_data_have_a_place_on_the_axis():
 
 def test_what_cannot_be_told_is_said():
     info = limits_info(make_recommendation(**NOTHING, unknown={"memory": "no limit is known"}))
-    assert (info.batch_size, info.points) == (None, ())
+    assert (info.batch_size, set(info.curves.values())) == (None, {()})
     assert info.title == "Batch size: cannot tell"
     assert [row.known for row in info.rows] == [False] * 4
     assert info.rows[0].words == "cannot tell: no limit is known"
     vague = limits_info(make_recommendation(pilot=make_pilot(scatter=30.0), checks=()))
     assert vague.rows[2].words == "cannot tell: the noise scale is unresolved"
     older = limits_info(make_recommendation(older=True))
-    assert [point.progress for point in older.points] == [None] * len(SIZES)
+    assert (len(older.curves[THROUGHPUT]), older.curves[PROGRESS]) == (len(SIZES), ())
     assert older.batch_size == 128
 
 

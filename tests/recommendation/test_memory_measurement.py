@@ -11,8 +11,8 @@ from task_factory import make_task
 
 from kbatch.errors import InputError
 from kbatch.memory.probe import Reading, WorkloadFacts
+from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.measure import (
-    BudgetClock,
     _TimeLimitedProbes,
     _TimeSpentError,
     measure_memory,
@@ -70,7 +70,7 @@ class Probes:
 
 def bounded(example_s, sizes, *, budget_s=20.0, **changed):
     probes = Probes(example_s, **changed)
-    task = make_task(X, Y)._replace(clock=BudgetClock(budget_s, lambda: probes.now_s))
+    task = make_task(X, Y)._replace(budget=Budget(budget_s, lambda: probes.now_s))
     limited = _TimeLimitedProbes(probes, task)
     try:
         for size in sizes:

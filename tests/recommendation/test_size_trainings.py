@@ -5,9 +5,10 @@ import small_models as models
 from recommendation_factory import make_check, make_pilot, make_recommendation
 from task_factory import make_task
 
+from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.choice import trained_runs
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, OTHER_SIZES, SATURATION
-from kbatch.recommendation.measure import BudgetClock, train_sizes
+from kbatch.recommendation.measure import train_sizes
 
 
 class Clock:
@@ -21,7 +22,7 @@ class Clock:
 
 
 def task(build=models.mlp, *, left_s=60.0):
-    return make_task(*models.rows(64), build=build)._replace(clock=BudgetClock(left_s, Clock()))
+    return make_task(*models.rows(64), build=build)._replace(budget=Budget(left_s, Clock()))
 
 
 def train(given, found, pilot=None):
@@ -101,7 +102,7 @@ def test_without_a_loss_to_come_to_nothing_is_trained(changed):
 
 def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
     now = Clock()
-    clock = BudgetClock(60.0, now)
+    clock = Budget(60.0, now)
     names = [MEMORY, NOISE, SATURATION, INPUT, OTHER_SIZES]
     parts = []
     for name in names:
@@ -110,7 +111,7 @@ def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
     # Each takes its part: the last one is left the rest, and nothing remains.
     assert sum(parts) == pytest.approx(60.0)
     assert clock.left_s == pytest.approx(0.0)
-    slow, late = BudgetClock(60.0, now), []
+    slow, late = Budget(60.0, now), []
     now.now_s += 50.0  # A first measurement that took far too long bounds what follows.
     for name in names[1:]:
         late.append(slow.part_s(name))
@@ -122,7 +123,7 @@ def test_the_clock_gives_each_measurement_a_part_of_what_is_left():
 
 def test_sizes_are_timed_however_late_while_the_call_ends_in_time():
     now = Clock()
-    clock = BudgetClock(60.0, now)
+    clock = Budget(60.0, now)
     now.now_s = 73.0  # The pilot took all of it.
     assert clock.part_s(SATURATION) == pytest.approx(2.4)
     now.now_s = 88.0  # The call is to end after 90 s.
@@ -131,12 +132,12 @@ def test_sizes_are_timed_however_late_while_the_call_ends_in_time():
 
 def test_what_was_overspent_counts_in_what_the_call_may_still_take():
     now = Clock()
-    clock = BudgetClock(60.0, now)
+    clock = Budget(60.0, now)
     now.now_s = 69.0  # Nothing is left, and the call is to end after 90 s.
     clock.reserved_s = 12.0
-    assert clock.holds(20.0, share=1.5)
+    assert clock.holds(20.0)
     now.now_s = 71.0
-    assert not clock.holds(20.0, share=1.5)
+    assert not clock.holds(20.0)
 
 
 def trained_in_turns(updates):
@@ -149,7 +150,7 @@ def trained_in_turns(updates):
         end = "target" if needed <= plan.most_updates else "lost"
         return make_check(plan.batch_size, min(needed, plan.most_updates), end)
 
-    given = task()._replace(clock=BudgetClock(6000.0, Clock()))
+    given = task()._replace(budget=Budget(6000.0, Clock()))
     train_sizes(
         given, found.pilot, timings=found.timings, in_fit=found.in_fit.line, rule="sqrt", run=run
     )

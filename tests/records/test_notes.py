@@ -10,7 +10,7 @@ from records_factory import make_execution
 from kbatch.records.json_codec import RecordError, read_record, record_text, write_record
 from kbatch.records.notes import _KINDS, RunNote
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.report.load import load_record
+from kbatch.report.content import load_record
 
 STORED = Path(__file__).parent / "stored"
 VALUES = {

@@ -8,8 +8,7 @@ import pytest
 from records_factory import make_execution
 
 from kbatch.records.json_codec import RecordError, read_record, write_record
-from kbatch.records.outcomes import MOST_BLOCKS, Outcomes
-from kbatch.records.training_run import ExecutionRecord
+from kbatch.records.training_run import MOST_BLOCKS, ExecutionRecord, Outcomes
 
 KNOWN = {"metric": "val_accuracy", "epoch": 3, "key": "k", "set_key": "s"}
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from kbatch.report.load import load_record
+from kbatch.report.content import load_record
 from kbatch.report.pages import write_report
 
 STORED = Path(__file__).parent / "stored" / "version-0.1.0"

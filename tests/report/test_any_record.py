@@ -11,7 +11,7 @@ from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.records.json_codec import NewerRecordError, RecordError, write_record
-from kbatch.report.load import load_record
+from kbatch.report.content import load_record
 
 RECORDS = (
     make_study(),

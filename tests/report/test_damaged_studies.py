@@ -15,8 +15,7 @@ from training_profile_factory import training_profile
 
 import kbatch
 from kbatch.records.json_codec import RecordError, write_record
-from kbatch.report.content import report_content
-from kbatch.report.load import load_record
+from kbatch.report.content import load_record, report_content
 from kbatch.study.answer import answer
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import load_study

@@ -91,6 +91,11 @@ def test_the_page_needs_no_network_and_is_small():
     assert "@import" not in text
 
 
+def test_the_policy_of_the_page_lets_a_browser_load_the_marks_that_are_images_within_it():
+    (policy,) = [a["content"] for a in Page(plain_html()).found("meta") if "http-equiv" in a]
+    assert {"default-src 'none'", "img-src data:"} <= set(policy.split("; "))
+
+
 def test_the_page_can_be_used_without_seeing_it():
     page = Page(plain_html())
     assert page.found("html") == [{"lang": "en"}]

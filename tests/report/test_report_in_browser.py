@@ -75,6 +75,14 @@ def test_the_page_fits_sorts_and_logs_no_error(tmp_path, width):
     }
 
 
+def test_a_page_of_many_trials_loads_the_images_of_its_marks(tmp_path):
+    trials = (make_trial(16, trial_id=f"{k}", hyperparameters={"k": k}) for k in range(501))
+    write_report(make_study(*trials), tmp_path / "report.html")
+    assert "<image " in (tmp_path / "report.html").read_text()
+    done = browse(tmp_path, "--dump-dom", (tmp_path / "report.html").as_uri())
+    assert "CONSOLE" not in done.stderr
+
+
 # A report and two displays of a notebook in one page, their first sliders moved to both ends.
 SLIDERS = """<!doctype html><meta charset="utf-8">
 <iframe id="frame" src="sliders.html" style="width:{width}px;height:900px"></iframe><script>

@@ -1,5 +1,6 @@
 """The batch size that a search compares all others with."""
 
+import numpy as np
 import pytest
 import searches
 
@@ -12,7 +13,7 @@ def search(directory, **arguments):
 
 
 def test_a_baseline_is_tried_compared_with_and_changed_without_another_search(tmp_path):
-    tuner = search(tmp_path, baseline=8)
+    tuner = search(tmp_path, baseline=np.int64(8))
     study = kbatch.load_study(tuner)
     assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     # What the sizes given decide stays: the learning rate is still that of 16.

@@ -18,6 +18,7 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from rich.console import Console
 from stub_executor import StubExecutor, trained
 
 import kbatch
@@ -25,12 +26,13 @@ from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
 from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, next_size
 from kbatch.cli import main as cli
 from kbatch.device.worker import WorkerDied
+from kbatch.records.json_codec import record_text
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.goodput_costs import expected_runs
-from kbatch.search.progress import FileLine, SearchProgress
+from kbatch.search.progress import ConsoleLine, SearchProgress
 from kbatch.search.trial_process import execute
 from kbatch.search.trial_states import CHECKPOINT_NAME
-from kbatch.study.study import RECORD_NAME
+from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
 
 SIZES = (8, 16, 32, 64)
 STATE = b'{"hyperparameters": {"values": {"batch_size": 8}}}'
@@ -675,7 +677,6 @@ def test_pairs_that_run_count_as_what_is_expected_of_them():
 
 def test_sizes_that_run_count_as_what_is_expected_of_them():
     costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (16, 64, 256, 1024)}, 0.5)
-    assert expected_runs(costs, [], [64]) == []
     runs = [FinishedRun(64, cost=2.5, updates=2000.0, noise_scale=300.0)]
     first = next_size(costs, runs).batch_size
     (expected,) = expected_runs(costs, runs, [first])
@@ -685,16 +686,63 @@ def test_sizes_that_run_count_as_what_is_expected_of_them():
         expected.cost, 0.5 + expected.updates * costs.update_costs[first], rtol=1e-12
     )
     assert next_size(costs, [*runs, expected]).batch_size != first
+    # A run that missed the target tells nothing of the others.
+    assert expected_runs(costs, [FinishedRun(16, cost=None, updates=900.0)], [first]) == []
+
+
+def test_sizes_beside_the_pilot_follow_from_it_whatever_it_takes():
+    costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (16, 64, 256, 1024)})
+    pilot, beside = expected_runs(costs, [], [64, 1024])
+    assert (pilot.batch_size, pilot.updates) == (64, 1.0)
+    assert beside.updates == forecast_updates(costs, [pilot]).updates[1024] < 1
+    took = FinishedRun(64, cost=3000 * pilot.cost, updates=3000.0)
+    assert next_size(costs, [pilot]).batch_size == next_size(costs, [took]).batch_size != 64
+
+
+class Swept(StubExecutor):
+    """Its sweep finds a larger batch faster."""
+
+    def submit(self, function, search, task):
+        if task.trial_id is not None:
+            return super().submit(function, search, task)
+        found = GoodputRecord((8, 16, 32, 64), (0.010, 0.011, 0.013, 0.017), (), 0.5)
+        future = concurrent.futures.Future()
+        future.set_result(TaskResult({"kbatch-goodput.json": record_text(found).encode()}))
+        return future
+
+
+@pytest.mark.parametrize("workers", [1, 3])
+def test_a_search_by_goodput_fills_its_workers_from_the_start(tmp_path, workers):
+    executor, callbacks = Swept(), [kbatch.TimeBudget(60)]
+    given = {"micro_batch_size": "auto", "dtype_policy": "mixed_float16"}
+    hypermodel = searches.stock(batch_sizes=SIZES, **given)
+    given = {"strategy": "goodput", "max_parallel": workers, "fit": {"callbacks": callbacks}}
+    found = search(tmp_path, executor, hypermodel=hypermodel, **given)
+    kinds = [decision.kind for decision in read_goodput(Path(found.project_dir)).decisions]
+    assert executor.most_open == workers
+    assert kinds[0] == "pilot"
+    assert kinds.count("beside") == workers - 1
+
+
+def test_an_engine_that_cannot_say_what_runs_ends_no_search(tmp_path):
+    class Silent(StubExecutor):
+        def submit(self, *task):
+            future = super().submit(*task)
+            future.running = lambda: 1 / 0
+            return future
+
+    found = search(tmp_path, Silent())
+    assert set(statuses(found).values()) == {"completed"}
 
 
 def test_progress_counts_what_runs_waits_and_has_ended():
     lines = []
 
-    class Line(FileLine):
+    class Line(ConsoleLine):
         def update(self, name, share, figures):
             lines.append((name, figures))
 
-    with SearchProgress(1, open_line=Line) as progress:
+    with SearchProgress(1, open_line=lambda: Line(Console())) as progress:
         progress.show_counts(submitted=5, running=2, ended=3)
         progress.show_counts(submitted=5, running=None, ended=3)
     assert lines == [

@@ -5,7 +5,8 @@ from records_factory import make_epochs, make_execution, make_trial
 
 from kbatch.analysis.next_size import SizeCosts, forecast_updates, next_size
 from kbatch.records.training_run import Target
-from kbatch.search.goodput_costs import costs_of, runs_of
+from kbatch.search import goodput_costs
+from kbatch.search.goodput_costs import costs_of
 from kbatch.study.study import GoodputRecord
 from kbatch.study.trial import Objective
 
@@ -15,6 +16,13 @@ def timed(batch_size, seconds, *, target=None, **changed):
     return make_trial(
         batch_size, make_execution(batch_size, epochs=epochs, **changed, target=target)
     )
+
+
+COSTS = SizeCosts({16: 0.1, 32: 0.15}, 2.0)
+
+
+def runs_of(trials, objective):
+    return goodput_costs.runs_of(trials, objective, COSTS)
 
 
 def test_runs_to_a_target_have_its_cost():
@@ -30,6 +38,14 @@ def test_runs_of_equal_time_have_that_to_what_the_first_held():
     slow = timed(32, 16.0)
     first, second = runs_of([timed(16, 8.0), slow], Objective("val_accuracy", "max"))
     assert (first.cost, second.cost) == (6.0, 12.0)
+
+
+def test_a_run_on_another_kind_of_device_costs_what_its_updates_cost_on_the_first():
+    objective, pilot = Objective("val_accuracy", "max"), timed(16, 8.0, device="NVIDIA A100")
+    first, other = runs_of([pilot, timed(32, 1.0, device="NVIDIA H100")], objective)
+    assert (first.cost, other.cost) == (6.0, 2.0 + 30 * 0.15)
+    _, same = runs_of([pilot, timed(32, 1.0, device="NVIDIA A100")], objective)
+    assert same.cost == 0.75
 
 
 def test_a_trial_out_of_memory_tells_that_it_cannot_be_trained():

@@ -5,7 +5,7 @@ import pytest
 from keras_tuner.src.engine.trial import Trial, TrialStatus
 
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_process import TrialResult, trial_result
+from kbatch.search.trial_process import trial_result
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 from tests.records_factory import make_execution, make_study, make_trial
@@ -25,10 +25,11 @@ def searched(records, objective):
         trial = oracle.trials[record.trial_id] = Trial(space, record.trial_id)
         result = trial_result(record)
         trial.status = TrialStatus.FAILED
-        if isinstance(result, TrialResult):
+        if isinstance(result, tuple):
             trial.status = TrialStatus.COMPLETED
-            for name, value in result.metrics.items():
-                trial.metrics.update(name, value, step=result.step)
+            metrics, step = result
+            for name, value in metrics.items():
+                trial.metrics.update(name, value, step=step)
             oracle.score_trial(trial)
     return oracle
 

@@ -13,12 +13,11 @@ from rich.console import Console
 
 import kbatch
 from kbatch.search.progress import (
-    FileLine,
+    ConsoleLine,
     FitProgress,
     FitReporter,
     NotebookLine,
     SearchProgress,
-    TerminalLine,
     duration,
     trial_line,
     trial_name,
@@ -199,7 +198,7 @@ def test_the_reporter_tells_the_share_of_the_trial_and_not_each_step(clock):
 def test_a_log_file_gets_lines_without_control_characters():
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
-        line = FileLine()
+        line = ConsoleLine(Console())
         line.update("trial", 0.5, "half")
         line.print("trial 1")
         line.close()
@@ -208,13 +207,13 @@ def test_a_log_file_gets_lines_without_control_characters():
 
 def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
     out = io.StringIO()
-    line = TerminalLine(Console(file=out, force_terminal=True, width=100))
+    line = ConsoleLine(Console(file=out, force_terminal=True, width=100))
     line.update("trial 1", 0.5, "50 %, [bold] 0:30 left")
-    line.print("trial 1 [bold] ended")
+    line.print("trial 1 [bold] ended :x:")
     line.close()
     text = out.getvalue()
     assert "50 %, [bold] 0:30 left" in text
-    assert "trial 1 [bold] ended\n" in text
+    assert "trial 1 [bold] ended :x:\n" in text
     assert text.endswith("\x1b[2K")
 
 

@@ -15,9 +15,10 @@ import small_models as models
 from recommendation_factory import make_pilot
 from task_factory import make_task
 
+from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.choice import decide, trained_runs
 from kbatch.recommendation.limits import INPUT, NOISE, SATURATION
-from kbatch.recommendation.measure import BudgetClock, train_sizes
+from kbatch.recommendation.measure import train_sizes
 from kbatch.recommendation.pilot_record import SizeCheck
 from kbatch.throughput.record import TimedRounds
 
@@ -62,9 +63,9 @@ def named(world, seed):
     def drawn(size):
         return max(1, round(world.updates(size) * rng.lognormal(0, 0.08)))
 
-    clock = BudgetClock(BUDGET_S, lambda: world.now_s)
+    clock = Budget(BUDGET_S, lambda: world.now_s)
     clock.reserved_s = MEMORY_S
-    task = make_task(*models.rows(64))._replace(clock=clock)
+    task = make_task(*models.rows(64))._replace(budget=clock)
     # The pilot ends with its part, or after twice the updates to its loss.
     pilot_s = 1.3 * world.step_s(PILOT)
     room_s = max(clock.part_s(NOISE) - world.build_s, clock.part_s(NOISE) / 2)

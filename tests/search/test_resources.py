@@ -144,8 +144,8 @@ def test_an_execution_that_ran_out_and_is_then_lost_runs_once_more(tmp_path):
     assert search(tmp_path, executor)[8].status == "completed"
     assert [size for size, _ in executor.ran] == [8, 2250, 4000, 8, 8]
     # The engine takes equal tasks for one.
-    attempts = [task.attempt for task, (size, _) in zip(executor.tasks, executor.ran) if size == 8]
-    assert attempts == [0, 1, 2]
+    tasks = zip(executor.tasks, executor.ran, strict=True)
+    assert [task.attempt for task, (size, _) in tasks if size == 8] == [0, 1, 2]
 
 
 def test_what_no_node_has_fails_with_the_bytes_and_the_others_complete(tmp_path):

@@ -6,7 +6,7 @@ from records_factory import make_epochs, make_execution, make_study, make_trial
 from kbatch.records.training_run import Budget, Target
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
-from kbatch.study.conditions import caption
+from kbatch.study.names import caption
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
 

@@ -7,9 +7,8 @@ import pytest
 from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.analysis.race import race_looks
-from kbatch.records.outcomes import Outcomes
-from kbatch.records.training_run import Budget, Target
+from kbatch.analysis.paired_runs import race_looks
+from kbatch.records.training_run import Budget, Outcomes, Target
 from kbatch.study.answer import answer
 from kbatch.study.decision import count_race_looks
 from kbatch.study.figures.trials import named_label, plot_trials, trials_info
@@ -338,6 +337,7 @@ def test_a_trial_on_two_devices_is_compared_by_its_metric_alone():
     study = make_study(*trials)
     assert (study.decide().batch_size, study.decide().worse) == (16, (64,))
     assert answer(study).speed == "It trained at 1,000 samples/s."
+    assert answer(make_study(trials[0])).speed == "It trained at 1,000 samples/s."
     # The best time is named, and compared with none.
     rates = Objective("samples_per_second", "max")
     timed = [dataclasses.replace(trial, objective=rates) for trial in trials]

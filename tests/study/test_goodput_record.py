@@ -39,6 +39,7 @@ def test_sizes_and_times_belong_together():
         (PILOT, "64 comes first"),
         (SizeDecision(32, "no target yet"), "32 comes next"),
         (SizeDecision(128, "gain", 64, 256, 0.4), "probability of 40 %"),
+        (SizeDecision(128, "beside", 64, 128, 0.4), "better than 64, which still runs, with"),
         (STOP, "no other batch size is likely to be as good as 64"),
         (SizeDecision(None, "tie", 64, 128, 0.1), "hardly better: 128 is more than 5 % better"),
         (SizeDecision(None, "all tried", 64), "could not be trained."),

@@ -7,7 +7,7 @@ from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
-from kbatch.study.conditions import caption
+from kbatch.study.names import caption
 from kbatch.study.report import study_section
 from kbatch.study.table import lettered, marked_table, trial_table
 

@@ -52,6 +52,14 @@ def test_hyperparameters_that_differ_are_columns_before_what_follows_from_them()
     assert alone.columns[1].cells[-1] == "n/a"
 
 
+def test_a_text_keeps_its_brackets_and_a_number_loses_its_spread():
+    kinds = ("relu (leaky)", "relu (plain)", None)
+    trials = (make_trial(16, trial_id=f"{k}", hyperparameters={"kind": k}) for k in kinds)
+    _, kind, rate, *_ = ranking_info(make_study(*trials), most=9).columns
+    assert (kind.numeric, sorted(kind.cells)) == (False, ["n/a", "relu (leaky)", "relu (plain)"])
+    assert (rate.numeric, rate.cells) == (True, ["1,000"] * 3)
+
+
 def test_rows_cells_and_dots_are_drawn_at_one_height():
     executions = [make_execution(accuracies=(a,)) for a in (0.9, 0.92, 0.94)]
     study = make_study(make_trial(64, *executions), make_trial(32), make_trial(16, status="failed"))

@@ -10,6 +10,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
+from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError
@@ -46,8 +47,9 @@ def test_a_batch_that_does_not_train_so_in_parts_is_noted():
 def profile():
     """Sizes, data and memory as they are found without being told."""
     lines = []
-    data = models.rows(20)
-    found = kbatch.profile_training(models.mlp, *data, time_budget_s=5.0, on_progress=lines.append)
+    found = kbatch.profile_training(
+        Here(small), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
+    )
     assert any("measuring memory" in line for line in lines)
     assert any("after warming up" in line for line in lines)
     return found

@@ -5,8 +5,12 @@ import pytest
 from training_profile_factory import left_out, point, training_profile
 
 import kbatch
-from kbatch.throughput.figure import training_profile_alt_text, training_profile_info
-from kbatch.throughput.report import training_lines, training_section
+from kbatch.throughput.report import (
+    training_lines,
+    training_profile_alt_text,
+    training_profile_info,
+    training_section,
+)
 
 CACHE = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
 

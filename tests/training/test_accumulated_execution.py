@@ -160,7 +160,6 @@ def accumulating_by_keras(wrap=lambda optimizer: optimizer):
     ("build", "message"),
     [
         (uncompiled, "must be compiled"),
-        (frozen, "no trainable weights"),
         (accumulating_by_keras, "gradient_accumulation_steps=4"),
         (
             lambda: accumulating_by_keras(keras.optimizers.LossScaleOptimizer),
@@ -187,10 +186,61 @@ def test_parts_of_different_length_are_refused():
         model.train_on_batch(X[:32], Y[:30])
 
 
-def test_sparse_inputs_are_refused():
-    model = kbatch.accumulate_gradients(models.mlp(), 8)
-    with pytest.raises(TypeError, match="convert the data"):
-        model.train_step((tf.sparse.from_dense(X[:32]), Y[:32]))
+class OfSparseRows(keras.Model):
+    """Takes rows as they are: one with an `Input` would make them dense."""
+
+    def __init__(self):
+        super().__init__()
+        self.first, self.last = keras.layers.Dense(4, "tanh"), keras.layers.Dense(3, "softmax")
+
+    def call(self, x):
+        return self.last(self.first(x))
+
+
+def of_sparse_rows(optimizer, **arguments):
+    keras.utils.set_random_seed(1)
+    model = OfSparseRows()
+    model.compile(optimizer, "sparse_categorical_crossentropy", **arguments)
+    return model
+
+
+def sparse(x, y):
+    return tf.sparse.from_dense(tf.where(x > 0.5, x, 0)), y
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": True}])
+@pytest.mark.parametrize("eager", [False, True])
+def test_sparse_rows_are_cut(settings, eager):
+    """Three batches, the last one of 4 rows."""
+    data = tf.data.Dataset.from_tensor_slices((X[:64], Y[:64])).batch(30).map(sparse)
+    whole = of_sparse_rows("sgd", run_eagerly=True)
+    parts = accumulating(of_sparse_rows("sgd", run_eagerly=eager), 8, **settings)
+    for model in (whole, parts):
+        model.fit(data, shuffle=False, verbose=0)
+    assert_equal_weights(whole, parts, 1e-6)
+
+
+def test_the_gradient_of_sparse_rows_that_fit_stays_sparse():
+    kinds = []
+
+    class Noting(keras.optimizers.Adagrad):
+        def assign_sub(self, variable, value):
+            kinds.append(type(value))
+            super().assign_sub(variable, value)
+
+    model = accumulating(of_sparse_rows(Noting(), run_eagerly=True), 8)
+    for rows, stays in ((8, True), (9, False)):
+        kinds.clear()
+        model.train_step(sparse(tf.constant(X[:rows]), tf.constant(Y[:rows])))
+        assert (tf.IndexedSlices in kinds) == stays
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": True}])
+def test_a_model_that_is_frozen_goes_through_whole(settings):
+    model = accumulating(frozen(), 8, **settings)
+    with pytest.warns(UserWarning, match="not have any trainable weights"):
+        found = model.fit(X[:32], Y[:32], batch_size=16, verbose=0).history["loss"]
+    assert found == pytest.approx([model.evaluate(X[:32], Y[:32], verbose=0)[0]], rel=1e-5)
 
 
 def tokens_under_xla(jit_compile):

@@ -10,6 +10,7 @@ import tensorflow as tf
 from equal_training import (
     accumulating,
     assert_equal_training,
+    assert_equal_weights,
     assert_same_training,
     built,
     trained,
@@ -374,7 +375,10 @@ def stepping(kind=Stepping, **arguments):
     return model
 
 
-@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, {"jit_compile": True}])
+XLA = pytest.param({"jit_compile": True}, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("way", [{}, {"run_eagerly": True}, XLA])
 def test_a_train_step_of_the_models_own(way):
     data = X[:30], Y[:30]
     whole = trained(stepping, data, micro_batch_size=None, eager=True, batch_size=30)
@@ -523,8 +527,7 @@ def tied(kind, **arguments):
     return model
 
 
-@pytest.mark.parametrize("eager", [False, True])
-@pytest.mark.parametrize("kind", [TiedByTemperature, TiedByTable])
+@pytest.mark.parametrize(("kind", "eager"), [(TiedByTemperature, True), (TiedByTable, False)])
 def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(kind, eager):
     """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
     data = X[:62], Y[:62]
@@ -556,8 +559,118 @@ def test_a_wrong_update_is_warned_of_although_plain_parts_add_up():
         model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
 
 
+def test_a_kept_tensor_is_refused_in_a_graph():
+    model = in_parts(lambda: stepping(Kept))()
+    with pytest.raises(ValueError, match=r"keeps as an attribute.*return it from `call`"):
+        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
+
+
+class KeptForTheLoss(Kept):
+    """A model by Keras's step, whose loss takes what a call has left on it."""
+
+    train_step = keras.Model.train_step
+
+
+def test_the_exact_mode_is_not_advised_where_it_is_used():
+    model = KeptForTheLoss()
+    loss = lambda y_true, y_pred: ops.mean(y_pred**2) + 10 * ops.mean(model.kept**2)  # noqa: E731
+    model.compile("sgd", loss, run_eagerly=True)
+    kbatch.accumulate_gradients(model, 8, exact=True)
+    with pytest.warns(UserWarning, match="the loss .* differed by") as said:
+        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
+    assert not [one for one in said if "exact=True" in str(one.message)]
+
+
+class Scaled(layers.Layer):
+    """Takes a table, of which no row belongs to a row of the batch."""
+
+    def call(self, x, table):
+        return x * ops.mean(table, axis=0)
+
+
+class OfTable(Stepping):
+    """A step that hands a table to a layer."""
+
+    def __init__(self):
+        super().__init__()
+        self.table, self.scaled = self.add_weight(shape=(5, 3)), Scaled()
+
+    def train_step(self, data):
+        x, y = data[:2]
+        with tf.GradientTape() as tape:
+            rows = self.scaled(self(x), tf.convert_to_tensor(self.table))
+            loss = supervised_contrastive(y, rows)
+        weights = [*self.second.trainable_weights, self.table]
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
+@pytest.mark.parametrize(("rows", "way"), [(5, "fit"), (5, "train_on_batch"), (6, "fit")])
+def test_a_table_of_as_many_rows_as_the_batch_is_warned_of(rows, way):
+    """It would be cut with the batch, where the step sees the number of rows as a number."""
+    model = stepping(OfTable, run_eagerly=way == "fit")
+    kbatch.accumulate_gradients(model, 2, exact=True)
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        if way == "fit":
+            model.fit(X[:12], Y[:12], batch_size=rows, verbose=0)
+        else:
+            model.train_on_batch(X[:rows], Y[:rows])
+    named = [
+        one for one in said if "as many rows as a batch has in training, 5" in str(one.message)
+    ]
+    assert bool(named) == (rows == 5)
+
+
+class OfWords(keras.Model):
+    """Ragged rows of words, with moving statistics."""
+
+    def __init__(self):
+        super().__init__()
+        self.words, self.norm = layers.Embedding(20, 4), layers.BatchNormalization(momentum=0.5)
+
+    def call(self, words, training=False):
+        return self.norm(tf.reduce_mean(self.words(words.to_tensor()), axis=1), training=training)
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_ragged_rows_in_a_graph(frozen):
+    """With a frozen BatchNormalization: otherwise its statistics are those of parts."""
+    rows = tf.RaggedTensor.from_row_lengths(np.arange(90) % 20, np.full(30, 3))
+    data = tf.data.Dataset.from_tensor_slices((rows, Y[:30])).batch(30)
+    found = []
+    for cut in (False, True):
+        keras.utils.set_random_seed(1)
+        model = OfWords()
+        model.norm.trainable = not frozen
+        model.compile("sgd", supervised_contrastive, run_eagerly=not cut)
+        if cut:
+            accumulating(model, 8, exact=True)
+        model.fit(data, verbose=0)
+        found.append(model)
+    whole, parts = found
+    if frozen:
+        assert_equal_weights(whole, parts, 1e-5)
+    np.testing.assert_allclose(parts.norm.moving_mean, whole.norm.moving_mean, atol=1e-6)
+
+
+def test_a_gradient_by_ragged_values_is_refused():
+    class Ragged(Stepping):
+        def train_step(self, data):
+            with tf.GradientTape() as tape:
+                rows = tf.RaggedTensor.from_uniform_row_length(self.first(data[0]), 1)
+                loss = tf.reduce_sum(layers.Lambda(lambda x: x.to_tensor()[:, 0])(rows))
+            weights = self.first.trainable_weights
+            self.optimizer.apply(tape.gradient(loss, weights), weights)
+            return {"loss": loss}
+
+    model = in_parts(lambda: stepping(Ragged))()
+    with pytest.raises(ValueError, match=r"no gradient by such values.*a RaggedTensor for lambda"):
+        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
+
+
 def test_weights_that_are_not_a_number_raise_nothing():
-    model = stepping()
+    model = stepping(run_eagerly=True)
     model.second.bias.assign([np.nan] * 3)
-    in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
+    in_parts(lambda: model, 16)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
     assert np.isnan(model.second.bias).all()

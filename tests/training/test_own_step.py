@@ -7,6 +7,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import accumulating, batches_of_lengths
+from fake_clock import FakeClock
 
 import kbatch
 from kbatch.training.accumulation.parts_check import check_parts
@@ -57,12 +58,14 @@ def test_the_largest_batch_is_found(kind):
         return model
 
     found = kbatch.find_max_batch_size(
-        own_steps.Here(eager), X, y, max_batch_size=16, memory_limit_bytes=10**8
+        own_steps.Here(eager), X, y, max_batch_size=2, memory_limit_bytes=10**8
     )
-    assert found.max_batch_size == 16
+    assert found.max_batch_size == 2
 
 
-def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown():
+def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown(monkeypatch):
+    # The seconds of the budget are counted in readings: a slow machine makes as many updates.
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=2e-2))
     found = kbatch.recommend(own_steps.vae, X, budget_s=2.0, seed=0, base_batch_size=8)
     assert (found.pilot.micro_batch_size, found.noise_scale.value) == (8, None)
     assert "has its own `train_step`" in " ".join(str(found).split())
@@ -140,6 +143,25 @@ def test_micro_batches_update_as_the_whole_batch_does(case):
     # Of a metric the last result counts, of another value the mean over rows.
     assert of_parts["loss"] == pytest.approx(history["loss"], rel=1e-5)
     assert of_parts["batch_loss"] == pytest.approx(history["batch_loss"], rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+def test_a_step_is_traced_as_often_as_alone(steps):
+    """Once for all micro-batches, where its batches are of one length."""
+    traces = {}
+
+    class Counted(own_steps.VAE):
+        def train_step(self, data):
+            traces[cut] += 1
+            return super().train_step(data)
+
+    for cut in (False, True):
+        traces[cut] = 0
+        model = own_steps.vae(kind=Counted, steps_per_execution=steps)
+        if cut:
+            accumulating(model, 5)
+        model.fit(X[:48], batch_size=16, verbose=0)
+    assert traces[True] == traces[False]
 
 
 def test_each_optimizer_of_a_step_applies_once():

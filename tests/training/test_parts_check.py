@@ -168,12 +168,12 @@ def augmented():
 
 
 def recurrent():
-    """Both ways and with dropout, on tokens that are masked."""
+    """With dropout, on tokens that are masked."""
     model = keras.Sequential(
         [
             layers.Input((3,), dtype="int32"),
             layers.Embedding(10, 4, mask_zero=True),
-            layers.Bidirectional(layers.SimpleRNN(3, dropout=0.2, return_sequences=True)),
+            layers.SimpleRNN(3, dropout=0.2, return_sequences=True),
             layers.Dense(3, "softmax"),
         ]
     )

@@ -44,7 +44,7 @@ def test_it_counts_the_steps_and_their_rows(batch_size, micro_batch_size, eager)
     reading = meter.read()
     assert reading[:3] == (2 * -(-94 // batch_size), 2 * 94, batch_size)
     assert int(model.optimizer.iterations) == reading.batches
-    assert meter.micro_batch_size == micro_batch_size
+    assert getattr(meter.how, "micro_batch_size", None) == micro_batch_size
     assert reading.wait_s >= 0
     assert replica_count(model) == 1
 

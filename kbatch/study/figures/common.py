@@ -12,8 +12,14 @@ from matplotlib.axis import Axis
 from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
-from kbatch.study.conditions import caption
-from kbatch.study.names import TrialNames, is_fraction, metric_axis_label, outcome, trial_names
+from kbatch.study.names import (
+    TrialNames,
+    caption,
+    is_fraction,
+    metric_axis_label,
+    outcome,
+    trial_names,
+)
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -68,7 +74,6 @@ def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str,
 def write_conditions(
     panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
-    """Write notes and the conditions of a study below a panel."""
     lines = (*notes, caption(study.conditions))
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
@@ -96,7 +101,6 @@ def incomplete_text(study: Study) -> str:
 
 
 def none_completed(study: Study) -> str:
-    """Describe that no trial has a result, and why."""
     return f"No trial completed: {_counts(study.trials)}"
 
 

@@ -11,9 +11,8 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import PlottedEstimate, bars_text, throughput_estimate
+from kbatch.study import names
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.2
@@ -21,11 +20,9 @@ _GOODPUT, _THROUGHPUT = 0, 1
 
 
 class GoodputPoint(NamedTuple):
-    """One batch size."""
-
     batch_size: int
-    throughput: PlottedEstimate  # In examples per second.
-    goodput: PlottedEstimate  # In examples of the smallest batch size per second.
+    throughput: names.PlottedEstimate  # In examples per second.
+    goodput: names.PlottedEstimate  # In examples of the smallest batch size per second.
 
 
 class GoodputInfo(NamedTuple):
@@ -46,7 +43,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     )
     trials, rates = common.best_of_size(study), {}
     for size, trial in trials.items():
-        if trial.status == "completed" and (rate := throughput_estimate(trial)) is not None:
+        if trial.status == "completed" and (rate := names.throughput_estimate(trial)) is not None:
             rates[size] = rate
     if not rates:
         raise common.missing_data(study, "the throughput of trials that completed")
@@ -60,9 +57,9 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
     points = []
     for size, rate in rates.items():
         value, *bounds = (curve[size] for curve in curves)
-        estimate = PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
+        estimate = names.PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
         points.append(GoodputPoint(size, rate, estimate))
-    low, high, bars = min(bests), max(bests), bars_text(study.trials)
+    low, high, bars = min(bests), max(bests), names.bars_text(study.trials)
     used = f"Noise scale {format_number(scale)} examples"
     if interval is None:
         used += f", {source}."
@@ -74,7 +71,7 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         )
     return GoodputInfo(
         points=tuple(points),
-        incomplete_sizes=tuple((s, outcome(t)) for s, t in trials.items() if s not in rates),
+        incomplete_sizes=tuple((s, names.outcome(t)) for s, t in trials.items() if s not in rates),
         noise_scale=scale,
         best=bests[0],
         notes=(used, _other_best(study, bests[0]), bars, common.best_of_size_note(study)),
@@ -112,14 +109,13 @@ def _other_best(study: Study, size: int) -> str:
         differ = "goodput predicts it from throughput and noise scale"
     else:
         differ = "goodput measures how fast training advances, not how good the model is in the end"
-    words = metric_words(best.objective.name)
+    words = names.metric_words(best.objective.name)
     within = "is the fastest within the tolerance of the best"
     had = "had the best" if best is found.best else within
     return f"Batch size {best.batch_size:,} {had} {words}: {differ}."
 
 
 def alt_text(info: GoodputInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     values = join_words(
         f"{format_number(p.goodput.value)} (throughput {format_number(p.throughput.value)}) at "
         f"batch size {p.batch_size:,}"

@@ -32,8 +32,6 @@ class GpuPanel(NamedTuple):
 
 
 class GpuTimelineInfo(NamedTuple):
-    """What the figure shows."""
-
     title: str
     gpus: tuple[str, ...]
     panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU reports.
@@ -127,7 +125,6 @@ def _summary(gpu: GpuUsage) -> str:
 
 
 def alt_text(info: GpuTimelineInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     shown = join_words(panel.label.split("\n")[0].lower() for panel in info.panels)
     return (
         f"Charts of {shown} of {join_words(info.gpus)} over {format_number(info.duration_s)} s: "

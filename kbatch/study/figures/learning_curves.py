@@ -46,8 +46,6 @@ class LearningCurve(NamedTuple):
 
 
 class LearningCurvesInfo(NamedTuple):
-    """What the figure shows."""
-
     curves: tuple[LearningCurve, ...]  # By batch size.
     quality: Objective
     notes: tuple[str, ...]
@@ -99,7 +97,6 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
 
 
 def alt_text(info: LearningCurvesInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     ends = join_words(
         f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
         f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"

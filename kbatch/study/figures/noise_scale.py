@@ -37,8 +37,6 @@ class NoiseCurve(NamedTuple):
 
 
 class NoiseScaleInfo(NamedTuple):
-    """What the figure shows."""
-
     curves: tuple[NoiseCurve, ...]  # By batch size.
     epochs: int
     notes: tuple[str, ...]
@@ -78,7 +76,6 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
 
 
 def alt_text(info: NoiseScaleInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     scales = join_words(
         f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
         for curve in info.curves

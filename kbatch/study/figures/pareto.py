@@ -10,9 +10,15 @@ from kbatch.document.numbers import format_number, join_words, pluralize, shorte
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
-from kbatch.study.conditions import PlottedEstimate, bars_text, metric_estimate, throughput_estimate
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, trial_names
+from kbatch.study.names import (
+    PlottedEstimate,
+    bars_text,
+    metric_estimate,
+    metric_words,
+    throughput_estimate,
+    trial_names,
+)
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
 
@@ -27,8 +33,6 @@ _GAP = 1.5
 
 
 class ParetoPoint(NamedTuple):
-    """One trial."""
-
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.
@@ -102,7 +106,6 @@ def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
 
 
 def alt_text(info: ParetoInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     front = join_words(
         f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
         f"{format_number(p.quality.value, 4)}"

@@ -1,6 +1,5 @@
 """The figure of the ranked trials: a table, and beside it the objective with its interval."""
 
-import re
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
@@ -9,9 +8,18 @@ from kbatch.document.numbers import format_number, join_words, pluralize, shorte
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, GRID, INK, MUTED, series_style
 from kbatch.records.training_run import COST_NAMES
-from kbatch.study.conditions import BARS, PAIRS, PlottedEstimate, objective_estimate, spreads
 from kbatch.study.figures.common import ranked_trials, tick_fraction, write_conditions
-from kbatch.study.names import metric_axis_label, metric_words, outcome, trial_names
+from kbatch.study.names import (
+    BARS,
+    PAIRS,
+    PlottedEstimate,
+    metric_axis_label,
+    metric_words,
+    objective_estimate,
+    outcome,
+    spreads,
+    trial_names,
+)
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
@@ -30,15 +38,12 @@ _REST_IN = 1.5
 
 
 class RankedColumn(NamedTuple):
-    """A column of the table."""
-
     title: str
     numeric: bool  # Numbers stand to the right.
     cells: list[str]
 
     @property
     def width(self) -> int:
-        """Its width, in characters."""
         return max(map(len, (self.title, *self.cells)))
 
 
@@ -67,24 +72,25 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     ranked = ranked_trials(study)
     shown, hidden = ranked[:most], ranked[most:]
     table = trial_table(study)
-    texts = {row.key: dict(zip(table.headers, row.texts, strict=True)) for row in table.rows}
-    numeric = {column.title: column.numeric for column in table.columns}
+    cells_of = {row.key: dict(zip(table.headers, row.cells, strict=True)) for row in table.rows}
     titles = ["Batch size", *names.hyperparameters, *["Policy"] * names.several_policies]
     titles += ["Samples/s", "Learning rate", "Micro-batch"]  # The most telling ones first.
     columns: list[RankedColumn] = []
     for title in titles:
+        found = [cells_of[trial.trial_id][title] for trial in shown]
         # Spreads and reasons stand in the report.
-        cells = [_short(re.split(r" [(±]", texts[t.trial_id][title])[0]) for t in shown]
-        column = RankedColumn(_short(title.removesuffix(" size")), numeric[title], cells)
+        cells = [_short(cell.brief(missing=True).text.partition(" ±")[0]) for cell in found]
+        numeric = all(cell.sort_key is not None or cell.text.startswith("n/a") for cell in found)
+        column = RankedColumn(_short(title.removesuffix(" size")), numeric, cells)
         if _GAP + column.width <= characters or not columns:
             columns.append(column)
             characters -= _GAP + column.width
-    notes, found = [], spreads(study.trials)
-    if found.intervals:
+    notes, spread = [], spreads(study.trials)
+    if spread.intervals:
         notes.append(BARS)
-    elif found.pairs:
+    elif spread.pairs:
         notes.append(PAIRS)
-    elif found.single:
+    elif spread.single:
         notes.append("One execution a trial, no bars: whether the order would repeat is not known.")
     if hidden:
         failed = sum(trial.status != "completed" for trial in hidden)
@@ -107,7 +113,6 @@ def _short(text: str) -> str:
 
 
 def alt_text(info: RankingInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     best = [
         ", ".join(f"{column.title} {column.cells[number]}" for column in info.columns)
         + f": {format_number(row.objective.value, 4)}"
@@ -124,7 +129,6 @@ def alt_text(info: RankingInfo) -> str:
 
 
 def height_in(rows: int) -> float:
-    """Return the height that so many rows need, in inches."""
     return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
 
 

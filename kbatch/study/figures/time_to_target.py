@@ -13,9 +13,8 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.conditions import BARS, PlottedEstimate
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome
+from kbatch.study.names import BARS, PlottedEstimate, metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
@@ -47,7 +46,6 @@ class TimeToTargetInfo(NamedTuple):
 
     @property
     def met(self) -> tuple[TargetPoint, ...]:
-        """The points that met the target."""
         return tuple(point for point in self.points if point.met)
 
     @property
@@ -169,7 +167,6 @@ def _fit_text(fit: StepsToTarget | None, met: int) -> str:
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sentences = [
         f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
         f"{info.target_text}."

@@ -9,16 +9,18 @@ from matplotlib.axes import Axes
 from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.study.conditions import (
+from kbatch.study.decision import sizes_text
+from kbatch.study.figures import common
+from kbatch.study.names import (
     PlottedEstimate,
     bars_text,
     caption,
     metric_estimate,
+    metric_words,
+    outcome,
     throughput_estimate,
+    trial_names,
 )
-from kbatch.study.decision import sizes_text
-from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome, trial_names
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 
@@ -42,8 +44,6 @@ class TrialPoint(NamedTuple):
 
 
 class TrialsInfo(NamedTuple):
-    """What the figure of the trials shows."""
-
     points: tuple[TrialPoint, ...]
     series: tuple[common.Series, ...]
     quality: Objective | None  # The metric of the lower panel.
@@ -59,7 +59,6 @@ class TrialsInfo(NamedTuple):
 
     @property
     def completed(self) -> tuple[TrialPoint, ...]:
-        """The trials that completed."""
         return tuple(point for point in self.points if point.status == "completed")
 
     @property
@@ -74,7 +73,6 @@ class TrialsInfo(NamedTuple):
 
 
 def trials_info(study: Study) -> TrialsInfo:
-    """Compute what the figure of the trials shows."""
     refuse_empty(study)
     study = as_compared(study)
     quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
@@ -116,7 +114,6 @@ def trials_info(study: Study) -> TrialsInfo:
 
 
 def named_label(info: TrialsInfo) -> str:
-    """Label the trial that the study decides for."""
     point = info.named
     if point is None:
         return ""
@@ -128,7 +125,6 @@ def named_label(info: TrialsInfo) -> str:
 
 
 def alt_text(info: TrialsInfo) -> str:
-    """Describe the figure in sentences, for those who do not see it."""
     sizes = info.batch_sizes
     between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
     words = metric_words(info.quality.name) if info.quality else "quality"

@@ -35,43 +35,30 @@ class Accumulation(NamedTuple):
             )
         if self.exact:
             check_exact(model, self.loss_denominator, self.moments_every)
-        kind = ExactTrainStep if self.exact else AccumulatingTrainStep
-        return kind(
-            model,
-            self.micro_batch_size,
-            loss_denominator=self.loss_denominator,
-            moments_every=self.moments_every,
-            batch_norm_once=self.batch_norm_once,
-        ).install()
+        return (ExactTrainStep if self.exact else AccumulatingTrainStep)(model, self).install()
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
     """Return how a model accumulates, None if it does not: a copy by Keras is a plain one."""
-    step = _step_of(model)
-    if step is None:
+    step = installed_step(model)
+    if not isinstance(step, AccumulatingTrainStep):
         return None
-    return Accumulation(
-        step.micro_batch_size,
-        None if step.exact else step.loss_denominator,
-        step.moments_every,
-        step.batch_norm_once,
-        step.exact,
-    )
+    return step.how._replace(loss_denominator=None if step.how.exact else step.loss_denominator)
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
     """Let the micro-batch size of a model vary without tracing again; XLA does not allow that."""
-    step = _step_of(model)
-    if step is None or model.jit_compile:
+    step = installed_step(model)
+    accumulates = isinstance(step, AccumulatingTrainStep)
+    if not accumulates or model.jit_compile:
         raise ValueError(
             "A micro-batch size can vary in a model that accumulates and is not compiled by XLA: "
             "call `accumulate_gradients` first, with `jit_compile=False`. "
-            f"Received: jit_compile={model.jit_compile}, accumulates={step is not None}."
+            f"Received: jit_compile={model.jit_compile}, accumulates={accumulates}."
         )
     with tf.device("CPU:0"):  # Loops are counted there.
-        size = tf.constant(step.micro_batch_size, tf.int32)
-        step.varying_size = tf.Variable(size, trainable=False)
-    return step.varying_size
+        step.size = tf.Variable(tf.constant(step.how.micro_batch_size, tf.int32), trainable=False)
+    return step.size
 
 
 def accumulate_gradients(
@@ -142,10 +129,10 @@ def accumulate_gradients(
 
     Raises:
         TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
-        ValueError: If `micro_batch_size` is not positive, or the model is not compiled, has no
-            trainable weights or an optimizer that already accumulates; if `loss_denominator` is no
-            function, or does not return a scalar in training; or if `exact` is combined with
-            anything that it excludes, as listed above.
+        ValueError: If `micro_batch_size` is not positive, or the model is not compiled or has an
+            optimizer that already accumulates; if `loss_denominator` is no function, or does not
+            return a scalar in training; or if `exact` is combined with anything that it excludes,
+            as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
             batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
             out.
@@ -157,8 +144,3 @@ def accumulate_gradients(
     if exact or user_step(model) is None:
         check_at_first_training(model)
     return model
-
-
-def _step_of(model: keras.Model) -> AccumulatingTrainStep | None:
-    step = installed_step(model)
-    return step if isinstance(step, AccumulatingTrainStep) else None

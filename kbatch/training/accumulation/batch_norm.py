@@ -20,7 +20,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.library_internals import batch_norm_axes, batch_norm_moments, layers_of
-from kbatch.training.data.forms import each_part
+from kbatch.training.data.forms import each_part, open_spec
 
 
 class CallStatistics(NamedTuple):
@@ -63,8 +63,8 @@ class BatchNormUpdate:
             with self.observed():
                 forward(inputs)
 
-        specs = each_part(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), inputs)
         # A loop must know what it carries, so one pass is traced and thrown away.
+        specs = each_part(open_spec, inputs)
         tf.function(trace, autograph=False).get_concrete_function(specs)
         return tuple(
             tuple(_nothing(layer) for _ in calls or [None])

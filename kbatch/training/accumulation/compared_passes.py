@@ -8,7 +8,7 @@ import contextlib
 import functools
 import inspect
 import itertools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,9 +28,9 @@ from kbatch.library_internals import (
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
-from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.forms import each_part, open_spec, parts_of
 from kbatch.training.model import user_step
-from kbatch.training.state import KeptState
+from kbatch.training.state import KeptState, kept_values
 
 # How far the weights move: a share of the norm of each, so that what was zero at first counts.
 _MOVE = 0.03
@@ -60,18 +60,17 @@ class Passes:
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
-        self._rows = len(parts_of(batch)[0])
+        self._cuts = CutCalls(_third(batch), fixed=False, batch_norm_once=False)
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
-        shapes = [(tf.as_dtype(leaf.dtype), (None, *leaf.shape[1:])) for leaf in parts_of(batch)]
-        self._specs = specs = [tf.TensorSpec(shape, dtype) for dtype, shape in shapes]
+        self._specs = specs = [open_spec(leaf) for leaf in parts_of(batch)]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
-        self._whole = _traced(model, lambda leaves: self._whole_pass(leaves, cut=False), specs)
+        self._whole = _traced(model, lambda rows: self._one_pass(rows), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
-        self._part = _traced(model, self._part_pass, specs, share, totals)
+        self._part = _traced(model, lambda *of_part: self._one_pass(*of_part), specs, share, totals)
 
     def whole(self, batch: Any) -> Pass:
         """Send a batch through as Keras's own train step does."""
-        with self._kept_statistics():
+        with kept_values(self._state):
             return self._pass(*self._whole(parts_of(batch)))
 
     def parts(self, batch: Any) -> Pass:
@@ -79,11 +78,11 @@ class Passes:
         parts, rows = _parts(batch), len(parts_of(batch)[0])
         totals = tf.zeros([0])
         if self._count is not None:
-            with self._kept_statistics():
+            with kept_values(self._state):
                 totals = tf.add_n([self._count(part) for part in parts])
         terms = 0.0
         gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
-        with self._kept_statistics():
+        with kept_values(self._state):
             for part in parts:
                 share = tf.constant(len(part[0]) / rows, tf.float32)
                 its_terms, its_gradients = self._part(part, share, totals)
@@ -100,7 +99,7 @@ class Passes:
             seen[-1].append((layer, [wide(one) for one in tensors if one.dtype.is_floating]))
 
         for pieces in ([parts_of(batch)], _parts(batch)):
-            with self._kept_statistics(), observed_calls(self._model, see):
+            with kept_values(self._state), observed_calls(self._model, see):
                 for leaves in pieces:
                     seen.append([])
                     with _still_draws():
@@ -116,7 +115,7 @@ class Passes:
 
     def exact(self, batch: Any) -> Pass:
         """Send a batch through in three parts, by the loss of the whole."""
-        with self._kept_statistics():
+        with kept_values(self._state):
             return self._pass(*self._exact(parts_of(batch)))
 
     def move(self, found: Pass) -> None:
@@ -135,31 +134,33 @@ class Passes:
             dict(zip(names, map(wide, gradients), strict=True)),
         )
 
-    @contextlib.contextmanager
-    def _kept_statistics(self) -> Iterator[None]:
-        kept = [tf.identity(one.value) for one in self._state]
-        yield
-        for variable, value in zip(self._state, kept, strict=True):
-            variable.assign(value)
-
     @functools.cached_property
     def _exact(self) -> Callable[..., Any]:
-        return _traced(self._model, lambda rows: self._whole_pass(rows, cut=True), self._specs)
+        return _traced(self._model, lambda rows: self._one_pass(rows, cut=True), self._specs)
 
-    def _whole_pass(self, leaves: list[Any], *, cut: bool) -> Any:
+    def _one_pass(
+        self, leaves: list[Any], rows_share: Any = None, totals: Any = None, *, cut: bool = False
+    ) -> Any:
+        """Send rows through: a share of those of a batch with what it is divided by, or all."""
+        model = self._model
         x, y, sample_weight = self._nested(leaves)
+        known: Sequence[tf.Tensor] = ()
         with _still_draws():
             with tf.GradientTape() as tape:
-                with _cut_calls(self._rows) if cut else contextlib.nullcontext():
-                    y_pred = forward(self._model, x, training=True)
-                added = list(self._model.losses)
-                loss = compute_loss(self._model, x, y, y_pred, sample_weight)
+                with self._cuts.installed() if cut else contextlib.nullcontext():
+                    y_pred = forward(model, x, training=True)
+                added = list(model.losses)
+                if self._counts and rows_share is None:
+                    known = output_losses.denominators(model, (y, y_pred, sample_weight))
+                elif self._counts:
+                    known = [totals[i] for i, _ in enumerate(output_losses_of(model))]
+                share = tf.ones([]) if rows_share is None else rows_share
+                loss, terms = self._terms((x, y, y_pred, sample_weight), share, known, added)
+                if rows_share is None:
+                    # In cut calls the model adds what its layers do.
+                    self.sources = self.sources or self._named_terms()
+                    loss = compute_loss(model, x, y, y_pred, sample_weight)
             gradients = self._gradients(tape, loss)
-        totals: tuple[tf.Tensor, ...] = ()
-        if self._counts:
-            totals = output_losses.denominators(self._model, (y, y_pred, sample_weight))
-        _, terms = self._terms((x, y, y_pred, sample_weight), tf.ones([]), totals, added)
-        self.sources = self._named_terms()
         return tf.stack([tf.cast(loss, tf.float32), *terms]), gradients
 
     def _counting_pass(self, leaves: list[Any]) -> tf.Tensor:
@@ -167,16 +168,6 @@ class Passes:
         with _still_draws():
             y_pred = forward(self._model, x, training=True)
             return tf.stack(output_losses.denominators(self._model, (y, y_pred, sample_weight)))
-
-    def _part_pass(self, leaves: list[Any], rows_share: tf.Tensor, totals: tf.Tensor) -> Any:
-        x, y, sample_weight = self._nested(leaves)
-        outputs = output_losses.output_count(self._model) if self._counts else 0
-        known = [totals[i] for i in range(outputs)]
-        with _still_draws(), tf.GradientTape() as tape:
-            y_pred = forward(self._model, x, training=True)
-            added = list(self._model.losses)
-            loss, terms = self._terms((x, y, y_pred, sample_weight), rows_share, known, added)
-        return tf.stack([tf.cast(loss, tf.float32), *terms]), self._gradients(tape, loss)
 
     def _terms(
         self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
@@ -232,18 +223,20 @@ class OwnPasses:
     Optimizers move them by a constant times their gradients, so that moves add up as these do.
     """
 
-    def __init__(self, model: Any, batch: Any):
+    def __init__(self, model: Any, batch: Any, training_rows: int | None):
         self._model, self._state = model, KeptState(model)
         self._weights = [one for one in model.weights if "float" in one.dtype]
         self.sources: dict[str, str] = {}  # Of its loss nothing is known.
         own: Any = user_step(model)
-        size = max(1, len(parts_of(batch)[0]) // 3)
+        cuts = CutCalls(
+            _third(batch), fixed=False, batch_norm_once=False, training_rows=training_rows
+        )
 
         def step(data: Any) -> Any:
             with _still_draws():
                 return own(data)
 
-        spec = each_part(lambda x: tf.TensorSpec((None, *x.shape[1:]), tf.as_dtype(x.dtype)), batch)
+        spec = each_part(open_spec, batch)
         slope = _traced(
             model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
         )
@@ -264,11 +257,11 @@ class OwnPasses:
             return functools.partial(self._moves, _traced(model, moving, spec))
 
         def in_cut_calls(data: Any) -> None:
-            with _cut_calls(len(parts_of(batch)[0])):
+            with cuts.installed():
                 step(data)
 
         self.whole = pass_by(step)
-        self.parts = pass_by(lambda data: accumulate_step(model, step, data, size))
+        self.parts = pass_by(lambda data: accumulate_step(model, step, data, cuts.size))
         # Traced only when it is called, so that what it raises does not stop the others.
         exact = functools.cache(lambda: pass_by(in_cut_calls))
         self.exact = lambda batch: exact()(batch)
@@ -328,5 +321,5 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
-def _cut_calls(rows: int) -> contextlib.AbstractContextManager[None]:
-    return CutCalls(max(1, rows // 3), fixed=False, batch_norm_once=False).installed()
+def _third(batch: Any) -> int:
+    return max(1, len(parts_of(batch)[0]) // 3)

@@ -43,13 +43,9 @@ from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.output_losses import LossDenominators
-from kbatch.training.accumulation.train_step import (
-    AccumulatingTrainStep,
-    prepared_batch,
-    replicas_in_step,
-)
-from kbatch.training.data.forms import each_part
-from kbatch.training.model import check_model, user_step
+from kbatch.training.accumulation.train_step import AccumulatingTrainStep, replicas_in_step
+from kbatch.training.data.forms import each_part, open_spec, row_count
+from kbatch.training.model import user_step
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
 # draws change.
@@ -67,6 +63,14 @@ _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
 )
+_KEPT = (
+    "`exact=True` sends a call through in micro-batches, so a tensor that a layer keeps as an "
+    "attribute in its `call` has the rows of one of them: return it from `call`. Received:"
+)
+_NOT_DENSE = (
+    "`exact=True` takes ragged and sparse inputs, but no gradient by such values: make them dense "
+    "before the layer, or call both from one layer. Received:"
+)
 _NO_ROWS = (
     "`exact=True` needs outputs with an axis of rows: let the layer return values a row, and "
     "reduce or reshape them in the loss. Received: an output of"
@@ -76,8 +80,16 @@ _NO_ROWS = (
 class CutCalls:
     """Sends the calls of layers through in micro-batches, and again for their gradients."""
 
-    def __init__(self, size: int | tf.Variable, *, fixed: bool, batch_norm_once: bool = True):
+    def __init__(
+        self,
+        size: int | tf.Variable,
+        *,
+        fixed: bool,
+        batch_norm_once: bool = True,
+        training_rows: int | None = None,  # In a comparison: rows of the batches of training.
+    ):
         self.size, self.fixed, self.batch_norm_once = size, fixed, batch_norm_once
+        self.training_rows = training_rows
         self._within = False  # A call that is cut: those of layers in it are not.
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
@@ -93,6 +105,11 @@ class CutCalls:
         arguments = keras.tree.flatten((args, kwargs))
         places = [i for i, one in enumerate(arguments) if _has_rows(one)]
         rows = {arguments[i].shape[0] for i in places}
+        if not self._within and len(rows) > 1 and self.training_rows in rows - {None}:
+            raise ValueError(
+                f"{layer.name} ({type(layer).__name__}) gets an argument of as many rows as a "
+                f"batch has in training, {self.training_rows}, where it would be cut with it"
+            )
         few = isinstance(self.size, int) and all(n is not None and n <= self.size for n in rows)
         # Where first axes differ, any of them may be that of the rows.
         if self._within or few or len(rows) != 1:
@@ -115,6 +132,10 @@ class _CutCall:
         self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
         self._name = f"{layer.name} ({type(layer).__name__})"
         self._leaves, self._places = keras.tree.flatten(arguments), places
+        for one in self._leaves:
+            values = getattr(one, "flat_values", getattr(one, "values", None))
+            if not isinstance(one, tf.Tensor) and _is_differentiable(values):
+                raise ValueError(f"{_NOT_DENSE} a {type(one).__name__} for {self._name}.")
         masks = [mask_of(self._leaves[i]) for i in places]
         # What is the same for all rows, such as a temperature.
         others = [i for i in range(len(self._leaves)) if i not in places]
@@ -165,8 +186,11 @@ class _CutCall:
         args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
         found = self._plain(*args, **kwargs)
         leaves = keras.tree.flatten(found)
+        for leaf in leaves:
+            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+                raise ValueError(f"{_NO_ROWS} {self._name} that is a {type(leaf).__name__}.")
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        rows, known = gradient_sum.row_count(parts), parts[0].shape[0]
+        rows, known = row_count(parts), parts[0].shape[0]
         for leaf in (leaves[i] for i in tensors):
             if leaf.shape.rank == 0 or leaf.shape[0] not in (None, known):
                 raise ValueError(f"{_NO_ROWS} {self._name} with shape {leaf.shape}.")
@@ -195,9 +219,7 @@ class _CutCall:
 
     def _output_specs(self) -> list[Any]:
         """Trace what the layer computes from rows, and look for draws that nothing repeats."""
-        specs = each_part(
-            lambda one: tf.TensorSpec([None, *one.shape[1:]], one.dtype), self._batch.leaves
-        )
+        specs = each_part(open_spec, self._batch.leaves)
         trace = tf.function(self._outputs, autograph=False)
         if tf.executing_eagerly():
             if not self._layer.built:
@@ -230,7 +252,7 @@ class _CutCall:
 
         def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
             start, totals, statistics = sums
-            rows = gradient_sum.row_count(parts)
+            rows = row_count(parts)
             with self._batch_norm.observed():
                 outputs = self._outputs(parts)
             found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
@@ -314,7 +336,7 @@ class _CutCall:
         def add(sums: Any, part: Any) -> Any:
             start, totals, of_inputs, off = sums
             parts, expected, slices = part
-            rows = gradient_sum.row_count(parts)
+            rows = row_count(parts)
             shared = [tf.identity(self._leaves[i]) for i in self._shared]
             with tf.GradientTape() as tape:
                 tape.watch([*shared, *(parts[i] for i in watched)])
@@ -326,7 +348,9 @@ class _CutCall:
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
             ]
             for pair in zip(expected, found, strict=True):
-                off = tf.maximum(off, _difference(*pair))
+                first, second = (tf.cast(one, tf.float32) for one in pair)
+                largest = tf.reduce_max(tf.abs(first)) + 1e-6
+                off = tf.maximum(off, tf.reduce_max(tf.abs(first - second)) / largest)
             pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
             return (
                 start + rows,
@@ -351,21 +375,23 @@ class _CutCall:
 class ExactTrainStep(AccumulatingTrainStep):
     """The train step behind `accumulate_gradients(..., exact=True)`."""
 
-    exact = True
-
     def _update(self, data: Any) -> dict[str, Any]:
+        try:
+            return super()._update(data)
+        except (TypeError, ValueError) as error:  # TensorFlow's own has no public name.
+            if "out of scope" not in str(error):
+                raise
+            raise ValueError(f"{_KEPT} {str(error).partition('. ')[0][:300]}.") from error
+
+    def _by_step(self, step: Any, data: Any) -> Any:
+        with self._cut_calls():
+            return step(data)
+
+    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
         model = self.model
-        size = self.micro_batch_size if self.varying_size is None else self.varying_size
-        cuts = CutCalls(size, fixed=model.jit_compile, batch_norm_once=self.batch_norm_once)
-        step = user_step(model)
-        if step is not None:
-            check_model(model)
-            with cuts.installed():
-                return step(data)
-        batch = prepared_batch(model, data, size)
         x, y, sample_weight = batch.leaves
         with tf.GradientTape() as tape:
-            with cuts.installed():
+            with self._cut_calls():
                 y_pred = forward(model, x, training=True)
             if replicas_in_step() == 1:
                 loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
@@ -378,6 +404,10 @@ class ExactTrainStep(AccumulatingTrainStep):
         # It was divided by the replicas for the sum over them.
         loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
         return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
+
+    def _cut_calls(self) -> contextlib.AbstractContextManager[None]:
+        once = self.how.batch_norm_once
+        return CutCalls(self.size, fixed=self.model.jit_compile, batch_norm_once=once).installed()
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -469,12 +499,6 @@ def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
     kept: Any = last(*known, *sources) if known else []
     found = iter(kept)
     return [None if one is None else next(found) for one in gradients]
-
-
-def _difference(first: tf.Tensor, second: tf.Tensor) -> tf.Tensor:
-    first, second = tf.cast(first, tf.float32), tf.cast(second, tf.float32)
-    largest = tf.reduce_max(tf.abs(first)) + 1e-6
-    return tf.reduce_max(tf.abs(first - second)) / largest
 
 
 def _values_of(variables: list[Any]) -> list[tf.Tensor]:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.forms import each_part, parts_of, row_count, rows_between
 
 
 def sources(variables: Sequence[Any]) -> list[Any]:
@@ -83,23 +83,10 @@ class MicroBatches(NamedTuple):
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
         """Cut out `size` rows from row `start` on."""
+        return each_part(lambda leaf: rows_between(leaf, start, size), self.leaves)
 
-        def rows(leaf: Any) -> Any:
-            if isinstance(leaf, tf.RaggedTensor):
-                return leaf[start : start + size]
-            # tf.slice, since XLA takes a moving start there as long as the size is fixed.
-            rest = tf.shape(leaf)[1:]
-            begin = tf.concat([[start], tf.zeros_like(rest)], axis=0)
-            part = tf.slice(leaf, begin, tf.concat([[size], rest], axis=0))
-            part.set_shape([size if isinstance(size, int) else None, *leaf.shape[1:]])
-            return part
-
-        return each_part(rows, self.leaves)
-
-    def fold(
-        self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool, begun: Any = 0
-    ) -> Any:
-        """Add micro-batches from row `begun` on, one after the other: that saves the memory."""
+    def fold(self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool) -> Any:
+        """Add up micro-batches one after the other: that saves the memory."""
         # XLA wants one size in the loop (`fixed`), one that is in the batch, for it compiles a loop
         # that never runs too.
         end = self.rows // self.size * self.size if fixed else self.rows
@@ -108,7 +95,7 @@ class MicroBatches(NamedTuple):
             rest = self.rows if fixed else self.rows - start
             return start + self.size, add(sums, self.part(start, tf.minimum(self.size, rest)))
 
-        start = tf.convert_to_tensor(begun, tf.int32)
+        start = tf.constant(0)
         if tf.executing_eagerly():  # Sums may change their structure there.
             while start < end:
                 start, sums = one(start, sums)
@@ -118,7 +105,7 @@ class MicroBatches(NamedTuple):
         if not fixed:
             return sums
         # XLA compiles the branch also where there is no rest, but not for zero rows.
-        rest = self.rows - tf.maximum(end, begun)
+        rest = self.rows - end
         size = tf.maximum(rest, 1)
         return tf.cond(rest > 0, lambda: add(sums, self.part(self.rows - size, size)), lambda: sums)
 
@@ -142,20 +129,9 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
         return MicroBatches(leaves, tf.identity(rows), size)
 
 
-def row_count(parts: Any) -> tf.Tensor:
-    """Count the rows of a batch."""
-    first = parts_of(parts)[0]
-    return first.nrows(tf.int32) if isinstance(first, tf.RaggedTensor) else tf.shape(first)[0]
-
-
 def _as_tensor(leaf: Any) -> Any:
-    if isinstance(leaf, tf.RaggedTensor):
+    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return leaf
-    if isinstance(leaf, tf.SparseTensor):
-        raise TypeError(
-            "Gradient accumulation cuts batches by rows, which a SparseTensor does not allow here: "
-            "convert the data with `tf.sparse.to_dense`. Received: a SparseTensor."
-        )
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:
         raise ValueError(

@@ -35,11 +35,6 @@ from kbatch.training.model import installed_step
 LossDenominators = Callable[[Any, Any], Any] | dict[str, Callable[[Any, Any], Any]] | None
 
 
-def output_count(model: keras.Model) -> int:
-    """Count the outputs that have a loss of their own in `compile`."""
-    return len(output_losses_of(model))
-
-
 def part_of_batch_loss(
     model: keras.Model,
     forward: tuple[Any, Any, Any, Any],
@@ -80,7 +75,7 @@ def part_of_batch_loss(
                     "There is no loss to minimise: give `compile` a `loss`. Received: loss=None."
                 )
             total = tf.add_n([tf.cast(term, terms[0].dtype) for term in terms])
-    return total, tuple(parts.get(i, tf.zeros([])) for i in range(output_count(model)))
+    return total, tuple(parts.get(i, tf.zeros([])) for i, _ in enumerate(output_losses_of(model)))
 
 
 def denominators(model: keras.Model, forward: tuple[Any, Any, Any]) -> tuple[tf.Tensor, ...]:

@@ -11,7 +11,6 @@ import functools
 import hashlib
 import inspect
 import itertools
-import math
 import warnings
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -102,10 +101,13 @@ class PartsCheck:
         return RunNote.of("parts_differ", found=self.text, source=self.source)
 
 
-def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsCheck:
+def check_parts(
+    model: keras.Model, rows: Any, *, exact: bool = False, training_rows: int | None = None
+) -> PartsCheck:
     """Compare batches that go through whole and in parts, in float32 and without dropout.
 
-    Parts are those of the exact mode if `exact`.
+    Parts are those of the exact mode if `exact`. `training_rows` is how many rows the batches of
+    training have, where a step sees their number as a number.
     """
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
@@ -127,7 +129,7 @@ def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsC
             policy_of_layers(halves, "float32"),
             _exact_and_eager(),
         ):
-            return _compared(model, batches, count, exact)
+            return _compared(model, batches, exact, training_rows)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), "")
@@ -135,9 +137,13 @@ def check_parts(model: keras.Model, rows: Any, *, exact: bool = False) -> PartsC
 
 
 def _compared(
-    model: keras.Model, batches: Sequence[Any], count: int, exact_parts: bool
+    model: keras.Model, batches: Sequence[Any], exact_parts: bool, training_rows: int | None
 ) -> PartsCheck:
-    passes = (Passes if user_step(model) is None else OwnPasses)(model, batches[0])
+    count = len(parts_of(batches[0])[0])
+    if user_step(model) is None:
+        passes = Passes(model, batches[0])
+    else:
+        passes = OwnPasses(model, batches[0], training_rows)
     first = passes.whole(batches[0])
     if not first.is_finite():
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
@@ -155,31 +161,28 @@ def _compared(
     of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
     difference, where = max(of_terms or differences)
     if not np.isfinite(difference):
-        reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
+        cure = "" if exact_parts else ": it may divide by 0, see `loss_denominator`"
+        reason = f"{where} is not finite on a part{cure}"
         return PartsCheck(None, None, reason, count)
     if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
-    if not isinstance(passes, Passes):
-        exact = _exact_difference(passes, batches)
-        return PartsCheck(difference, where, None, count, exact_difference=exact)
-    layer = passes.first_layer_apart(batches[0])
-    if layer is None and where not in passes.sources:
-        # A move may have taken back what the one before did, such as of a gate that was zero.
-        passes.move(passes.whole(batches[0]))
+    layer, source = None, passes.sources.get(where)
+    if isinstance(passes, Passes):
         layer = passes.first_layer_apart(batches[0])
-    source = "layer" if layer else passes.sources.get(where)
-    exact = _exact_difference(passes, batches)
+        if layer is None and source is None:
+            # A move may have taken back what the one before did, such as of a gate that was zero.
+            passes.move(passes.whole(batches[0]))
+            layer = passes.first_layer_apart(batches[0])
+    source = "layer" if layer else source
+    if exact_parts and source == "loss":
+        source = None  # What is advised of it is the exact mode.
+    exact = None
+    if not exact_parts:
+        # What it raises here, it raises in training too, for whoever asks for it.
+        with contextlib.suppress(Exception):
+            exact, _ = max(_differences(passes, passes.exact, batches))
+    exact = exact if exact is not None and np.isfinite(exact) else None
     return PartsCheck(difference, where, None, count, source, layer, exact)
-
-
-def _exact_difference(passes: Passes | OwnPasses, batches: Sequence[Any]) -> float | None:
-    try:
-        pairs = [(passes.whole(one), passes.exact(one)) for one in batches]
-    # What it raises here, it raises in training too, for whoever asks for it.
-    except Exception:
-        return None
-    difference = max(_largest_difference(whole, exact)[0] for whole, exact in pairs)
-    return difference if np.isfinite(difference) else None
 
 
 def _differences(passes: Passes | OwnPasses, parts: Any, batches: Sequence[Any]) -> list[Any]:
@@ -286,16 +289,23 @@ def check_at_first_training(model: Any) -> None:
 
 
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    size = getattr(installed_step(model), "micro_batch_size", math.inf)
+    how: Any = getattr(installed_step(model), "how", None)
+    frozen = model.built and not model.trainable_weights
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     check = None
     try:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
-        if at_once > size * replica_count(model):
-            most = 2 * min(_ROWS, max(size, _FEWEST_ROWS))
-            exact = getattr(installed_step(model), "exact", False)
-            check = check_parts(model, each_part(lambda leaf: leaf[:most], rows), exact=exact)
+        if how is not None and not frozen and at_once > how.micro_batch_size * replica_count(model):
+            most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
+            some = each_part(lambda leaf: leaf[:most], rows)
+            # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
+            x: Any = given.get("x")
+            leaves = tf.nest.flatten(x.element_spec) if is_dataset(x) else []
+            known = model.run_eagerly or name == "train_on_batch" or any(x.shape[0] for x in leaves)
+            check = check_parts(
+                model, some, exact=how.exact, training_rows=at_once if known else None
+            )
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
         check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)

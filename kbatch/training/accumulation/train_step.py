@@ -19,6 +19,7 @@ from kbatch.library_internals import (
     loss_tracker_of,
     mask_of,
     metric_functions,
+    output_losses_of,
     replaced_applies,
     set_mask,
     trained_by,
@@ -27,43 +28,46 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
-from kbatch.training.accumulation.output_losses import LossDenominators
+from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count
 from kbatch.training.model import TrainStep, check_model, user_step
 
 
 class AccumulatingTrainStep(TrainStep):
     """The custom `tf.GradientTape` train step behind `accumulate_gradients`."""
 
-    exact = False
-
-    def __init__(
-        self,
-        model: keras.Model,
-        micro_batch_size: int,
-        *,
-        loss_denominator: LossDenominators,
-        moments_every: int,
-        batch_norm_once: bool,
-    ):
+    def __init__(self, model: keras.Model, how: Any):
         super().__init__(model)
-        self.micro_batch_size = micro_batch_size
-        self.varying_size: tf.Variable | None = None  # Where it changes from step to step.
-        self.loss_denominator = loss_denominator or self.loss_denominator
-        self.moments_every = moments_every
-        self.batch_norm_once = batch_norm_once
+        self.how = how  # An `Accumulation`.
+        self.size: int | tf.Variable = how.micro_batch_size  # It may change from step to step.
+        self.loss_denominator = how.loss_denominator or self.loss_denominator
         # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
-        self._moments = MomentMeans(moments_every) if moments_every else None
+        self._moments = MomentMeans(how.moments_every) if how.moments_every else None
 
     def _update(self, data: Any) -> dict[str, Any]:
-        size = self.micro_batch_size if self.varying_size is None else self.varying_size
-        step = user_step(self.model)
-        if step is not None:
-            return accumulate_step(self.model, step, data, size)
-        batch = prepared_batch(self.model, data, size)
+        model, whole = self.model, super()._update
+        # It may have been compiled again, or frozen, since the step was installed.
+        check_model(model)
+        step = user_step(model)
+        batch = prepared_batch(model, data, self.size) if step is None else None
+        if model.built and not model.trainable_weights:
+            return whole(data)  # Keras warns of it.
+        if batch is None:
+            return self._by_step(step, data)
+        if self._moments is None and any(
+            isinstance(one, tf.SparseTensor) for one in parts_of(batch.leaves)
+        ):
+            # As in Keras, gradients of sparse inputs stay sparse where nothing is cut.
+            fits = batch.rows <= self.size
+            return tf.cond(fits, lambda: whole(data), lambda: self._by_loss(batch))
+        return self._by_loss(batch)
 
+    def _by_step(self, step: Any, data: Any) -> Any:
+        return accumulate_step(self.model, step, data, self.size)
+
+    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
         def accumulated(measured: tf.Tensor | bool) -> Sums:
-            update = Update(self.model, batch, self.batch_norm_once, measured)
+            update = Update(self.model, batch, self.how.batch_norm_once, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
             update.apply(sums)
@@ -72,7 +76,8 @@ class AccumulatingTrainStep(TrainStep):
         def squared_norms(due: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
             sums = accumulated(due)
             micro = tf.where(due, sums.micro_sq_norm, float("nan"))
-            return micro, tf.cond(due, lambda: squared_norm(sums.gradients), _zero)
+            whole = tf.cond(due, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
+            return micro, whole
 
         if self._moments is None or replicas_in_step() > 1:
             accumulated(False)
@@ -83,40 +88,52 @@ class AccumulatingTrainStep(TrainStep):
 def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
     """Make an update by a step of the user's own, applied at the end; return what it reports."""
     # Of the results of metrics the last one counts, other values are means over rows.
-    check_model(model)
     batch = cut(data, size)
+    # What the latest micro-batch showed; in a graph they are all of one trace, for a loop has to
+    # know what it adds up.
+    seen: Any = None
 
-    def collected(part: Any) -> Collected:
-        rows = gradient_sum.row_count(part)
-        return Collected(model, step, part, tf.cast(rows / batch.rows, tf.float32))
+    def collected(part: Any, rows: tf.Tensor) -> Any:
+        nonlocal seen
+        seen = Collected(model, step, part, tf.cast(row_count(part) / rows, tf.float32))
+        return [one for one in seen.gradients if one is not None], seen.values
+
+    def trained() -> list[Any]:
+        return [variable for _, variables in seen.applies for variable in variables]
+
+    def nothing() -> Any:
+        return gradient_sum.init(trained()), tuple(tf.zeros(one.shape) for one in seen.values)
 
     def add(sums: Any, part: Any) -> Any:
-        found = collected(part)
-        logs = zip(sums[1], found.values, found.cumulative, strict=True)
+        found, values = one_pass(part, batch.rows)
+        totals, logs = sums or nothing()
+        rest = iter(found)
+        gradients = [None if one is None else next(rest) for one in seen.gradients]
+        logs = zip(logs, values, seen.cumulative, strict=True)
         values = tuple(new if last else total + new for total, new, last in logs)
-        return gradient_sum.add(sums[0], found.gradients), values
+        return gradient_sum.add(totals, gradients), values
 
-    # The first micro-batch shows what there is to be added up.
-    first = collected(batch.part(0, tf.minimum(batch.size, batch.rows)))
-    if len(first.applies) > 1 and step == user_step(model):  # Not in a comparison.
+    one_pass, sums = collected, None
+    if not tf.executing_eagerly():
+        specs = each_part(open_spec, batch.leaves), tf.TensorSpec([], tf.int32)
+        one_pass = tf.function(collected, autograph=False).get_concrete_function(*specs)
+        sums = nothing()
+    totals, values = batch.fold(add, sums, fixed=model.jit_compile)
+    if len(seen.applies) > 1 and step == user_step(model):  # Not in a comparison.
         warnings.warn(
             "The `train_step` applies gradients several times. In micro-batches they are applied "
             "at the end, so that no part of the step reads weights that another part has updated. "
             "Train on whole batches if the step relies on that.",
             stacklevel=2,
         )
-    for optimizer, trained in first.applies:
+    reached = [gradient is not None for gradient in seen.gradients]
+    rest = iter(gradient_sum.finalize(totals, trained(), reached))
+    for optimizer, variables in seen.applies:
         if not optimizer.built:  # The trace that makes variables is made again, without.
             with tf.control_dependencies(None):
-                optimizer.build(trained)
-    variables = [variable for _, trained in first.applies for variable in trained]
-    sums = gradient_sum.add(gradient_sum.init(variables), first.gradients), first.values
-    totals, values = batch.fold(add, sums, fixed=model.jit_compile, begun=batch.size)
-    reached = [gradient is not None for gradient in first.gradients]
-    rest = iter(gradient_sum.finalize(totals, variables, reached))
-    for optimizer, trained in first.applies:
-        optimizer.apply(list(itertools.islice(rest, len(trained))), trained)
-    return keras.tree.pack_sequence_as(first.logs, values)
+                optimizer.build(variables)
+        optimizer.apply(list(itertools.islice(rest, len(variables))), variables)
+    return keras.tree.pack_sequence_as(seen.logs, values)
 
 
 class Collected:
@@ -157,25 +174,29 @@ class Collected:
 
 
 def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatches:
-    """Check a model, cut its batch, and build what a loop or branch cannot build."""
-    # It may have been compiled again, or frozen, since the step was installed.
-    check_model(model)
+    """Cut a batch, and build what a loop or branch cannot build."""
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
         return batch  # Keras has built it, outside the replicas.
-    if not tf.executing_eagerly():
+    parts, compile_loss = parts_of(batch.leaves), compile_loss_of(model)
+    if not tf.executing_eagerly() and all(isinstance(part, tf.Tensor) for part in parts):
         build_symbolically(model, batch.leaves)
-        check_model(model)  # Only what is built shows that it has weights.
         return batch
-    # Layers that run eagerly only cannot be called on symbols: a call on one row builds them.
-    compile_loss = compile_loss_of(model)
-    if not model.built or not (compile_loss is None or compile_loss.built):
-        x, y, sample_weight = batch.part(tf.constant(0), 1)
+
+    def passed(x: Any, y: Any, sample_weight: Any) -> None:
         y_pred = forward(model, x, training=False)
         if compile_loss is not None:
             compile_loss(y, y_pred, sample_weight)
-            for tracker in compile_loss.metrics:
-                tracker.reset_state()
+
+    # Neither layers that run eagerly only nor ragged and sparse rows have symbols.
+    if not model.built or not (compile_loss is None or compile_loss.built):
+        if not tf.executing_eagerly():
+            specs = each_part(open_spec, batch.leaves)
+            tf.function(passed, autograph=False).get_concrete_function(*specs)
+            return batch
+        passed(*batch.part(0, 1))
+        for tracker in getattr(compile_loss, "metrics", ()):
+            tracker.reset_state()
     return batch
 
 
@@ -230,9 +251,9 @@ class Update:
             self._totals = self._denominators()
         zeros = Sums(
             gradient_sum.init(model.trainable_weights),
-            _zero(),
-            tuple(_zero() for _ in range(output_losses.output_count(model))),
-            _zero(),
+            tf.zeros([]),
+            self._no_losses(),
+            tf.zeros([]),
             self.batch_norm.init(lambda x: forward(model, x, training=True), batch.leaves[0]),
         )
         return batch.fold(self._add, zeros, fixed=model.jit_compile)
@@ -256,14 +277,7 @@ class Update:
         first, second = (self._part(one) for one in passes)
         # A metric of the user's own may look at the batch as a whole.
         self._count(batch.leaves, keras.tree.map_structure(_joined, *[p.y_pred for p in passes]))
-        losses = zip(first.output_losses, second.output_losses, strict=True)
-        return Sums(
-            gradient_sum.joined(first.gradients, second.gradients),
-            tf.cast(first.loss, tf.float32) + tf.cast(second.loss, tf.float32),
-            tuple(tf.cast(a, tf.float32) + tf.cast(b, tf.float32) for a, b in losses),
-            first.micro_sq_norm + second.micro_sq_norm,
-            (),
-        )
+        return _total(first, second, gradient_sum.joined(first.gradients, second.gradients))
 
     def apply(self, sums: Sums) -> None:
         """Apply the gradients once and write the statistics and losses of the batch."""
@@ -284,17 +298,11 @@ class Update:
         one = self._forward(micro_batch)
         part = self._part(one)
         self._count(micro_batch, one.y_pred)
-        losses = zip(sums.output_losses, part.output_losses, strict=True)
-        return Sums(
-            gradient_sum.add(sums.gradients, part.gradients),
-            sums.loss + tf.cast(part.loss, tf.float32),
-            tuple(total + tf.cast(loss, tf.float32) for total, loss in losses),
-            sums.micro_sq_norm + part.micro_sq_norm,
-            self.batch_norm.add(sums.batch_statistics, one.rows_share),
-        )
+        statistics = self.batch_norm.add(sums.batch_statistics, one.rows_share)
+        return _total(sums, part, gradient_sum.add(sums.gradients, part.gradients), statistics)
 
     def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
-        rows = gradient_sum.row_count(micro_batch[0])
+        rows = row_count(micro_batch[0])
         rows_share = tf.cast(rows, tf.float32) / tf.cast(self.batch.rows, tf.float32)
         with tf.GradientTape() as tape, self.batch_norm.observed():
             y_pred = forward(self.model, micro_batch[0], training=True)
@@ -324,10 +332,11 @@ class Update:
             return squared_norm(gradients) / one.rows_share
 
         if isinstance(self._measured, bool):
-            micro = weighted_squared_norm() if self._measured else _zero()
+            micro = weighted_squared_norm() if self._measured else tf.zeros([])
         else:
-            micro = tf.cond(self._measured, weighted_squared_norm, _zero)
-        return Sums(gradients, loss, losses, micro, ())
+            micro = tf.cond(self._measured, weighted_squared_norm, lambda: tf.zeros([]))
+        losses = tuple(tf.cast(one, tf.float32) for one in losses)
+        return Sums(gradients, tf.cast(loss, tf.float32), losses, micro, ())
 
     def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
         """Count rows in the metrics, and note which functions return one value for all rows."""
@@ -348,19 +357,31 @@ class Update:
     def _denominators(self) -> tuple[tf.Tensor, ...]:
         model, batch = self.model, self.batch
 
-        def counted(x: Any, y: Any, sample_weight: Any) -> tuple[tf.Tensor, ...]:
-            y_pred = forward(model, x, training=False)
-            return output_losses.denominators(model, (y, y_pred, sample_weight))
-
         def add(sums: tuple[tf.Tensor, ...], part: Any) -> tuple[tf.Tensor, ...]:
-            return tuple(s + c for s, c in zip(sums, counted(*part), strict=True))
+            x, y, sample_weight = part
+            y_pred = forward(model, x, training=False)
+            counted = output_losses.denominators(model, (y, y_pred, sample_weight))
+            return tuple(s + c for s, c in zip(sums, counted, strict=True))
 
         if model.jit_compile:
-            return counted(*batch.leaves)  # XLA drops what the masks do not need.
-        zeros = tuple(_zero() for _ in range(output_losses.output_count(model)))
+            return add(self._no_losses(), batch.leaves)  # XLA drops what the masks do not need.
         # In a graph what the masks do not need is dropped too, except for recurrent layers: then
         # the memory is that of a micro-batch.
-        return batch.fold(add, zeros, fixed=False)
+        return batch.fold(add, self._no_losses(), fixed=False)
+
+    def _no_losses(self) -> tuple[tf.Tensor, ...]:
+        return tuple(tf.zeros([]) for _ in output_losses_of(self.model))
+
+
+def _total(first: Sums, second: Sums, gradients: Any, statistics: BatchStatistics = ()) -> Sums:
+    losses = zip(first.output_losses, second.output_losses, strict=True)
+    return Sums(
+        gradients,
+        first.loss + second.loss,
+        tuple(a + b for a, b in losses),
+        first.micro_sq_norm + second.micro_sq_norm,
+        statistics,
+    )
 
 
 def _joined(first: Any, second: Any) -> Any:
@@ -370,7 +391,3 @@ def _joined(first: Any, second: Any) -> Any:
     if all(mask is not None for mask in masks):
         set_mask(both, tf.concat(masks, axis=0))
     return both
-
-
-def _zero() -> tf.Tensor:
-    return tf.zeros([])

@@ -19,7 +19,6 @@ import tensorflow as tf
 
 from kbatch.library_internals import layers_of, replaced_applies
 from kbatch.records.notes import RunNote
-from kbatch.training.accumulation.gradient_sum import MicroBatches
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.train_step import Update, prepared_batch
 from kbatch.training.model import TrainStep, check_model, installed_step, user_step
@@ -125,20 +124,19 @@ class _HalvingTrainStep(TrainStep):
     def _update(self, data: Any) -> dict[str, Any]:
         batch = prepared_batch(self.model, data, 1)
 
+        def whole() -> tuple[tf.Tensor, tf.Tensor]:
+            (self._summing or TrainStep(self.model)).run(data)
+            return tf.constant(float("nan")), tf.zeros([])
+
+        def halved() -> tuple[tf.Tensor, tf.Tensor]:
+            update = Update(self.model, batch, batch_norm_once=False, measured=True)
+            sums = update.halves()
+            if self._summing is not None:
+                sums = sums._replace(gradients=tuple(summed(sums.gradients)))
+            update.apply(sums)
+            return sums.micro_sq_norm, squared_norm(sums.gradients)
+
         def squared_norms(due: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            halved = due & (batch.rows > 1)
-            return tf.cond(halved, lambda: self._halved(batch), lambda: self._whole(data))
+            return tf.cond(due & (batch.rows > 1), halved, whole)
 
         return self._moments.measured(self.model, batch.rows, 2, squared_norms)
-
-    def _whole(self, data: Any) -> tuple[tf.Tensor, tf.Tensor]:
-        (self._summing or TrainStep(self.model)).run(data)
-        return tf.constant(float("nan")), tf.zeros([])
-
-    def _halved(self, batch: MicroBatches) -> tuple[tf.Tensor, tf.Tensor]:
-        update = Update(self.model, batch, batch_norm_once=False, measured=True)
-        sums = update.halves()
-        if self._summing is not None:
-            sums = sums._replace(gradients=tuple(summed(sums.gradients)))
-        update.apply(sums)
-        return sums.micro_sq_norm, squared_norm(sums.gradients)

@@ -140,7 +140,14 @@ def source_of_py_dataset(
     @contextlib.contextmanager
     def open_epoch() -> Iterator[Iterator[Any]]:
         nonlocal signature
-        adapter: Any = _py_adapter(dataset, settings)
+        kept = {name: getattr(dataset, name) for name in settings}
+        try:  # Keras's adapter reads them once, when it is made.
+            for name, value in settings.items():
+                setattr(dataset, name, value)
+            adapter: Any = PyDatasetAdapter(dataset)
+        finally:
+            for name, value in kept.items():
+                setattr(dataset, name, value)
         if adapter.enqueuer is not None:
             adapter.enqueuer = Workers(dataset, **settings, timeout_s=timeout_s)
         set_signature(adapter, signature)
@@ -161,18 +168,6 @@ def source_of_py_dataset(
 def _epoch(dataset: tf.data.Dataset) -> Iterator[Iterator[Any]]:
     # The threads behind an iterator end with the last reference to it.
     yield iter(dataset)
-
-
-def _py_adapter(dataset: keras.utils.PyDataset, settings: dict[str, Any]) -> Any:
-    """Make Keras's adapter under other settings: it reads them once, when it is made."""
-    kept = {name: getattr(dataset, name) for name in settings}
-    try:
-        for name, value in settings.items():
-            setattr(dataset, name, value)
-        return PyDatasetAdapter(dataset)
-    finally:
-        for name, value in kept.items():
-            setattr(dataset, name, value)
 
 
 def _check_file_caches(dataset: Any) -> None:

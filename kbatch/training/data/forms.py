@@ -166,6 +166,39 @@ def parts_of(nested: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(nested) if leaf is not None]
 
 
+def open_spec(part: Any) -> tf.TypeSpec:
+    """Return the spec of a part of a batch, for any number of rows."""
+    shape, dtype = [None, *part.shape[1:]], tf.as_dtype(part.dtype)
+    if isinstance(part, tf.SparseTensor):
+        return tf.SparseTensorSpec(shape, dtype)
+    if isinstance(part, tf.RaggedTensor):
+        return tf.RaggedTensorSpec(shape, dtype, part.ragged_rank, part.row_splits.dtype)
+    return tf.TensorSpec(shape, dtype)
+
+
+def rows_between(part: Any, start: Any, size: Any) -> Any:
+    """Take `size` rows of a tensor from row `start` on."""
+    if isinstance(part, tf.RaggedTensor):
+        return part[start : start + size]
+    # tf.slice, since XLA takes a moving start there as long as the size is fixed.
+    sparse = isinstance(part, tf.SparseTensor)
+    rest = part.dense_shape[1:] if sparse else tf.shape(part)[1:]
+    begin = tf.concat([tf.cast([start], rest.dtype), tf.zeros_like(rest)], axis=0)
+    sizes = tf.concat([tf.cast([size], rest.dtype), rest], axis=0)
+    rows: Any = tf.sparse.slice(part, begin, sizes) if sparse else tf.slice(part, begin, sizes)
+    rows.set_shape([size if isinstance(size, int) else None, *part.shape[1:]])
+    return rows
+
+
+def row_count(parts: Any) -> tf.Tensor:
+    """Count the rows of a batch in the graph."""
+    first = parts_of(parts)[0]
+    if isinstance(first, tf.RaggedTensor):
+        return first.nrows(tf.int32)
+    sparse = isinstance(first, tf.SparseTensor)
+    return tf.cast(first.dense_shape[0], tf.int32) if sparse else tf.shape(first)[0]
+
+
 def arrays_of(data: FitData) -> tuple[Any, int]:
     """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
     # No tensor is made of an array: that would start TensorFlow's devices, and a worker process

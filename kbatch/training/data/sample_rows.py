@@ -17,6 +17,7 @@ from kbatch.training.data.forms import (
     each_part,
     is_batched,
     is_dataset,
+    open_spec,
     parts_of,
 )
 from kbatch.training.model import build_ahead, user_step
@@ -192,7 +193,7 @@ def build_on(model: keras.Model, source: Source) -> None:
     """Build a model, its metrics and its optimizer from the shapes of its data."""
     known = rows_for(source, model)
     if isinstance(known, SampleRows):
-        spec = each_part(lambda x: tf.TensorSpec([None, *x.shape[1:]], x.dtype), known.rows)
+        spec = each_part(open_spec, known.rows)
     elif model.built:
         return
     else:

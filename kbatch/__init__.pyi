@@ -1,0 +1,51 @@
+# The public names and their homes, one a line: `__init__.py` reads them here, as type checkers do.
+from kbatch import analysis as analysis
+from kbatch.analysis.batch_sizes import powers_of_two as powers_of_two
+from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate
+from kbatch.device.gpu_monitor import GpuMonitor as GpuMonitor
+from kbatch.device.quiet_start import quiet_start as quiet_start
+from kbatch.errors import OutOfMemoryError as OutOfMemoryError
+from kbatch.inference.figures import plot_inference_memory as plot_inference_memory
+from kbatch.inference.figures import plot_inference_noise as plot_inference_noise
+from kbatch.inference.figures import (
+    plot_inference_operating_curve as plot_inference_operating_curve,
+)
+from kbatch.inference.figures import plot_inference_paths as plot_inference_paths
+from kbatch.inference.figures import plot_inference_tails as plot_inference_tails
+from kbatch.inference.figures import plot_inference_throughput as plot_inference_throughput
+from kbatch.inference.measure import profile_inference as profile_inference
+from kbatch.inference.profile import InferenceProfile as InferenceProfile
+from kbatch.input_pipeline.measure import profile_input_pipeline as profile_input_pipeline
+from kbatch.input_pipeline.record import InputPipelineProfile as InputPipelineProfile
+from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipeline
+from kbatch.memory.find import find_max_batch_size as find_max_batch_size
+from kbatch.memory.record import MaxBatchSizeResult as MaxBatchSizeResult
+from kbatch.memory.report import plot_memory as plot_memory
+from kbatch.recommendation.figure import plot_limits as plot_limits
+from kbatch.recommendation.measure import recommend as recommend
+from kbatch.recommendation.record import Recommendation as Recommendation
+from kbatch.report.pages import write_report as write_report
+from kbatch.search.executors import ray_executor as ray_executor
+from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
+from kbatch.search.live_plot import LivePlot as LivePlot
+from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
+from kbatch.study.figures.goodput import plot_goodput as plot_goodput
+from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
+from kbatch.study.figures.learning_curves import plot_learning_curves as plot_learning_curves
+from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale
+from kbatch.study.figures.pareto import plot_pareto as plot_pareto
+from kbatch.study.figures.ranking import plot_ranking as plot_ranking
+from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time_to_target
+from kbatch.study.figures.trials import plot_trials as plot_trials
+from kbatch.study.study import Study as Study
+from kbatch.study.study import load_study as load_study
+from kbatch.throughput.measure import profile_training as profile_training
+from kbatch.throughput.record import TrainingProfile as TrainingProfile
+from kbatch.throughput.report import plot_training_profile as plot_training_profile
+from kbatch.training.accumulation import accumulate_gradients as accumulate_gradients
+from kbatch.training.callbacks import ExampleBudget as ExampleBudget
+from kbatch.training.callbacks import StopAtTarget as StopAtTarget
+from kbatch.training.callbacks import TimeBudget as TimeBudget
+from kbatch.training.callbacks import UpdateBudget as UpdateBudget
+
+__version__: str
