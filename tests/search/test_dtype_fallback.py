@@ -76,7 +76,7 @@ def overflowing(initial_scale):
         optimizer = keras.optimizers.SGD(0.01)
         if keras.config.dtype_policy().name != "float32":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer, initial_scale=initial_scale)
-        return small_models.mlp(optimizer=optimizer)
+        return small_models.stock(optimizer=optimizer)
 
     return build
 
@@ -159,7 +159,7 @@ def whole():
 
 def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
     with pytest.warns(UserWarning, match="Trained in float32.*every layer with weights has"):
-        study = kbatch.load_study(search(tmp_path, whole))
+        study = kbatch.load_study(search(tmp_path, whole, sizes=(8,)))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
 
 

@@ -30,10 +30,14 @@ def searched(directory, build=build, **arguments):
     return kbatch.load_study(tuner)
 
 
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return searched(tmp_path_factory.mktemp("whole"), micro_batch_size=None)
+
+
 @pytest.mark.parametrize("exact", ["auto", True])
-def test_a_batch_that_parts_would_change_trains_as_the_whole(tmp_path, recwarn, exact):
+def test_a_batch_that_parts_would_change_trains_as_the_whole(tmp_path, whole, recwarn, exact):
     study = searched(tmp_path, exact=exact)
-    whole = searched(tmp_path / "whole", micro_batch_size=None)
     trained, expected = (found.trials[0].executions[0] for found in (study, whole))
     assert trained.epochs[0].metrics["loss"] == pytest.approx(
         expected.epochs[0].metrics["loss"], rel=1e-5
