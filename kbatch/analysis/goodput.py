@@ -67,8 +67,7 @@ def goodput(
 def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
     """Compute the batch size of the largest goodput, sqrt((a / b) B_noise), and no less than 1.
 
-    It grows with the noise scale and with a / b, so the ends of their intervals bound it. In
-    seconds a step (a), seconds an example (b) and examples (B_noise).
+    In seconds a step (a), seconds an example (b) and examples (B_noise).
     """
     _check_positive(per_example_s=per_example_s)
     _check_noise_scale(noise_scale)
@@ -83,11 +82,7 @@ def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: flo
 def best_measured_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, noise_scale: float
 ) -> int:
-    """Find the batch size of the largest goodput among measured ones, whatever their times.
-
-    With one time of a step for each size and the noise scale in examples; the smaller size of
-    two equals.
-    """
+    """Find the measured batch size of the largest goodput, the smaller one of two equals."""
     if not len(batch_sizes) or len(batch_sizes) != len(step_times_s):
         raise ValueError(
             "`batch_sizes` and `step_times_s` must have one value a size each, one at least. "
@@ -132,10 +127,7 @@ class StepsToTarget:
 
     @property
     def critical_batch_size(self) -> Ratio:
-        """B_crit = E_min / S_min, in examples; without a value where S_min may be 0.
-
-        That is so when every trial was far below it: then it has a lower bound alone.
-        """
+        """B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0."""
         return self.line.slope_over_intercept
 
     @property

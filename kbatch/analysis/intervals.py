@@ -87,10 +87,7 @@ class RoundEstimate:
 
 
 def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
-    """Summarise positive values of several rounds.
-
-    From nine rounds on the interval is that of a median, below Student's of the logarithms.
-    """
+    """Summarise positive values of rounds: Student's t of logarithms; from nine on the median."""
     if not len(values):
         return None
     interval = median_interval(values)

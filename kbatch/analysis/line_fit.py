@@ -44,8 +44,7 @@ class Departure:
 
     noise: float | None  # Relative deviation of those at one place; None if none repeats.
     worst: float  # Largest distance of a centre from the curve, as a share of its value.
-    # False when one is more than noise explains and than 2 %; None when it cannot be told.
-    holds: bool | None
+    holds: bool | None  # False when beyond the noise and 2 %; None when it cannot be told.
 
 
 def measure_departure(places: np.ndarray, residuals: np.ndarray) -> Departure:
@@ -223,8 +222,7 @@ class StepTime:
 def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
     """Fit the time of a step to measurements at several batch sizes, in seconds.
 
-    Assumes errors relative to the time itself. Measurements in shuffled rounds, each size once
-    a round, give independent repetitions; repetitions of one size in a row share its hiccups.
+    Assumes independent errors relative to the time itself, as of sizes in shuffled rounds.
     """
     return StepTime(fit_line(batch_sizes, step_times_s))
 

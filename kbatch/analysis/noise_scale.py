@@ -46,8 +46,7 @@ class NoiseScale:
 
     value: float | None  #: B_noise, in examples; None where |G|^2 is not told apart from 0.
     interval: Interval | None  #: Its 95 % interval, in examples; None when unresolved.
-    #: Lower bound with 97.5 % confidence, in examples, also of an unresolved scale; or None.
-    at_least: float | None
+    at_least: float | None  #: 97.5 % lower bound, in examples, also of an unresolved one; or None.
     variance: float | None  #: Mean estimate of tr(Sigma), squared gradient units; or None.
     squared_norm: float | None  #: Mean estimate of |G|^2, squared gradient units; or None.
     measurements: int  #: Steps, or epochs, behind it.
@@ -103,11 +102,9 @@ def noise_scale_of_epochs(
 
 
 def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
-    """Estimate the gradient noise scale of the late halves of several runs together.
+    """Estimate one gradient noise scale of the late halves of several runs.
 
-    Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them. All
-    their late epochs make one estimate: what differs between runs widens the interval as what
-    differs between epochs does.
+    Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them.
     """
     return _noise_scale([_late_half(*run) for run in runs])
 
@@ -198,11 +195,7 @@ _ROUNDING = 1e-3
 
 @dataclasses.dataclass(frozen=True)
 class GradientMoments:
-    """Estimates of tr(Sigma) and |G|^2, one a step.
-
-    One step's are noisy and its `squared_norm` can be negative. Average many first and take
-    their ratio last: the mean of ratios is biased without bound.
-    """
+    """Noisy estimates of tr(Sigma) and |G|^2, one a step: average many, and divide last."""
 
     variance: np.ndarray  #: Tr(Sigma), in squared gradient units, of shape (steps,).
     squared_norm: np.ndarray  #: |G|^2, in squared gradient units, of shape (steps,).
@@ -215,11 +208,7 @@ def gradient_moments(
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
 ) -> GradientMoments:
-    """Estimate the gradient moments of every usable step, from what `gradient_noise_scale` takes.
-
-    Steps with a norm that is not finite are skipped, as the optimizer skips them under a loss
-    scale, and steps of a single micro-batch, which say nothing about the noise.
-    """
+    """Estimate the moments of every step that `gradient_noise_scale` uses, from what it takes."""
     m, batch = np.atleast_1d(np.asarray(micro_sq_norms, float), np.asarray(batch_sq_norms, float))
     if m.ndim != 1 or m.shape != batch.shape:
         raise ValueError(

@@ -101,8 +101,7 @@ class Latency:
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     """Fit the latency of one call path, in seconds, to measurements at several batch sizes.
 
-    The latencies may be medians or another quantile of rounds of calls, one value a round;
-    rounds that visit the sizes in shuffled order keep a machine's drift out of the line.
+    The latencies may be medians or another quantile of rounds of calls, one value a round.
 
     >>> latency = fit_latency([1, 2, 4, 8] * 2, [5e-3, 6e-3, 8e-3, 12e-3] * 2)
     >>> latency.peak_throughput.value, latency.half_peak_batch_size.value
@@ -172,10 +171,7 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 
 
 def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
-    """Find the largest batch size of at most a latency; None where one example takes longer.
-
-    To keep to the target, verify the size by calls, or take the lower end of its interval.
-    """
+    """Find the largest batch size of at most a latency; None where one example takes longer."""
     if not 0 < latency_s < math.inf:
         raise ValueError(
             f"`latency_s` must be positive, in seconds. Received: latency_s={latency_s}."

@@ -138,8 +138,7 @@ class TargetCheck:
     calls_a_hiccup: float = 1.0  #: Calls in a row that a hiccup of the machine slowed, on average.
     #: Calls that would be needed to be sure of a size that may yet keep to the target; or None.
     missing_calls: int | None = None
-    #: Whether it kept to the target, and later calls showed hiccups too frequent for that.
-    withdrawn: bool = False
+    withdrawn: bool = False  #: It kept to the target, and later calls showed too many hiccups.
 
     def __post_init__(self) -> None:
         calls_for_quantile(self.quantile)  # Raises where it is none.

@@ -200,8 +200,7 @@ class InputPass(NamedTuple):
 
     record: LongRunRecord
     batches: tuple[Any, ...]
-    # Its batches, and seconds with the start of the pipeline; None where the end was not reached.
-    epoch: tuple[int, float] | None
+    epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
     duration_s: float
     batch_numbers: float  # The mean of the numbers in a batch.
     notes: tuple[str, ...]

@@ -102,10 +102,7 @@ class Crossing:
 def crossing_batch_size(
     batch_sizes: Sequence[int], step_times_s: Sequence[float], *, example_s: Sequence[float]
 ) -> Crossing | None:
-    """Compute the batch size from which on the pipeline is the slower one.
-
-    Errors of both sides are taken as independent: a machine that drifts widens the interval.
-    """
+    """Compute the batch size from which on the pipeline is slower, by errors as if independent."""
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:
         return None

@@ -32,7 +32,7 @@ class RateRecord:
 
     examples: tuple[int, ...]  #: Examples in each round.
     durations_s: tuple[float, ...]  #: Seconds of each round.
-    wait_s: tuple[float, ...] = ()  #: Of each round, waiting for a batch; empty if nothing else.
+    wait_s: tuple[float, ...] = ()  #: Of each round, spent waiting for a batch; or empty.
     #: Processor seconds of this process alone in each round, all cores; empty if not measured.
     cpu_s: tuple[float, ...] = ()
     #: Share of the time in which the GPU was busy, in a block after the rounds; or None.
@@ -182,7 +182,7 @@ class InputPipelineProfile(SavedRecord):
     pipeline: RateRecord  #: The pipeline alone.
     step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
     together: RateRecord  #: Training: both together.
-    smaller_steps: tuple[SmallerStepRecord, ...]  #: On smaller batches, the largest first.
+    smaller_steps: tuple[SmallerStepRecord, ...]  #: The step on smaller batches, the largest first.
     first_batch_s: tuple[float, ...]  #: From the start of the pipeline to its first batch.
     timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
     remedies: tuple[RemedyRecord, ...]  #: Changes to the pipeline that were tried.
@@ -192,8 +192,9 @@ class InputPipelineProfile(SavedRecord):
     dtype_policy: str  #: Dtype policy of the model.
     budget_s: float  #: Seconds that the measurement was given.
     environment: EnvironmentRecord  #: The machine and the software.
-    long_run: LongRunRecord | None = None  #: None where the rounds count whole epochs.
-    together_comparable: bool | None = None  #: Whether it had such batches too; or None.
+    long_run: LongRunRecord | None = None  #: A long reading; None if rounds count whole epochs.
+    #: Whether both together had batches like those of pipeline and step alone; None if unknown.
+    together_comparable: bool | None = None
 
     def __post_init__(self):
         check_choice(SOURCES, source=self.source)
@@ -258,10 +259,7 @@ class InputPipelineProfile(SavedRecord):
 
     @property
     def crossing(self) -> Crossing | None:
-        """The batch size from which on the pipeline is slower, None if too little was measured.
-
-        None too where the rounds are not `is_even`, or one was `disturbed`.
-        """
+        """The batch size from which on the pipeline is slower; None if too little is known."""
         if not self.smaller_steps or not self.is_even or self.disturbed:
             return None
         steps = [

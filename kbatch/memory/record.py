@@ -51,14 +51,12 @@ class MaxBatchSizeResult(SavedRecord):
     dtype_policy: str  #: Policy of the model.
     weights_bytes: int  #: Bytes of the model's variables, those of the optimizer included.
     probes: tuple[ProbeRecord, ...]  #: All runs, in order.
-    #: What the last allocation that failed asked for in one piece; None if none did.
-    requested_block_bytes: int | None = None
+    requested_block_bytes: int | None = None  #: Of the last allocation that failed, in one piece.
     free_bytes: int | None = None  #: What was free then.
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
     environment: EnvironmentRecord | None = None  #: The machine.
-    #: Who held memory of the GPU beside it, when it was found.
-    other_processes: tuple[GpuProcess, ...] = ()
+    other_processes: tuple[GpuProcess, ...] = ()  #: Who held memory of the GPU beside it.
 
     def __post_init__(self):
         check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)

@@ -45,8 +45,7 @@ class Workload:
     accumulate_below: int = 0  # Smaller batches run as micro-batches of one of so many.
     moments_every: int = 0  # As in `Accumulation`.
     replicas: int = 1  # Replicas that share each batch; all sizes are those of one of them.
-    # Whether those run in the exact mode, whose memory takes the outputs of the whole batch.
-    exact: bool = False
+    exact: bool = False  # Whether in the exact mode, whose memory takes all outputs of a batch.
 
     def start(self) -> "Run":
         with dtype_policy_scope(self.dtype_policy):

@@ -86,10 +86,8 @@ class UntestedSize:
 class BatchDecision:
     """The batch size to use, and what it was chosen from."""
 
-    #: That of the least expected time to the target; None where none can be named.
-    batch_size: int | None
-    #: Examples at once; without a batch size those of the largest throughput, or None.
-    micro_batch_size: int | None
+    batch_size: int | None  #: Of the least expected time to the target; None where none is named.
+    micro_batch_size: int | None  #: Examples at once, the fastest without a batch size; or None.
     learning_rate_ratio: float | None  #: Of the model's own, None without a batch size.
     #: Why there is no batch size: `"no times"`, `"no pilot"`, `"pilot diverged"`, `"few updates"`
     #: or `"no progress"`, `"untold"` of an older version; None where there is one.

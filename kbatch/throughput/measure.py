@@ -17,9 +17,8 @@ from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
 from kbatch.memory.find import MemoryPass, data_source, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
-from kbatch.memory.record import MemoryRecord
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.memory.workload import Run, Workload
+from kbatch.memory.workload import Workload
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import (
     SHARE_TO_WARM_UP,
@@ -101,7 +100,23 @@ def profile_training(
     memory = MemoryPass((), 0, ())
     if measure_memory:
         say("measuring memory in a worker process")
-        memory = _measure_memory(workload, start, sizes, limit_bytes, time_budget_s, say)
+        with open_probes(
+            workload,
+            memory_limit_bytes=limit_bytes,
+            memory_window=_WINDOW,
+            model=lambda: start().model,
+        ) as probes:
+            facts = probes.facts
+            check_weights(facts)
+            memory = memory_pass(
+                probes,
+                sizes.up_to(facts.examples),
+                dtype_policy=facts.dtype_policy,
+                time_budget_s=time_budget_s,
+                # The worker may die of sizes that were chosen.
+                guard_share=math.inf if sizes.chosen and probes.isolated else _WINDOW[1],
+                say=say,
+            )
     run = start()
     plan = dataclasses.replace(TRAINING_TIMING, time_budget_s=time_budget_s)
     with micro_batch_steps(run.model) as steps:
@@ -185,38 +200,23 @@ def _checked(
     return _Sizes(sizes, True, whole)
 
 
-def _measure_memory(
-    workload: Workload,
-    start: Callable[[], Run],
-    sizes: _Sizes,
-    limit_bytes: int | None,
-    time_budget_s: float,
-    say: Callable[[str], None],
-) -> MemoryPass:
-    with open_probes(
-        workload, memory_limit_bytes=limit_bytes, memory_window=_WINDOW, model=lambda: start().model
-    ) as probes:
-        facts = probes.facts
-        check_weights(facts)
-        return memory_pass(
-            probes,
-            sizes.up_to(facts.examples),
-            dtype_policy=facts.dtype_policy,
-            time_budget_s=time_budget_s,
-            guard_share=math.inf if sizes.chosen and probes.isolated else _WINDOW[1],
-            say=say,
-        )
-
-
 def _warm_up(
     sweep: TrainingSweep, sizes: _Sizes, measured: Sequence[int], memory: MemoryPass
 ) -> dict[int, str]:
     """Warm sizes up in ascending order; returns why some were not."""
     probed = {record.batch_size: record for record in memory.records}
+    most_bytes = _WINDOW[1] * memory.limit_bytes
     not_run: dict[int, str] = {}
     end: str | None = None
     for size in measured:
-        reason = end or _reason_not_to_run(probed.get(size), memory.limit_bytes)
+        reason = end
+        if reason is None and (record := probed.get(size)) is not None:
+            # Where the time for the memory did not suffice, the line through smaller sizes tells.
+            needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
+            reason = record.refusal
+            if reason is None and needed is not None and needed > most_bytes:
+                limit = f"{_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
+                reason = f"needs {memory_text(needed)}, more than {limit}"
         if reason is None and sweep.rounds.late(SHARE_TO_WARM_UP):
             reason = "half of the time budget was spent on warming up smaller sizes"
         if reason is not None:
@@ -233,13 +233,3 @@ def _warm_up(
         if not sizes.chosen and sweep.rounds.too_slow_to_double(warm_up.call_s):
             end = "too slow for the time budget"
     return not_run
-
-
-def _reason_not_to_run(record: MemoryRecord | None, limit_bytes: int) -> str | None:
-    if record is None or record.refusal:
-        return record and record.refusal
-    # Where the time for the memory did not suffice, the line through smaller sizes tells.
-    needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
-    if needed is None or needed <= _WINDOW[1] * limit_bytes:
-        return None
-    return f"needs {memory_text(needed)}, more than {_WINDOW[1]:.0%} of {memory_text(limit_bytes)}"

@@ -160,10 +160,7 @@ class TrainingProfile(SavedRecord):
 
     @property
     def step_time(self) -> StepTime:
-        """The fit t = a + b B of the time of a micro-batch of B examples.
-
-        Where batches are accumulated the optimizer's update is shared out among the micro-batches.
-        """
+        """The fit t = a + b B of the time of a micro-batch, its share of the update included."""
         return StepTime(self._latency.line)
 
     @property

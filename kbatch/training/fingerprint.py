@@ -21,8 +21,8 @@ _DRAWN = ("name", "seed")
 def model_fingerprint(model: keras.Model) -> str:
     """Return a text that is equal for models that need the same memory, in any process."""
     described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
-    # Of its numbers only whether they are zero, which decides the slots.
-    described["optimizer"] = _zero_or_not(described["optimizer"])
+    # Of the optimizers' numbers only whether they are zero, which decides the slots.
+    described |= {k: _zero_or_not(v) for k, v in described.items() if "optimizer" in k}
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 

@@ -1,5 +1,8 @@
 """Searches over models with a `train_step` of the user's own."""
 
+import functools
+import tempfile
+
 import keras
 import keras_tuner
 import own_steps
@@ -14,6 +17,7 @@ from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.search.auto_micro_batch import MicroBatchCache, SearchMicroBatches
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import build_on, sample_of
+from kbatch.training.fingerprint import model_fingerprint
 
 X, Y = models.rows(94)
 VALIDATION, _ = models.rows(40, seed=1)
@@ -21,7 +25,7 @@ VALIDATION, _ = models.rows(40, seed=1)
 
 def search(directory, build, micro_batch_size, *, y=None, objective, validation=None, **settings):
     defaults = {"micro_batch_size": micro_batch_size, "dtype_policy": "float32"}
-    hypermodel = searches.hypermodel(build, (8, 32), **(defaults | settings))
+    hypermodel = searches.hypermodel(build, **(defaults | {"batch_sizes": (8, 32)} | settings))
     tuner = searches.tuner(directory, hypermodel, objective=keras_tuner.Objective(objective, "min"))
     tuner.search(X, y, validation_data=validation, epochs=2, verbose=0)
     return kbatch.load_study(tuner)
@@ -34,13 +38,18 @@ KINDS = {
 }
 
 
-# Under "auto" they stay whole too, also the GAN, which trains otherwise in parts.
-@pytest.mark.parametrize(
-    ("kind", "micro_batch_size"), [("vae", None), ("gan", "auto"), ("distiller", None)]
-)
-def test_a_search_trains_it_whole(tmp_path, kind, micro_batch_size):
+@functools.cache
+def trained_whole(kind):
+    """A search whose trials stay whole, also under "auto" those of the GAN, which parts change."""
     build, arguments = KINDS[kind]
-    study = search(tmp_path, own_steps.Here(build), micro_batch_size, **arguments)
+    with tempfile.TemporaryDirectory() as folder:
+        micro_batch_size = "auto" if kind == "gan" else None
+        return search(folder, own_steps.Here(build), micro_batch_size, **arguments)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_search_trains_it_whole(kind):
+    arguments, study = KINDS[kind][1], trained_whole(kind)
     small, large = (trial.executions[0] for trial in study.trials)
     for run, updates in ((small, 24), (large, 6)):
         assert run.status == "completed"
@@ -55,15 +64,21 @@ def test_a_search_trains_it_whole(tmp_path, kind, micro_batch_size):
 
 
 def test_both_optimizers_of_a_gan_follow_the_batch_size():
-    hp = keras_tuner.HyperParameters()
     hypermodel = searches.hypermodel(
         own_steps.gan, (8, 32), dtype_policy="float32", micro_batch_size=None
     )
-    hp.values["batch_size"] = 32
-    model = hypermodel.build(hp)
+
+    def built(batch_size):
+        hp = keras_tuner.HyperParameters()
+        hp.values["batch_size"] = batch_size
+        return hypermodel.build(hp)
+
+    model = built(32)
     rates = [float(one.learning_rate) for one in (model.d_optimizer, model.g_optimizer)]
     assert rates == pytest.approx([0.02, 0.004])
     assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
+    # What memory is measured of is the same model.
+    assert model_fingerprint(model) == model_fingerprint(built(8))
 
 
 def test_validation_needs_a_test_step(tmp_path):
@@ -84,7 +99,7 @@ def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
         model.train_step = step
         return model
 
-    study = search(tmp_path, build, "auto", y=Y, objective="accuracy")
+    study = search(tmp_path, build, "auto", y=Y, objective="accuracy", batch_sizes=(32,))
     assert steps
     assert {run.status for trial in study.trials for run in trial.executions} == {"completed"}
 
@@ -116,15 +131,14 @@ def test_memory_cuts_it_only_where_parts_train_as_the_whole():
 
 
 def test_one_that_parts_would_change_is_cut_in_the_exact_mode(tmp_path, recwarn):
-    study, whole = (
-        search(tmp_path / str(size), own_steps.gan, size, objective="g_loss") for size in (8, None)
-    )
-    run = study.trials[1].executions[0]
+    only = {"batch_sizes": (32,), "base_batch_size": 8}
+    study = search(tmp_path, own_steps.gan, 8, objective="g_loss", **only)
+    run = study.trials[0].executions[0]
     assert (run.micro_batch_size, run.updates, run.status) == (8, 6, "completed")
-    expected = whole.trials[1].executions[0].epochs[-1].metrics
+    expected = trained_whole("gan").trials[1].executions[0].epochs[-1].metrics
     for name in ("d_loss", "g_loss"):
         assert run.epochs[-1].metrics[name] == pytest.approx(expected[name], rel=1e-4)
-    assert "exact_mode" in {note.code for note in study.trials[1].notes}
+    assert "exact_mode" in {note.code for note in study.trials[0].notes}
     assert not [one for one in recwarn if "Not equal" in str(one.message)]
 
 
@@ -151,9 +165,9 @@ class Unscaled(own_steps.TestedVAE):
 
 def test_a_step_that_does_not_scale_its_loss_is_searched_in_float32(tmp_path):
     build = own_steps.Here(lambda: own_steps.vae(kind=Unscaled))
-    arguments = {"objective": "val_loss", "validation": (VALIDATION,)}
+    arguments = {"objective": "val_loss", "validation": (VALIDATION,), "batch_sizes": (32,)}
     with pytest.warns(UserWarning, match="does not scale the loss"):
         study = search(tmp_path, build, None, dtype_policy="mixed_float16", **arguments)
-    for trial in study.trials:
-        assert (trial.status, trial.dtype_policy) == ("completed", "float32")
-        assert any("does not scale the loss" in note for note in trial.executions[0].notes)
+    (trial,) = study.trials
+    assert (trial.status, trial.dtype_policy) == ("completed", "float32")
+    assert any("does not scale the loss" in note for note in trial.executions[0].notes)

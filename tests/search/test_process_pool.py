@@ -14,14 +14,15 @@ from kbatch.search.resources import MEMORY_NAME, MeasuredMemory
 
 def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
-    asked = []
+    asked, fit = [], {"epochs": 1}
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(2, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
         kind = kbatch.BatchSizeTuner
         there = searches.search(
             tmp_path,
             hypermodel,
             kind,
+            fit=fit,
             executor=pool,
             resources=lambda needed: asked.append(needed) or pool,
         )
@@ -31,7 +32,7 @@ def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     small, large = (needed.host_memory_bytes for needed in asked)
     assert 1.25 * measured.host_bytes - 2**20 < large - 2**29 < 1.26 * measured.host_bytes
     assert 0 < large - small < 2**20
-    here = searches.search(tmp_path, hypermodel, kind, project_name="here")
+    here = searches.search(tmp_path, hypermodel, kind, fit=fit, project_name="here")
     for one, other in zip(*(kbatch.load_study(t).trials for t in (there, here)), strict=True):
         assert one.status == "completed", one.failure
         assert one.metrics == other.metrics

@@ -5,14 +5,13 @@ import io
 import os
 import pty
 import re
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import records_factory
+import searches
 from rich.console import Console
 
+import kbatch
 from kbatch.search.progress import (
     ConsoleLine,
     FitProgress,
@@ -253,46 +252,32 @@ def test_a_notebook_changes_outputs_of_its_own_only(capsys):
     assert capsys.readouterr().out == "trial 1 ended\n"
 
 
-SEARCH = """
-import os, sys
-sys.path[:0] = [{root!r}, {root!r} + "/tests", {root!r} + "/tests/search"]
-from kbatch.device.quiet_start import quiet_start
-with quiet_start():
-    import kbatch, searches, small_models
-runs = (("terminal", "one", 1, (8,)), ("file", "two", 1, (8, 32)), ("silent", "two", 0, (8, 32)))
-for name, folder, verbose, sizes in runs:
-    hypermodel = searches.stock(batch_sizes=sizes)
-    if name == "file":
-        sys.stdout.flush()
-        os.dup2(os.open(sys.argv[1] + "/log", os.O_WRONLY | os.O_CREAT), 1)
-    fit = {{"verbose": verbose}}
-    searches.search(sys.argv[1] + "/" + folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
-    print("ended", name)
-"""
-
-
-def test_a_search_shows_a_bar_in_a_terminal_and_in_a_log_file_a_line_a_trial_or_nothing(tmp_path):
-    root = str(Path(__file__).parents[2])
+def test_a_search_shows_a_bar_in_a_terminal_and_in_a_log_file_a_line_a_trial_or_nothing(
+    tmp_path, monkeypatch, capfd
+):
+    monkeypatch.setenv("TERM", "xterm")
     ours, theirs = pty.openpty()
-    done = subprocess.run(
-        [sys.executable, "-c", SEARCH.format(root=root), str(tmp_path)],
-        stdout=theirs,
-        stderr=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "TERM": "xterm", "TF_CPP_MIN_LOG_LEVEL": "3"},
-        timeout=300,
-    )
-    os.close(theirs)
+    with open(theirs, "w") as terminal, open(tmp_path / "log", "w") as log:
+        for folder, out, verbose, sizes in (
+            ("one", terminal, 1, (8,)),
+            ("two", log, 1, (8, 32)),
+            ("two", log, 0, (8, 32)),
+        ):
+            with contextlib.redirect_stdout(out):
+                hypermodel, fit = searches.stock(batch_sizes=sizes), {"verbose": verbose}
+                searches.search(tmp_path / folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+                print("ended")
+        terminal.flush()
     text = b""
     with contextlib.suppress(OSError):  # Linux ends a terminal that nobody holds with an error.
         while chunk := os.read(ours, 65536):
             text += chunk
     os.close(ours)
-    assert (done.stderr, done.returncode) == ("", 0)
+    assert capfd.readouterr().out == ""
     assert "━" in text.decode()
     stays = [line for line in text.decode().split("\r\n") if "samples/s, val_accuracy" in line]
     assert any("trial 1/1, batch     8" in line for line in stays)
     log = (tmp_path / "log").read_text()
     lines = [line.split(",")[0] for line in log.splitlines()]
-    assert lines == ["trial 1/2", "trial 2/2", "ended file", "ended silent"]
+    assert lines == ["trial 1/2", "trial 2/2", "ended", "ended"]
     assert not re.search(r"[\x00-\x09\x0b-\x1f]", log)

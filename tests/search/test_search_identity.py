@@ -126,16 +126,40 @@ def test_another_search_is_refused_before_any_trial_and_the_difference_named(fou
     assert len(kbatch.load_study(found / "search").trials) == 1
 
 
-def test_the_same_search_is_no_other_one_in_any_process(found):
+OTHER = """
+import pathlib, sys
+import test_search_identity as test
+from kbatch.search.trial_states import search_lock
+found, project = map(pathlib.Path, sys.argv[1:])
+test.again(found)
+with search_lock(project):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture(scope="module")
+def other(found, tmp_path_factory):
+    """A process that went on with the search and holds a lock, and the identity before."""
     before = (found / "search" / IDENTITY_NAME).read_text()
-    again(found)
-    code = "import test_search_identity as t, pathlib, sys; t.again(pathlib.Path(sys.argv[1]))"
-    subprocess.run(
-        [sys.executable, "-c", code, str(found)],
-        check=True,
-        capture_output=True,
+    project = tmp_path_factory.mktemp("held") / "search"
+    project.mkdir()
+    process = subprocess.Popen(
+        [sys.executable, "-c", OTHER, str(found), str(project)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
         env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *filter(None, sys.path)])},
     )
+    assert process.stdout.readline() == "held\n"
+    yield process, project, before
+    process.kill()
+    process.wait()
+
+
+def test_the_same_search_is_no_other_one_in_any_process(found, other):
+    *_, before = other
+    again(found)
     assert (found / "search" / IDENTITY_NAME).read_text() == before
     assert kbatch.load_study(found / "search").problems == ()
 
@@ -342,35 +366,15 @@ def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path, capsys):
     assert not any("0002" in problem for problem in study.problems)
 
 
-HOLDS = """
-import sys, pathlib
-from kbatch.search.trial_states import search_lock
-with search_lock(pathlib.Path(sys.argv[1])):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
-
-
-def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
-    project = tmp_path / "search"
-    project.mkdir()
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLDS, str(project)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    try:
-        assert holder.stdout.readline() == "held\n"
+def test_a_second_process_is_refused_until_the_first_has_ended(other):
+    holder, project, _ = other
+    for arguments in ({}, {"overwrite": True}):
         with pytest.raises(ValueError, match=rf"{project}.*process {holder.pid}\."):
-            search(tmp_path)
-        with pytest.raises(ValueError, match=rf"process {holder.pid}\."):
-            search(tmp_path, overwrite=True)
-        assert list(project.iterdir()) == [project / "kbatch.lock"]
-    finally:
-        holder.kill()
-        holder.wait()
-    assert len(kbatch.load_study(search(tmp_path)).trials) == 1
+            search(project.parent, **arguments)
+    assert list(project.iterdir()) == [project / "kbatch.lock"]
+    holder.kill()
+    holder.wait()
+    assert len(kbatch.load_study(search(project.parent)).trials) == 1
 
 
 def test_the_identity_is_a_versioned_record(found):
