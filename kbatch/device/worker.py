@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import gc
 import io
 import os
 import pickle
@@ -72,8 +73,7 @@ class _Pickler(cloudpickle.Pickler):
 
 
 def _mapped(path: Path) -> np.ndarray:
-    # Copy on write: what a function does to its argument stays its own.
-    return np.load(path, mmap_mode="c")
+    return np.load(path, mmap_mode="c")  # Copy on write: what a function does stays its own.
 
 
 def _read_message(pipe: Connection) -> bytes:
@@ -149,8 +149,7 @@ class WorkerDied(RuntimeError):
         )
         self.exit_code = exit_code  # A signal's number, negative, where one ended it.
         self.tail = tail  # The end of what it wrote.
-        # Whether the status is one that running out of memory leaves.
-        self.out_of_memory = exit_code in _MEMORY_EXITS
+        self.out_of_memory = exit_code in _MEMORY_EXITS  # So it may be: a crash leaves them too.
 
 
 class WorkerError(RuntimeError):
@@ -191,7 +190,7 @@ class Worker:
     def output(self) -> str:
         """What the present process wrote to stdout and stderr."""
         try:
-            return self._output_path.read_text(errors="replace")
+            return (self.folder / "output.txt").read_text(errors="replace")
         except FileNotFoundError:
             return ""
 
@@ -217,13 +216,9 @@ class Worker:
         self.restart()
         self._folder.cleanup()
 
-    @property
-    def _output_path(self) -> Path:
-        return self.folder / "output.txt"
-
     def _start(self) -> None:
         words = program_words(__name__, str(os.getpid()), str(self.folder))
-        with open(self._output_path, "wb") as output:
+        with open(self.folder / "output.txt", "wb") as output:
             self._process = _ProcessGroup(words, {**os.environ, **self._environment}, output)
         if self._subject is not None:
             try:
@@ -317,6 +312,7 @@ def main() -> None:
     watching = threading.Thread(target=_end_with_parent, args=(parent, folder), daemon=True)
     watching.start()
     subject: list[Any] = []
+    gc.disable()  # Until the first call is read: that imports TensorFlow, a fifth faster without.
     while True:
         try:
             message = _read_message(calls)
@@ -340,6 +336,10 @@ def _answer(message: bytes, subject: list[Any], answers: Connection) -> bytes:
         kind, function, arguments = pickle.loads(message)
     except Exception as error:  # Whatever the objects' own code raises when they are made.
         return _error(error, "unreadable")
+    finally:
+        if not gc.isenabled():
+            gc.freeze()  # What was imported stays: no collection need look at it.
+            gc.enable()
 
     def tell(event: Any) -> None:
         answers.send_bytes(_pickled("event", event))

@@ -1,5 +1,6 @@
 import contextlib
 import functools
+import gc
 import os
 import signal
 import subprocess
@@ -27,6 +28,7 @@ def test_a_closure_runs_in_another_process_and_answers(worker):
     assert value == 42
     assert pid != os.getpid()
     assert worker.call(os.getpid) == pid
+    assert worker.call(gc.isenabled)
 
 
 def test_the_environment_is_set_and_modules_are_found(worker):

@@ -135,7 +135,3 @@ def main():
         results["refused"] = str(refused)
     results["warned of"] = trained(strategy, 4, normalised)[3]
     print(json.dumps(results, default=float))
-
-
-if __name__ == "__main__":
-    main()
