@@ -10,11 +10,14 @@ import pytest
 # TensorFlow leaves oneDNN out on some processors. Its own convolutions then take 30 MB of scratch
 # memory each, and no small limit of a test would hold.
 os.environ.setdefault("TF_ENABLE_ONEDNN_OPTS", "1")
+# Importing TensorFlow and all tests leaves nothing to collect.
+gc.disable()
 
 
 def pytest_collection_finish(session):
     # Tracing a function makes hundreds of thousands of objects, nearly all of which stay.
     gc.set_threshold(100_000, 50, 100)
+    gc.enable()
     _leave_out_of_collections()
 
 
