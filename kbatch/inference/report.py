@@ -241,8 +241,8 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
     if profile.twin is not None:
         floor = profile.noise_floor
         texts.append(
-            f"The noise floor (A/A test) is not known: {len(profile.twin.log_ratios)} rounds were "
-            f"made, and at least {FEWEST_VALUES_OF_A_MEDIAN} are needed. Give more time."
+            f"The noise floor (A/A test) is unknown: it takes {FEWEST_VALUES_OF_A_MEDIAN} rounds, "
+            f"and there was time for {len(profile.twin.log_ratios)}. Raise `time_budget_s`."
             if floor is None
             else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
             "differences mean nothing."

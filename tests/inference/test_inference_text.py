@@ -53,8 +53,8 @@ def test_times_that_are_not_settled_are_counted():
 
 def test_a_noise_floor_that_is_not_known_says_why():
     few = TwinRecord("compiled", "float32", 8, (0.01, 0.02))
-    line = "(A/A test) is not known: 2 rounds were made, and at least 6 are needed. Give more time."
-    assert f"The noise floor {line}" in lines_of(make_profile(twin=few))
+    line = "unknown: it takes 6 rounds, and there was time for 2. Raise `time_budget_s`."
+    assert f"The noise floor (A/A test) is {line}" in lines_of(make_profile(twin=few))
     assert not any("A/A" in words for words in lines_of(make_profile(twin=None)))
 
 

@@ -595,7 +595,10 @@ class KeptForTheLoss(Kept):
 
 def test_the_exact_mode_is_not_advised_where_it_is_used():
     model = KeptForTheLoss()
-    loss = lambda y_true, y_pred: ops.mean(y_pred**2) + 10 * ops.mean(model.kept**2)  # noqa: E731
+
+    def loss(y_true, y_pred):
+        return ops.mean(y_pred**2) + 10 * ops.mean(model.kept**2)
+
     model.compile("sgd", loss, run_eagerly=True)
     kbatch.accumulate_gradients(model, 8, exact=True)
     with pytest.warns(UserWarning, match="the loss .* differed by") as said:
