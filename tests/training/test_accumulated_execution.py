@@ -172,6 +172,12 @@ def test_a_model_that_cannot_be_accumulated_is_refused(build, message):
         kbatch.accumulate_gradients(build(), 8)
 
 
+@pytest.mark.parametrize("name", ["exact", "batch_norm_once"])
+def test_a_switch_that_is_no_bool_is_refused(name):
+    with pytest.raises(TypeError, match=f"`{name}` must be True or False. Received: {name}=3"):
+        kbatch.accumulate_gradients(models.mlp(), 4, **{name: 3})
+
+
 @pytest.mark.parametrize(
     ("size", "error"), [(0, ValueError), (-4, ValueError), (2.5, TypeError), (True, TypeError)]
 )

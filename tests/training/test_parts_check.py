@@ -1,6 +1,7 @@
 """The check by value: what parts of a batch train otherwise than the whole is seen and named."""
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -8,8 +9,10 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import accumulating
+from keras import ops
 from test_halving import IDS
 
+import kbatch
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks, check_parts
 from kbatch.training.data.forms import FitData
@@ -365,3 +368,52 @@ def test_the_exact_mode_repairs_a_loss_in_a_model_that_runs_eagerly_and_draws():
     check = check_parts(model, (X, MISSING))
     assert (check.source, "mean_of_known" in check.text) == ("loss", True)
     assert check.exact_difference <= 1e-4, check
+
+
+class Composite(keras.Model):
+    """Takes ragged rows of indices, or sparse rows of features."""
+
+    def __init__(self):
+        super().__init__()
+        self.table = self.add_weight(shape=(8, 4), name="table")
+
+    def call(self, x):
+        if x.dtype.is_floating:
+            return ops.matmul(x, self.table)
+        table = tf.convert_to_tensor(self.table)
+        return tf.reduce_mean(tf.ragged.map_flat_values(tf.gather, table, x), axis=1)
+
+
+def ragged_rows():
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(1, 5, 64)
+    return tf.RaggedTensor.from_row_lengths(rng.integers(0, 8, lengths.sum()), lengths)
+
+
+def sparse_rows():
+    values = np.random.default_rng(0).normal(size=(64, 8))
+    return tf.sparse.from_dense(np.where(values > 1, values, 0).astype("float32"))
+
+
+def of_rows(y_true, y_pred):
+    return ops.mean((y_true - y_pred) ** 2, axis=-1)
+
+
+def of_pairs(y_true, y_pred):
+    return ops.mean((y_pred - ops.mean(y_pred, axis=0)) ** 2) + 0 * ops.mean(y_true)
+
+
+@pytest.mark.parametrize("rows", [ragged_rows, sparse_rows])
+@pytest.mark.parametrize(("loss", "said"), [(of_rows, []), (of_pairs, ["Not equal"])])
+def test_ragged_and_sparse_rows_are_compared(rows, loss, said):
+    dataset = tf.data.Dataset.from_tensor_slices((rows(), np.ones((64, 4), "float32"))).batch(32)
+    model = kbatch.accumulate_gradients(compiled(Composite(), loss), 8)
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        model.fit(dataset, verbose=0, shuffle=False)
+    assert [str(one.message)[:9] for one in found if "equal" in str(one.message)] == said
+
+
+def compiled(model, loss):
+    model.compile("sgd", loss)
+    return model

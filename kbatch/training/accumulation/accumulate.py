@@ -27,6 +27,9 @@ class Accumulation(NamedTuple):
         check_model(model)
         check_size(self.micro_batch_size, "micro_batch_size")
         check_denominators(self.loss_denominator, model)
+        for name in ("batch_norm_once", "exact"):
+            if not isinstance(value := getattr(self, name), bool):
+                raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}.")
         stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
         if stateful:
             raise ValueError(
@@ -128,7 +131,8 @@ def accumulate_gradients(
         The same model.
 
     Raises:
-        TypeError: If `model` is no Keras model or `micro_batch_size` is no integer.
+        TypeError: If `model` is no Keras model, `micro_batch_size` is no integer, or `exact` or
+            `batch_norm_once` is no bool.
         ValueError: If `micro_batch_size` is not positive, or the model is not compiled or has an
             optimizer that already accumulates; if `loss_denominator` is no function, or does not
             return a scalar in training; or if `exact` is combined with anything that it excludes,

@@ -27,8 +27,9 @@ from kbatch.library_internals import (
 )
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.exact import CutCalls
+from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.accumulation.train_step import Collected, accumulate_step
-from kbatch.training.data.forms import each_part, open_spec, parts_of
+from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count, rows_between
 from kbatch.training.model import user_step
 from kbatch.training.state import KeptState, kept_values
 
@@ -75,7 +76,7 @@ class Passes:
 
     def parts(self, batch: Any) -> Pass:
         """Send a batch through in three parts, and add them up."""
-        parts, rows = _parts(batch), len(parts_of(batch)[0])
+        parts, rows = _parts(batch), int(row_count(batch))
         totals = tf.zeros([0])
         if self._count is not None:
             with kept_values(self._state):
@@ -84,7 +85,7 @@ class Passes:
         gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
         with kept_values(self._state):
             for part in parts:
-                share = tf.constant(len(part[0]) / rows, tf.float32)
+                share = tf.constant(int(row_count(part)) / rows, tf.float32)
                 its_terms, its_gradients = self._part(part, share, totals)
                 terms = terms + wide(its_terms)
                 gradients = [a + wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
@@ -206,15 +207,16 @@ class Passes:
 
     def _nested(self, leaves: list[Any]) -> Any:
         rest = iter(leaves)
-        return each_part(lambda _: tf.convert_to_tensor(next(rest)), self._structure)
+        return each_part(lambda _: as_tensor(next(rest)), self._structure)
 
 
 def _parts(batch: Any) -> list[list[Any]]:
     """Cut a batch into three parts of unequal size."""
     leaves = parts_of(batch)
-    rows = len(leaves[0])
+    rows = int(row_count(batch))
     cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
-    return [[leaf[a:b] for leaf in leaves] for a, b in itertools.pairwise(cuts)]
+    pairs = itertools.pairwise(cuts)
+    return [[rows_between(leaf, a, b - a) for leaf in leaves] for a, b in pairs]
 
 
 class OwnPasses:
@@ -240,7 +242,7 @@ class OwnPasses:
         slope = _traced(
             model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
         )
-        norm = slope(each_part(tf.convert_to_tensor, batch))
+        norm = slope(each_part(as_tensor, batch))
         length = tf.linalg.global_norm([one.value for one in self._weights])
         rate = 3 * _MOVE * max(float(length), 1.0) / max(float(norm), 1e-30)  # Of all weights.
 
@@ -276,7 +278,7 @@ class OwnPasses:
     def _moves(self, run: Callable[..., Any], batch: Any) -> Pass:
         self._state.restore()
         before = [wide(one.value) for one in self._weights]
-        run(each_part(tf.convert_to_tensor, batch))
+        run(each_part(as_tensor, batch))
         moves = [wide(one.value) - was for one, was in zip(self._weights, before, strict=True)]
         names = _numbered([f"the update of {one.path}" for one in self._weights])
         return Pass({"the loss": 0.0}, dict(zip(names, moves, strict=True)))
@@ -322,4 +324,4 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
 
 
 def _third(batch: Any) -> int:
-    return max(1, len(parts_of(batch)[0]) // 3)
+    return max(1, int(row_count(batch)) // 3)

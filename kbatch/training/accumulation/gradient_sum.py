@@ -112,7 +112,7 @@ class MicroBatches(NamedTuple):
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
     """Prepare a batch for cutting."""
-    leaves = each_part(_as_tensor, batch)
+    leaves = each_part(as_tensor, batch)
     present = parts_of(leaves)
     lengths = [leaf.shape[0] for leaf in present]
     known = {length for length in lengths if length is not None}
@@ -129,7 +129,8 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
         return MicroBatches(leaves, tf.identity(rows), size)
 
 
-def _as_tensor(leaf: Any) -> Any:
+def as_tensor(leaf: Any) -> Any:
+    """Make a tensor of a part of a batch, unless it is ragged or sparse."""
     if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
         return leaf
     tensor = tf.convert_to_tensor(leaf)

@@ -31,8 +31,16 @@ from kbatch.library_internals import (
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.compared_passes import STILL_UP_TO, OwnPasses, Pass, Passes
+from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.clock import replica_count
-from kbatch.training.data.forms import FitData, each_part, is_dataset, parts_of
+from kbatch.training.data.forms import (
+    FitData,
+    each_part,
+    is_dataset,
+    parts_of,
+    row_count,
+    rows_between,
+)
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
 from kbatch.training.fingerprint import function_code, model_fingerprint
 from kbatch.training.model import installed_step, user_step
@@ -111,7 +119,7 @@ def check_parts(
     """
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
-    count = len(parts_of(batches[0])[0])
+    count = int(row_count(batches[0]))
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
     if own and replica_count(model) > 1:
@@ -120,7 +128,7 @@ def check_parts(
     try:
         if not own and not (model.built and (compile_loss is None or compile_loss.built)):
             with model.distribute_strategy.scope():
-                build_symbolically(model, each_part(tf.convert_to_tensor, batches[0]))
+                build_symbolically(model, each_part(as_tensor, batches[0]))
         # Rounding to half precision hides what is compared.
         halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
         with (
@@ -139,7 +147,7 @@ def check_parts(
 def _compared(
     model: keras.Model, batches: Sequence[Any], exact_parts: bool, training_rows: int | None
 ) -> PartsCheck:
-    count = len(parts_of(batches[0])[0])
+    count = int(row_count(batches[0]))
     if user_step(model) is None:
         passes = Passes(model, batches[0])
     else:
@@ -210,17 +218,22 @@ def _largest_difference(whole: Pass, parts: Pass) -> tuple[float, str]:
 
 def _batches(rows: Any) -> list[Any]:
     """Make two batches: one from rows with little in them to rows with much, one as they come."""
-    leaves = parts_of(rows)
-    count = len(leaves[0])
-    if count < 4:
+    leaves, count = parts_of(rows), int(row_count(rows))
+    if count < 4 or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
         return [rows]
     # Padding is 0 and a missing label NaN or negative: where rows differ in them, parts do too.
-    numbers = [leaf for leaf in map(np.asarray, leaves) if leaf.dtype.kind in "iufb"]
+    dense = [np.asarray(leaf) for leaf in leaves if not isinstance(leaf, tf.RaggedTensor)]
+    numbers = [leaf for leaf in dense if leaf.dtype.kind in "iufb"]
     filled = sum(((leaf > 0).reshape(count, -1).sum(1) for leaf in numbers), np.zeros(count))
     order = np.argsort(filled, kind="stable")
     half = count // 2
     chosen = (order[::2][:half], np.sort(order[1::2])[:half])
-    return [each_part(lambda x, index=index: np.asarray(x)[index], rows) for index in chosen]
+
+    def picked(index: np.ndarray, leaf: Any) -> Any:
+        ragged = isinstance(leaf, tf.RaggedTensor)
+        return tf.gather(leaf, index) if ragged else np.asarray(leaf)[index]
+
+    return [each_part(functools.partial(picked, index), rows) for index in chosen]
 
 
 @contextlib.contextmanager
@@ -298,7 +311,8 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
         if how is not None and not frozen and at_once > how.micro_batch_size * replica_count(model):
             most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
-            some = each_part(lambda leaf: leaf[:most], rows)
+            most = min(most, int(row_count(rows)))
+            some = each_part(lambda leaf: rows_between(leaf, 0, most), rows)
             # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
             x: Any = given.get("x")
             leaves = tf.nest.flatten(x.element_spec) if is_dataset(x) else []
@@ -333,5 +347,9 @@ def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
     else:
         sample: Any = sample_of(FitData(**{k: given[k] for k in FitData._fields if k in given}))
         return sample.rows, sample.examples if batched else given.get("batch_size") or 32
-    batch = each_part(np.asarray, batch)
-    return batch, len(parts_of(batch)[0])
+    batch = each_part(lambda part: part if _is_composite(part) else np.asarray(part), batch)
+    return batch, int(row_count(batch))
+
+
+def _is_composite(part: Any) -> bool:
+    return isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
