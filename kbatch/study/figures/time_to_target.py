@@ -19,7 +19,6 @@ from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 HEIGHT_IN = 5.6
-_CURVE_POINTS = 100
 
 
 class TargetPoint(NamedTuple):
@@ -239,7 +238,18 @@ def _draw_costs(
         draw.arrow(panel, place, 20, color)
         draw.text(panel, "not met", place, (0, 21), va="bottom")
     if fit is not None:
-        _draw_fit(panel, fit, sizes[0], sizes[-1])
+        places = np.geomspace(sizes[0], sizes[-1], 100)
+        steps = np.array([fit.steps(place) for place in places])
+        shown, color = steps > 0, series_style(0).color
+        panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
+        critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
+        if critical is not None and sizes[0] <= critical <= sizes[-1]:
+            if interval is not None:
+                low, high = np.clip((interval.low, interval.high), sizes[0], sizes[-1])
+                panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
+            draw.guide(panel, critical)
+            words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
+            draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
     # The line of perfect scaling leaves the panel: what was measured is what matters.
     low = min(cost.bar[0] if cost.bar else cost.value for cost in costs)
     high = max(cost.bar[1] if cost.bar else cost.value for cost in costs)
@@ -247,19 +257,3 @@ def _draw_costs(
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
     plain_log_labels(panel.yaxis)
-
-
-def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> None:
-    places = np.geomspace(smallest, largest, _CURVE_POINTS)
-    steps = np.array([fit.steps(place) for place in places])
-    shown, color = steps > 0, series_style(0).color
-    panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
-    critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
-    if critical is None or not smallest <= critical <= largest:
-        return
-    if interval is not None:
-        low, high = np.clip((interval.low, interval.high), smallest, largest)
-        panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
-    draw.guide(panel, critical)
-    words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
-    draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)

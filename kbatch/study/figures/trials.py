@@ -25,9 +25,6 @@ from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 
 HEIGHT_IN = 5.4
-_LABEL_CHARACTERS = 44
-_LABEL_LINES = 5
-_MISSING_CHARACTERS = 8
 
 
 class TrialPoint(NamedTuple):
@@ -183,14 +180,14 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     batch_axis(lower, info.batch_sizes, common.BATCH_LABEL)
     _draw_series(upper, info, "samples_per_second", common.none_completed(study))
     _draw_series(lower, info, "quality", common.none_completed(study))
-    failed: dict[int, list[str]] = {point.batch_size: [] for point in info.incomplete}
-    for panel in (upper, lower) if info.incomplete else ():
+    failed: dict[int, list[str]] = {}
+    for point in info.incomplete:
+        failed.setdefault(point.batch_size, []).append(point.outcome)
+    for panel in (upper, lower) if failed else ():
         # All at once: of thousands of trials hundreds may be without a result.
         draw.missing(panel, *(point.place for point in info.incomplete))
-    for point in info.incomplete:
-        failed[point.batch_size].append(point.outcome)
     # Words beside each other that have no room stand below.
-    crowded = _MISSING_CHARACTERS * len(failed) > canvas.label_room(lower)
+    crowded = 8 * len(failed) > canvas.label_room(lower)
     for size, outcomes in failed.items() if not crowded else ():
         draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
     # Throughput may be unknown where quality is not, and the other way round.
@@ -254,12 +251,12 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     at = math.log(named.place / low) / math.log(high / low)
     side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
-    text, characters = named_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
+    text, characters = named_label(info), round(canvas.width_share(panel) * 44)
     if len(text) > characters:
         # The number in a line of its own.
         words, _, number = text.rpartition(": ")
-        few = {"max_lines": _LABEL_LINES, "placeholder": " …:"}
-        text = "\n".join((*textwrap.wrap(f"{words}:", characters, **few), number))
+        lines = textwrap.wrap(f"{words}:", characters, max_lines=5, placeholder=" …:")
+        text = "\n".join((*lines, number))
     bottom, top = panel.get_ylim()
     panel.set_ylim(top=bottom + (top - bottom) / (1 - draw.height_share(panel, text)))
     place, edge = (named.place, 1), panel.get_xaxis_transform()
