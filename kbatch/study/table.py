@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, count, product
+from string import ascii_lowercase
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
@@ -73,7 +75,8 @@ def _columns(study: Study) -> list[_Made]:
         _number("GPU utilization", gpu_shares, percent, "gpu"),
         _number("Joules per sample", mean(lambda e: e.joules_per_sample), name="gpu"),
     )
-    noise = (Column("Noise scale", True, "noise_scale"), _noise_scale)
+    noise = [(Column("Noise scale", True, "noise_scale"), _noise_scale)]
+    quality_name = quality.name if quality else ""
     return [
         _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
         # Not last, where a narrow page or terminal cuts it.
@@ -91,11 +94,16 @@ def _columns(study: Study) -> list[_Made]:
         ),
         (
             Column(words[0].upper() + words[1:], True, "quality"),
-            lambda t: _quality(t, quality.name if quality else ""),
+            lambda t: _measured(
+                t,
+                t.metrics.get(quality_name),
+                t.metric_interval(quality_name) or t.examples_interval(quality_name),
+                digits=4,
+            ),
         ),
         *_baseline_columns(study, words),
         *_target_columns(trials),
-        *([noise] if _any_noise_scale(trials) else []),
+        *(noise if any(trial.noise_scale for trial in trials) else []),
         _number("Updates", mean(lambda e: e.updates), _whole, "updates"),
         _number("First step (s)", mean(lambda e: e.first_step_s)),
         _number("Waiting for data", lambda t: t.data_wait_share, percent),
@@ -134,11 +142,6 @@ def _measured(
     if interval is not None and len(trial.executions) > 1:
         spread = f" ± {format_number((interval.high - interval.low) / 2, 2)}"
     return Cell(f"{format_number(value, digits)}{spread}", value)
-
-
-def _quality(trial: TrialRecord, name: str) -> Cell:
-    interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return _measured(trial, trial.metrics.get(name), interval, 4)
 
 
 def _baseline_columns(study: Study, words: str) -> list[_Made]:
@@ -187,10 +190,6 @@ def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:
     ]
 
 
-def _any_noise_scale(trials: Iterable[TrialRecord]) -> bool:
-    return any(trial.noise_scale is not None for trial in trials)
-
-
 def _noise_scale(trial: TrialRecord) -> Cell:
     scale = trial.noise_scale
     return _cell(trial, None) if scale is None else Cell(noise_scale_text(scale), scale.value)
@@ -229,7 +228,7 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         (True, "Quality is that of each execution's best epoch."),
         (True, followed_text(e.scaling for e in executions)),
         (
-            _any_noise_scale(trials),
+            any(trial.noise_scale for trial in trials),
             "Noise scale: in examples, of the late half of training, with its 95 % interval; "
             "batches far above it save hardly any updates.",
         ),
@@ -271,15 +270,9 @@ def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
     """Letter the notes about columns of the table a to z, aa, ab; the others follow without."""
     names = {column.name for column in table.columns}
     ordered = sorted(notes, key=lambda note: not names & set(note.columns))
-
-    def letter(index: int) -> str:
-        before = letter(index // 26 - 1) if index >= 26 else ""
-        return before + chr(ord("a") + index % 26)
-
-    return tuple(
-        note._replace(mark=letter(i)) if names & set(note.columns) else note
-        for i, note in enumerate(ordered)
-    )
+    letters = (product(ascii_lowercase, repeat=length) for length in count(1))
+    marks = map("".join, chain.from_iterable(letters))
+    return tuple(n._replace(mark=next(marks)) if names & set(n.columns) else n for n in ordered)
 
 
 def marked_table(table: Table, notes: Sequence[Note]) -> Table:
@@ -325,7 +318,7 @@ def learning_rate_table(study: Study) -> Table | None:
     for trial in trials:
         if trial.objective_value is not None and trial.executions[0].scaling is not None:
             by_size.setdefault(trial.batch_size, []).append(trial)
-    rows = []
+    rows, words = [], metric_words(best.objective.name)
     for size, tried in sorted(by_size.items()):
         found = min(tried, key=lambda t: (-len(t.executions), t.rank))
         own = found.executions[0].scaling or scaling
@@ -334,11 +327,10 @@ def learning_rate_table(study: Study) -> Table | None:
         cells = (
             Cell(f"{size:,}", size),
             *(Cell(setting(rate), rate) for rate in rates),
-            *(Cell(f"{count:,}", count) for count in (len(tried), len(found.executions))),
+            *(Cell(f"{number:,}", number) for number in (len(tried), len(found.executions))),
             Cell(format_number(value or 0.0, 4), value),
         )
         rows.append(Row(found.trial_id, found.status, found is best, cells))
-    words = metric_words(best.objective.name)
     titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
     titles = (*titles, "Executions of the best", words[0].upper() + words[1:])
     return Table(

@@ -11,11 +11,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import answer
 from kbatch.study.study import (
     GOODPUT_NAME,
@@ -69,8 +68,7 @@ class TrackedRun(NamedTuple):
     files: tuple[Path, ...] = ()
 
     @property
-    def is_execution(self) -> bool:
-        """Whether it changes no more, unless it failed and trains again."""
+    def is_execution(self) -> bool:  # It changes no more, unless it failed and trains again.
         return "/" in self.key
 
 
@@ -124,8 +122,8 @@ def tracked_runs(
 
 
 # Columns of a trial that were given or found before training; the other numbers were measured.
-_SIZES = ("batch_size", "micro_batch_size", "accumulation_steps")
-_SETTINGS = (*_SIZES, "dtype_policy", "optimizer", "learning_rate", "seed")
+_SETTINGS = ("batch_size", "micro_batch_size", "accumulation_steps", "dtype_policy", "optimizer")
+_SETTINGS += ("learning_rate", "seed")
 
 
 def _trial_run(
@@ -144,25 +142,19 @@ def _trial_run(
     metrics |= {n: float(v) for n, v in numbers.items() if isinstance(v, (int, float))}
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     key, name = trial.trial_id, f"batch {trial.batch_size}, trial {trial.trial_id}"
-    step, epochs = len(trial.executions), ()
+    step, epochs = len(trial.executions), []
     if number is not None:
         key, name = f"{key}/{number}", f"{name}, execution {number}"
-        step, epochs = max(len(first.epochs) - 1, 0), tuple(_epochs(first, metrics))
+        step, noise, spent_s = max(len(first.epochs) - 1, 0), dict(first.noise_scale_curve), 0.0
+        for epoch in first.epochs:
+            spent_s += epoch.train_s
+            known = {each: epoch.finite(each) for each in epoch.metrics if each not in metrics}
+            known["epoch/noise_scale"] = noise.get(epoch.epoch)
+            if epoch.train_s:
+                known["epoch/samples_per_second"] = epoch.examples / epoch.train_s
+            epochs.append((spent_s, {n: float(v) for n, v in known.items() if v is not None}))
     ends = trial.status, trial.failure, begun_s, ended_s
-    return TrackedRun(key, name, settings, metrics, step, *ends, epochs)
-
-
-def _epochs(
-    execution: ExecutionRecord, metrics: Mapping[str, float]
-) -> Iterator[tuple[float, dict[str, float]]]:
-    noise, spent_s = dict(execution.noise_scale_curve), 0.0
-    for epoch in execution.epochs:
-        spent_s += epoch.train_s
-        known = {name: epoch.finite(name) for name in epoch.metrics if name not in metrics}
-        known["epoch/noise_scale"] = noise.get(epoch.epoch)
-        if epoch.train_s:
-            known["epoch/samples_per_second"] = epoch.examples / epoch.train_s
-        yield spent_s, {name: float(value) for name, value in known.items() if value is not None}
+    return TrackedRun(key, name, settings, metrics, step, *ends, tuple(epochs))
 
 
 # How each library is written to.
@@ -191,7 +183,13 @@ def sync(
     `written` holds is not compared with the tracker again.
     """
     runs = tracked_runs(study, source, files=files, ended=ended)
-    given = study.name, _identity(study), runs, set() if written is None else written
+    # What no other study has, and what stays when the study is continued.
+    parts: list[object] = [study.name]
+    if study.search is not None:
+        found = study.search.environment
+        # Searches that begin in one second on many hosts may differ in their load alone.
+        parts += [found.created_at, found.command, found.platform, found.load_average]
+    given = study.name, _digest(parts), runs, set() if written is None else written
     missing = _SHORT_TRIES.keys() - os.environ.keys()
     os.environ.update({name: _SHORT_TRIES[name] for name in missing})
     try:
@@ -199,16 +197,6 @@ def sync(
     finally:
         for name in missing:
             os.environ.pop(name, None)
-
-
-def _identity(study: Study) -> str:
-    """Return an id that no other study has, and that stays when the study is continued."""
-    parts: list[object] = [study.name]
-    if study.search is not None:
-        found = study.search.environment
-        # Searches that begin in one second on many hosts may differ in their load alone.
-        parts += [found.created_at, found.command, found.platform, found.load_average]
-    return _digest(parts)
 
 
 def _digest(value: object) -> str:
