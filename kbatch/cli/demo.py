@@ -4,7 +4,7 @@ import ast
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,7 +17,6 @@ from kbatch.study.study import RECORD_NAME, Study, load_study
 from kbatch.training.dtype_policy import slow_float16_text
 
 PROJECT_NAME = "demo-search"
-MICRO_BATCH_SIZE = 128
 # Packages of the standard library with enough functions, on every machine with Python.
 PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 VOCABULARY, TOKENS = 4000, 80
@@ -52,7 +51,7 @@ def run_demo(
     hypermodel = BatchSizeHyperModel(
         task.build,
         batch_sizes,
-        micro_batch_size=MICRO_BATCH_SIZE,
+        micro_batch_size=128,
         dtype_policy=dtype_policy,
         learning_rate_scaling="sqrt",
         seed=seed,
@@ -117,12 +116,15 @@ def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
 def load_texts() -> tuple[np.ndarray, np.ndarray]:
     """Load the functions of Python's library as 80 padded token ids each, with their package."""
     library = Path(sysconfig.get_path("stdlib"))
-    texts = [
-        (re.findall(r"\w+|[^\w\s]", text), label)
-        for label, name in enumerate(PACKAGES)
-        for path in sorted((library / name).rglob("*.py"))
-        for text in _functions(path.read_text(encoding="utf-8"))
-    ]
+    texts = []
+    for label, name in enumerate(PACKAGES):
+        for path in sorted((library / name).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            lines = source.splitlines()
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                    texts.append((re.findall(r"\w+|[^\w\s]", text), label))
     if not texts:
         raise FileNotFoundError(
             "The demo on texts reads Python's own sources, which are not here: use the demo on "
@@ -139,13 +141,6 @@ def load_texts() -> tuple[np.ndarray, np.ndarray]:
     )
     order = np.random.default_rng(0).permutation(len(x))
     return x[order], np.array([label for _, label in texts])[order]
-
-
-def _functions(source: str) -> Iterator[str]:
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def build_text_model() -> keras.Model:
