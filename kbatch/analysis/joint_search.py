@@ -73,10 +73,7 @@ def next_pair(
     most: int,
     pending: Sequence[tuple[int, float]] = (),
 ) -> NextPair:
-    """Choose the pair to run next of `most` in all, or describe why none is.
-
-    Each of the `pending` pairs counts as if it showed what the model expects of it.
-    """
+    """Choose the pair to run next of `most` in all; the `pending` count as the model expects."""
     left = [
         (b, a)
         for b in batch_sizes

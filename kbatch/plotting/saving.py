@@ -56,13 +56,7 @@ _EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
-    """Write a figure as `.png`, `.svg` or `.pdf`.
-
-    The same figure gives the same bytes, and a PDF holds its fonts as TrueType. The file carries
-    the description of the figure that the label of its Axes holds.
-
-    >>> save_figure(kbatch.plot_trials(study), "trials.pdf")
-    """
+    """Write a figure as `.png`, `.svg` or `.pdf`, with the label of its Axes as description."""
     path = Path(path)
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 

@@ -157,11 +157,8 @@ def write_report(
 
 
 def notebook_html(record: Any) -> str | None:
-    """Write a record as a piece of HTML for the output of a cell.
-
-    It has no style sheet, which notebooks take away, and no colours, so that it suits light and
-    dark pages. Where its script is taken away as well, a table stands in the place of the slider.
-    """
+    """Write a record as a piece of HTML for the output of a cell."""
+    # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
     try:
         section = section_of(record)
     except ValueError as error:

@@ -298,10 +298,7 @@ def _times(
     line: Line | None,
     failed: Collection[int],
 ) -> list[Quantity]:
-    """Return throughput and time from the examples, the seconds and their interval at each size.
-
-    The line is the fit of both, unless the times depart from it.
-    """
+    """Return throughput and time from the examples, the seconds and their interval at each size."""
 
     def rate(examples: int, time_s: float, span: Interval | None) -> Reading:
         if span is None or span.low <= 0:

@@ -176,12 +176,9 @@ def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
-    """Find the trials with settings and budget of the best mean, one a size, and what is left out.
-
-    A trial whose executions do not all have the objective is left out: it never met the target, or
-    its metric was not finite.
-    """
+    """Find one trial a size with settings and budget of the best mean, and what is left out."""
     completed = [trial for trial in trials if trial.status == "completed"]
+    # Where an execution has no objective, it never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
         return (), ()
@@ -278,10 +275,7 @@ def decide(
     baseline: int | None = None,
     looks: int = 0,
 ) -> Decision:
-    """Decide which batch size to take: see `Study.decide`.
-
-    `looks` is how often a race may look at the data, 0 where the trials were not raced.
-    """
+    """Decide as `Study.decide` does; a race may look at the data `looks` times, others 0."""
     comparable, left_out = comparable_trials(raced_trials(trials) if looks else trials)
     check_tolerance(tolerance, confidence, comparable[0].objective.name if comparable else "")
     if not comparable:

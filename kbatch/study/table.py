@@ -75,8 +75,17 @@ def _columns(study: Study) -> list[_Made]:
         _number("GPU utilization", gpu_shares, percent, "gpu"),
         _number("Joules per sample", mean(lambda e: e.joules_per_sample), name="gpu"),
     )
-    noise = [(Column("Noise scale", True, "noise_scale"), _noise_scale)]
-    quality_name = quality.name if quality else ""
+
+    def noise_scale(trial: TrialRecord) -> Cell:
+        scale = trial.noise_scale
+        return Cell(noise_scale_text(scale), scale.value) if scale else _cell(trial, None)
+
+    def quality_cell(trial: TrialRecord) -> Cell:
+        name = quality.name if quality else ""
+        interval = trial.metric_interval(name) or trial.examples_interval(name)
+        return _measured(trial, trial.metrics.get(name), interval, 4)
+
+    noise = [(Column("Noise scale", True, "noise_scale"), noise_scale)]
     return [
         _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
         # Not last, where a narrow page or terminal cuts it.
@@ -92,15 +101,7 @@ def _columns(study: Study) -> list[_Made]:
             Column("Samples/s", True, "samples_per_second"),
             lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
         ),
-        (
-            Column(words[0].upper() + words[1:], True, "quality"),
-            lambda t: _measured(
-                t,
-                t.metrics.get(quality_name),
-                t.metric_interval(quality_name) or t.examples_interval(quality_name),
-                digits=4,
-            ),
-        ),
+        (Column(words[0].upper() + words[1:], True, "quality"), quality_cell),
         *_baseline_columns(study, words),
         *_target_columns(trials),
         *(noise if any(trial.noise_scale for trial in trials) else []),
@@ -188,11 +189,6 @@ def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:
         for what, write in costs
         if targets
     ]
-
-
-def _noise_scale(trial: TrialRecord) -> Cell:
-    scale = trial.noise_scale
-    return _cell(trial, None) if scale is None else Cell(noise_scale_text(scale), scale.value)
 
 
 def _hyperparameter(value: bool | int | float | str | None) -> Cell:

@@ -176,12 +176,9 @@ def sync(
     ended: bool = True,
     written: set[str] | None = None,
 ) -> str:
-    """Write what a tracker does not have of a study yet, and return where it is shown.
-
-    A run is found again by the identity of the study and its key, so what is there is not written
-    twice. `source` is what the study was loaded from; `files` go to its artifacts too; what
-    `written` holds is not compared with the tracker again.
-    """
+    """Write what a tracker has not of a study loaded from `source`; return where it is shown."""
+    # A run is found again by the identity of the study and its key, so none is written twice; what
+    # `written` holds is not even looked for.
     runs = tracked_runs(study, source, files=files, ended=ended)
     # What no other study has, and what stays when the study is continued.
     parts: list[object] = [study.name]
@@ -325,13 +322,33 @@ def _write_runs(
 def _write_run(
     tracker: str, given: dict[str, Any], run: TrackedRun, files: Mapping[str, Path]
 ) -> None:
-    module = importlib.import_module(tracker)
-    begin = _begin_wandb if tracker == "wandb" else _begin_trackio
+    module: Any = importlib.import_module(tracker)
     # Its lines about each run would break the display of a search.
     with contextlib.redirect_stdout(io.StringIO()):
-        live = begin(module, **given)
-        if live is None:
-            return
+        if tracker == "wandb":
+            # Without a server nothing but its folder shows that a run was written.
+            folder = Path(os.environ.get("WANDB_DIR", "."), "wandb")
+            if any(folder.glob(f"offline-run-*-{given['id']}")):
+                return
+            short = {"init_timeout": 20, "finish_timeout": 30}
+            settings = module.Settings(silent=True, console="off", x_disable_stats=True, **short)
+            # Beside any run of the user's own.
+            live = module.init(**given, resume="allow", reinit="create_new", settings=settings)
+            if live.resumed:
+                live.finish()
+                return
+        else:
+            config = module.config
+            # It knows a run by its name.
+            given = {name: value for name, value in given.items() if name != "id"}
+            given |= {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+            try:
+                module.init(**given, resume="must").finish()
+                return
+            except ValueError:  # It is not there.
+                live = module.init(**given)
+            finally:
+                module.config = config
         try:
             steps = [values for _, values in run.epochs] or [{}]
             steps[-1] = steps[-1] | run.metrics
@@ -344,33 +361,6 @@ def _write_run(
                 live.log_artifact(artifact)
         finally:
             live.finish()
-
-
-def _begin_wandb(wandb: Any, **given: Any) -> Any:
-    """Begin a run of W&B beside any of the user's own; None where it is there already."""
-    # Without a server nothing but its folder shows that a run was written.
-    if any(Path(os.environ.get("WANDB_DIR", "."), "wandb").glob(f"offline-run-*-{given['id']}")):
-        return None
-    short = {"init_timeout": 20, "finish_timeout": 30}
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, **short)
-    live = wandb.init(**given, resume="allow", reinit="create_new", settings=settings)
-    if not live.resumed:
-        return live
-    live.finish()
-    return None
-
-
-def _begin_trackio(trackio: Any, *, id: str, **given: Any) -> Any:
-    """Begin a run of trackio, which is known by its name; None where it is there already."""
-    config = trackio.config
-    given |= {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    try:
-        trackio.init(**given, resume="must").finish()
-        return None
-    except ValueError:  # It is not there.
-        return trackio.init(**given)
-    finally:
-        trackio.config = config
 
 
 # When it is written.

@@ -72,6 +72,23 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
     enough = len({size for size, _ in runs}) >= 3
     fit = fit_steps_to_target(*zip(*runs, strict=True)) if enough else None
+    if fit is None:
+        met = pluralize(sum(point.met for point in points), "size")
+        fit_text = (
+            f"No curve is fitted: it needs three batch sizes that met the target, and {met} did."
+        )
+    else:
+        critical, fit_text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
+        if critical.value is None or critical.interval is None:
+            bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
+            fit_text += f"; B_crit is larger than these batch sizes can tell{bound}."
+        else:
+            fit_text += (
+                f", S_min {format_number(fit.fewest_steps)}, B_crit "
+                f"{format_number(critical.value)}{in_brackets(critical.interval)}."
+            )
+            if fit.holds is False:
+                fit_text += " The trials deviate from this curve by more than their noise."
     notes = [
         "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
         "time has the tracing of the first step in it, but no validation."
@@ -89,7 +106,7 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         tuple(points),
         tuple(incomplete),
         fit,
-        _fit_text(fit, sum(point.met for point in points)),
+        fit_text,
         notes=tuple(notes),
         incomplete=common.incomplete_text(study),
     )
@@ -144,25 +161,6 @@ def _mean(values: Sequence[float]) -> PlottedEstimate:
     # A logarithmic axis has no place for what is not positive.
     low = interval.low if interval.low > 0 else min(values)
     return PlottedEstimate(mean, (low, interval.high))
-
-
-def _fit_text(fit: StepsToTarget | None, met: int) -> str:
-    if fit is None:
-        return (
-            "No curve is fitted: it needs three batch sizes that met the target, and "
-            f"{pluralize(met, 'size')} did."
-        )
-    critical = fit.critical_batch_size
-    begun = "Fitted updates: S_min (1 + B_crit / B)"
-    if critical.value is None or critical.interval is None:
-        bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
-        return f"{begun}; B_crit is larger than these batch sizes can tell{bound}."
-    deviates = " The trials deviate from this curve by more than their noise."
-    doubt = deviates if fit.holds is False else ""
-    return (
-        f"{begun}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
-        f"{in_brackets(critical.interval)}.{doubt}"
-    )
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
