@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 def add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="write a report of a study or of profiles")
-    report.add_argument(
-        "records",
-        type=Path,
-        nargs="+",
-        metavar="DIR|FILE",
-        help="project directory of a search, or the JSON file of a study, profile or result; "
-        "several make one document",
+    records = (
+        "project directory of a search, or the JSON file of a study, profile or result; "
+        "several make one document"
     )
+    report.add_argument("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     add_output(report, "report to write, .html or .md", "kbatch-report.html")
     report.set_defaults(run=_report)
 
@@ -38,16 +35,10 @@ def _report(options: argparse.Namespace) -> None:
 
 def add_view(commands: Any) -> None:
     view = commands.add_parser("view", help="follow searches in a browser while they run")
-    view.add_argument(
-        "studies",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="project directory of a search, running or ended; several are shown on one page",
-    )
-    view.add_argument(
-        "--port", type=int, default=8642, metavar="N", help="port; 0 for a free one (%(default)s)"
-    )
+    studies = "project directory of a search, running or ended; several are shown on one page"
+    view.add_argument("studies", type=Path, nargs="+", metavar="DIR", help=studies)
+    port = "port; 0 for a free one (%(default)s)"
+    view.add_argument("--port", type=int, default=8642, metavar="N", help=port)
     view.set_defaults(run=_view)
 
 
@@ -220,25 +211,34 @@ def _demo(options: argparse.Namespace) -> None:
         ) from error
     console = starting_console()
     with quiet_start():
-        from kbatch.cli.demo import TASKS, default_policy, run_demo
+        from kbatch.cli.demo import TASKS, default_policy
+        from kbatch.search.hypermodel import BatchSizeHyperModel
+        from kbatch.search.tuner import BatchSizeTuner
         from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
     from kbatch.study.answer import answer
     from kbatch.study.figures.trials import plot_trials
+    from kbatch.study.study import RECORD_NAME, load_study
 
     policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
     if why is not None:
         say(console, why)
+    where = {"directory": options.output, "project_name": "demo-search"}
+    folder = options.output / where["project_name"]
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            "The demo replaces only an earlier demo: give another `--output`. Received: "
+            f"{folder}, which is no earlier demo."
+        )
     task = TASKS[options.data]
-    study = run_demo(
-        options.output,
-        task,
-        batch_sizes=batch_sizes,
-        epochs=2 if options.quick else task.epochs,
-        dtype_policy=policy,
-        seed=options.seed,
-    )
+    x, y = task.load()
+    settings = {"micro_batch_size": 128, "learning_rate_scaling": "sqrt", "seed": options.seed}
+    hypermodel = BatchSizeHyperModel(task.build, batch_sizes, dtype_policy=policy, **settings)
+    tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
+    epochs = 2 if options.quick else task.epochs
+    tuner.search(x, y, validation_split=0.2, epochs=epochs)
+    study = load_study(tuner)
     print_trials(study, console)
     console.print(" ".join(filter(None, answer(study))), highlight=False)
     figure, report = options.output / "trials.png", options.output / "report.html"

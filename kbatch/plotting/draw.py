@@ -165,12 +165,6 @@ def text(
     )
 
 
-def height_share(panel: Axes, words: str) -> float:
-    """Estimate the share of a panel's height that a bold text takes."""
-    height_pt = 72 * figure_of(panel).get_size_inches()[1] * panel.get_position().height
-    return min(0.6, TEXT_PT * _LINE_EM * (1 + words.count("\n") + 0.5) / height_pt)
-
-
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
     """Draw an arrow upwards from a value of which only the lower bound is known."""
     panel.annotate(

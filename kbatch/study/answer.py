@@ -49,7 +49,6 @@ def answer(study: Study) -> Answer:
     if found.trial is None or found.best is None:
         headline = f"No batch size can be named: {missing_reason(study)}."
         return Answer(headline, what_to_do(study), None, None, None, compared)
-    # Trials of other settings with the same value.
     same = [
         other.trial
         for other in found.left_out
@@ -235,7 +234,6 @@ def what_to_do(study: Study) -> str:
     return advice
 
 
-# Of the decisions of a search by goodput, by their kind.
 _SIZE_DECISIONS = {
     "pilot": "Batch size {size} comes first: it suits most noise scales",
     "given": (

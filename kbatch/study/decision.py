@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,7 @@ class LeftOut(NamedTuple):
     """A completed trial that is not compared."""
 
     trial: TrialRecord
-    why: Literal[
-        "other settings",
-        "another budget",
-        "another kind of device",
-        "no value of the objective",
-        "another trial of its size",
-        "fewer executions",
-    ]
+    why: str  # Such as "other settings" or "another budget".
 
 
 class SizeChange(NamedTuple):

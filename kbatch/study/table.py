@@ -273,29 +273,21 @@ def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
 
 def marked_table(table: Table, notes: Sequence[Note]) -> Table:
     """Set the marks of lettered notes: in the header for a whole column, else in the cells."""
-    columns, marks_of = [], []
+    columns, cells = [], []
     for place, column in enumerate(table.columns):
-        about = [note for note in notes if note.mark and column.name in note.columns]
+        keyed = [(row.key, row.cells[place]) for row in table.rows]
+        about = {n.mark: set(n.keys) for n in notes if n.mark and column.name in n.columns}
         # All of a column are its numbers; its texts where it has no numbers.
-        numbers = {row.key for row in table.rows if row.cells[place].sort_key is not None}
-        keys = numbers or {row.key for row in table.rows}
-        whole = [note for note in about if not note.keys or keys <= set(note.keys)]
-        columns.append(column._replace(marks=tuple(note.mark for note in whole)))
-        marks: dict[str, tuple[str, ...]] = {}
-        for note in (note for note in about if note not in whole):
-            for key in note.keys:
-                marks[key] = (*marks.get(key, ()), note.mark)
-        marks_of.append(marks)
-    rows = tuple(
-        row._replace(
-            cells=tuple(
-                cell._replace(marks=marks[row.key]) if row.key in marks else cell
-                for cell, marks in zip(row.cells, marks_of, strict=True)
-            )
-        )
-        for row in table.rows
-    )
-    return table._replace(columns=tuple(columns), rows=rows)
+        numbers = {key for key, cell in keyed if cell.sort_key is not None}
+        every = numbers or {key for key, _ in keyed}
+        whole = [mark for mark, keys in about.items() if not keys or every <= keys]
+        columns.append(column._replace(marks=tuple(whole)))
+        some = {mark: keys for mark, keys in about.items() if mark not in whole}
+        own = [tuple(mark for mark, keys in some.items() if key in keys) for key, _ in keyed]
+        cells.append([cell._replace(marks=m) for (_, cell), m in zip(keyed, own, strict=True)])
+    rows = zip(table.rows, zip(*cells, strict=True), strict=True)
+    marked = tuple(row._replace(cells=own) for row, own in rows)
+    return table._replace(columns=tuple(columns), rows=marked)
 
 
 # The slope of log rate against log batch size by each rule.

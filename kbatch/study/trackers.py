@@ -49,9 +49,6 @@ def check_trackers(trackers: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trackers))
 
 
-# What is logged.
-
-
 class TrackedRun(NamedTuple):
     """A study, a trial or an execution, as a tracker shows it in a run."""
 
@@ -156,8 +153,6 @@ def _trial_run(
     ends = trial.status, trial.failure, begun_s, ended_s
     return TrackedRun(key, name, settings, metrics, step, *ends, tuple(epochs))
 
-
-# How each library is written to.
 
 # A server that is down is tried again after the next execution: minutes of tries would delay it.
 _SHORT_TRIES = {
@@ -361,9 +356,6 @@ def _write_run(
                 live.log_artifact(artifact)
         finally:
             live.finish()
-
-
-# When it is written.
 
 
 class TrackerLog:

@@ -1,7 +1,5 @@
 """What the figures of a study share: series, the best trial of a size, incomplete trials."""
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -50,20 +48,6 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
         joined = alike and len(set(sizes)) == len(sizes)
         series.append(Series(label, tuple(trial.trial_id for trial in group), joined))
     return tuple(series)
-
-
-def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str, float]:
-    """Place trials on the batch axis, those of different series side by side."""
-    sizes = sorted({trial.batch_size for trial in trials})
-    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
-    # In powers of two; together at most a quarter of the distance between batch sizes.
-    distance = min(0.12, 0.25 * min(gaps, default=1) / len(series))
-    offsets = {
-        trial_id: distance * (index - (len(series) - 1) / 2)
-        for index, one in enumerate(series)
-        for trial_id in one.trial_ids
-    }
-    return {trial.trial_id: trial.batch_size * 2 ** offsets[trial.trial_id] for trial in trials}
 
 
 def write_conditions(
