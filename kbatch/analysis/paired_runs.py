@@ -62,19 +62,19 @@ class Verdict(NamedTuple):
     """Which candidates are as good as the best, as far as their executions show it."""
 
     leader: int  # The best mean.
-    # How much worse each is than the leader (positive is worse in either direction); of the leader
-    # against the best other. All bounds of one side hold at once with the confidence. None where
-    # nothing is known.
-    gaps: tuple[Interval | None, ...]
     certified: tuple[int, ...]  # At most the tolerance worse than any that may be the best.
     worse: tuple[int, ...]  # More than the tolerance worse than the leader.
     named: int  # The fastest of those certified, the leader where none is.
     certain: bool  # One is certified, and each faster one is in `worse`.
+    # How much worse each is than the leader (positive is worse in either direction); of the leader
+    # against the best other. All bounds of one side hold at once with the confidence. None where
+    # nothing is known.
+    gaps: tuple[Interval | None, ...] = ()
     # Forecast of the executions of each that settle it; None where it is settled, where nothing is
     # known of seeds yet, or where no number would.
-    executions_needed: int | None
-    smallest_tolerance: float | None  # Too few validation examples: what they could settle.
-    promising: tuple[int, ...]  # Faster than `named`, perhaps certified after 40 executions.
+    executions_needed: int | None = None
+    smallest_tolerance: float | None = None  # Too few validation examples: what they could settle.
+    promising: tuple[int, ...] = ()  # Faster than `named`, perhaps certified after 40 executions.
 
 
 def judge(
@@ -100,7 +100,7 @@ def judge(
     pairs = _Pairs(candidates, 1.0 if larger_is_better else -1.0, level, looks)
     half = pairs.half_widths(rounds)
     found = _rule(pairs.gaps, half, costs, tolerance, dropped)
-    certain = found.settled and rounds > 1
+    certain = found.certain and rounds > 1
     others = (k for k in range(len(counts)) if k != found.leader)
     second = min(others, key=lambda k: (k in dropped, pairs.gaps[found.leader, k]), default=None)
     than = [second if k == found.leader else found.leader for k in range(len(counts))]
@@ -113,7 +113,7 @@ def judge(
 
         def settled(number: float, chance: float = 0.0) -> bool:
             widths = np.maximum(0.0, pairs.half_widths(number) - chance * pairs.chance())
-            return _rule(pairs.gaps, widths, costs, tolerance, dropped).settled
+            return _rule(pairs.gaps, widths, costs, tolerance, dropped).certain
 
         if settled(math.inf):
             numbers = range(rounds + 1, _MOST_ROUNDS)
@@ -127,29 +127,17 @@ def judge(
                 uppers = np.maximum(0.0, pairs.gaps) + later
                 fastest = min(rivals, key=lambda k: (costs[k], k))
                 smallest = float(max(uppers[k, fastest] for k in rivals))
-    return Verdict(
-        found.leader,
-        tuple(gaps) or (None,),
-        found.certified,
-        found.worse,
-        found.named,
-        certain,
-        needed,
-        smallest,
-        tuple(k for k in hopes if costs[k] < costs[found.named] or not found.certified),
+    return found._replace(
+        certain=certain,
+        gaps=tuple(gaps) or (None,),
+        executions_needed=needed,
+        smallest_tolerance=smallest,
+        promising=tuple(k for k in hopes if costs[k] < costs[found.named] or not found.certified),
     )
 
 
 def _interval(middle: float, half: float) -> Interval | None:
     return Interval(float(middle - half), float(middle + half)) if math.isfinite(half) else None
-
-
-class _Found(NamedTuple):
-    leader: int
-    certified: tuple[int, ...]
-    worse: tuple[int, ...]
-    named: int
-    settled: bool
 
 
 def _rule(
@@ -158,7 +146,7 @@ def _rule(
     costs: Sequence[float],
     tolerance: float,
     dropped: Collection[int],
-) -> _Found:
+) -> Verdict:
     """Apply the rule to gaps [than, of] and the half-widths of their intervals."""
     indices = range(len(costs))
     racing = [k for k in indices if k not in dropped]
@@ -171,8 +159,8 @@ def _rule(
         k for k in rivals if all(gaps[i, k] + half[i, k] <= tolerance for i in rivals if i != k)
     )
     named = min(certified, key=lambda k: (costs[k], gaps[leader, k], k), default=leader)
-    faster = (k for k in indices if costs[k] < costs[named])
-    return _Found(leader, certified, worse, named, bool(certified) and set(faster) <= set(worse))
+    faster = {k for k in indices if costs[k] < costs[named]}
+    return Verdict(leader, certified, worse, named, bool(certified) and faster <= set(worse))
 
 
 class _Pairs:

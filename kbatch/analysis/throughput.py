@@ -87,11 +87,7 @@ def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
 
 
 class ThinnedSeries:
-    """Keeps the means of consecutive pieces of a series, all of one length but the last.
-
-    Whenever the number of pieces reaches the bound, which is even, neighbours are joined: memory
-    and record stay small however long the series grows, and the mean of the whole is kept.
-    """
+    """Keeps the means of pieces of a series; neighbours are joined where there are too many."""
 
     def __init__(self, *, columns: int, most: int = _MOST_PIECES):
         if most < 2 or most % 2:

@@ -167,17 +167,13 @@ def integers(text: str, *, example: str) -> list[int]:
         ) from error
 
 
-# Columns of a table in a log file, where no terminal says how wide it is.
-_LOG_WIDTH = 120
-
-
 def starting_console() -> "Console":
     """Return the console of a command, which says first that TensorFlow starts."""
     from rich.console import Console
 
     console = Console(emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_LOG_WIDTH, emoji=False)
+        console = Console(width=120, emoji=False)  # No terminal says how wide a log file is.
     say(console, "Starting TensorFlow ...")
     return console
 

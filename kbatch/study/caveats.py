@@ -108,9 +108,7 @@ def _small_last_batch(study: Study) -> Iterator[Note]:
         )
 
 
-_UNSTABLE_SPREAD = 0.2
-_UNEVEN = 0.1
-_BUSY_LOAD_SHARE = 0.5
+_UNSTABLE_SPREAD, _UNEVEN = 0.2, 0.1
 
 
 def _unevenness(trial: TrialRecord) -> float:
@@ -189,7 +187,7 @@ def _speed(study: Study) -> Iterator[Note]:
             _SPEED,
         )
     environment = study.search.environment if study.search else None
-    if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:
+    if environment and (environment.load_average or 0) > 0.5 * environment.cpu_count:
         yield _note(
             "busy machine",
             f"The machine was busy at the start (load average {environment.load_average:.1f} on "
@@ -226,11 +224,11 @@ def _speed(study: Study) -> Iterator[Note]:
         )
 
 
-_UNITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}
-_FAVOURS = {
-    "train_s": " That is fair to all where the device was the same and idle.",
-    "updates": " That favours large batches, which see more examples an update.",
-    "examples": " That favours small batches, which make more updates.",
+# What a budget counts, and whom it favours.
+_BUDGETS = {
+    "train_s": ("seconds", " That is fair to all where the device was the same and idle."),
+    "updates": ("updates", " That favours large batches, which see more examples an update."),
+    "examples": ("examples", " That favours small batches, which make more updates."),
 }
 
 
@@ -269,13 +267,13 @@ def _budget(study: Study) -> Iterator[Note]:
     else:
         budget = first.budget or Budget()
         limits = [name for name, value in vars(budget).items() if value is not None]
-        what = _UNITS[limits[0]] if len(limits) == 1 else "spending"
+        what, favours = _BUDGETS[limits[0]] if len(limits) == 1 else ("spending", "")
         yield _note(
             f"equal-{what} budget",
             f"Equal-{what} budget: each execution trained for {conditions.ends[0]}, in which batch "
             f"size {large.batch_size:,} made {_updates(large)} updates on {_examples(large)} "
             f"examples and batch size {small.batch_size:,} made {_updates(small)} on "
-            f"{_examples(small)}." + (_FAVOURS[limits[0]] if len(limits) == 1 else ""),
+            f"{_examples(small)}.{favours}",
             _LEARNT,
         )
 

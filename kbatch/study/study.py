@@ -1,11 +1,12 @@
 """A study: the trials of one search, how a search by goodput went, and loading them."""
 
+import contextlib
 import dataclasses
 import functools
-import operator
 import os
 from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Columns that are means over the executions of a trial.
-_TIMES = (
-    "window_samples_per_second",
-    "first_step_s",
-    "data_wait_share",
-    "train_s",
-    "total_s",
-    "examples_seen",
-    "updates",
-)
-_JOULES = ("joules_to_target", "joules_per_sample")
-_USAGE = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
-
-
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
     """Make the row of a trial, or of its only execution, which has this number."""
     first = trial.executions[0]
@@ -43,6 +30,9 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     # The counts of one execution are whole numbers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     cost = trial.cost if number is None else first.cost
+    times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+    joules = ("joules_to_target", "joules_per_sample")
+    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
     return {
         "trial_id": trial.trial_id,
         **({} if number is None else {"execution": number, "seed": first.seed}),
@@ -57,14 +47,14 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "samples_per_second": trial.samples_per_second,
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
-        **{name: mean(operator.attrgetter(name)) for name in _TIMES},
+        **{name: mean(attrgetter(name)) for name in (*times, "examples_seen", "updates")},
         **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.at_least,
         "noise_scale_high": scale and scale.interval and scale.interval.high,
-        **{name: mean(operator.attrgetter(name)) for name in _JOULES},
-        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in _USAGE},
+        **{name: mean(attrgetter(name)) for name in joules},
+        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
         "epochs": mean(lambda e: len(e.epochs)),
         **({"executions": len(trial.executions)} if number is None else {}),
         "failure": trial.failure,
@@ -421,7 +411,16 @@ def _read_project(path: Path) -> Study:
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
-    problems += _unrecorded(path)
+    for file in sorted(path.glob("trial_*/trial.json")):
+        # keras-tuner's trials that failed before training.
+        if (file.parent / RECORD_NAME).exists():
+            continue
+        with contextlib.suppress(json_codec.RecordError, AttributeError, KeyError, TypeError):
+            trial = json_codec.read_json(file)
+            if trial["status"] in ("FAILED", "INVALID"):
+                lines = str(trial.get("message") or "").splitlines()
+                last = [line for line in lines if line.strip()][-1:]
+                problems.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
     identity = read(SearchIdentity, path / IDENTITY_NAME)
     problems += identity.notes if identity else ()
     goodput = read(GoodputRecord, path / GOODPUT_NAME)
@@ -430,31 +429,12 @@ def _read_project(path: Path) -> Study:
     return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
 
 
-def _unrecorded(path: Path) -> list[str]:
-    """Name keras-tuner's trials that failed before training, and why."""
-    lines = []
-    for file in sorted(path.glob("trial_*/trial.json")):
-        if (file.parent / RECORD_NAME).exists():
-            continue
-        try:
-            trial = json_codec.read_json(file)
-            status, message = trial["status"], trial.get("message") or ""
-        except (json_codec.RecordError, AttributeError, KeyError, TypeError):
-            continue
-        if status in ("FAILED", "INVALID"):
-            last = [line for line in str(message).splitlines() if line.strip()][-1:]
-            lines.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
-    return lines
-
-
 def _suggestion(path: Path) -> str:
     """Name a study that lies one folder below, where people often point to."""
     for file in sorted(path.glob(f"*/{RECORD_NAME}")):
-        try:
+        with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
             if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
                 return f"One lies in {file.parent}. "
-        except (json_codec.RecordError, KeyError, TypeError):
-            continue
     return ""
 
 
