@@ -21,7 +21,7 @@ from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import uninstall_step
@@ -62,7 +62,7 @@ def sweep_throughput(
     source = Samples().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
         build_on(model, source)
-        try:
+        with refusals_told(lambda: model, source):
             if given == "auto":
                 cache = hypermodel._micro_batch(hp, model, directory=directory).cache(source)
                 most, whole_only = cache.max_fitting(), cache.trains_whole_only()
@@ -71,11 +71,6 @@ def sweep_throughput(
                 most, whole_only = None, False
                 first = [_setting(size, given or size) for size in sizes]
             timed = _timed(model, source, sizes, first, most=most, whole_only=whole_only)
-        except (ValueError, TypeError, *REFUSALS) as error:
-            text = refusal_text(error, model=lambda: model, source=source)
-            if text is None:
-                raise
-            raise InputError(text) from error
     times_s = {size: statistics.median(point.step_times_s) for size, point in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing and len(timed) < 2:
