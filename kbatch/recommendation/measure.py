@@ -177,7 +177,6 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
         if examples is None or base <= examples:
             sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
         pilot = budget.try_run(NOISE, lambda: measure_noise(task))
-        pipeline, fit_times = None, ()
         with kept_state(model):
             sum_sparse_gradients(model)  # As the sizes are trained.
             model.make_train_function()  # All that is timed shares its graphs.
@@ -193,11 +192,10 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
                     checks=task.checks,
                 ),
             )
+            given = None
             if timings:
-                measured = budget.try_run(
-                    INPUT, lambda: measure_input(task, model, timings=timings)
-                )
-                pipeline, fit_times = measured or (None, ())
+                given = budget.try_run(INPUT, lambda: measure_input(task, model, timings))
+            pipeline, fit_times = given or (None, ())
     optimizer = inner_optimizers(model)[0]
     rule = scaling
     if scaling == "auto":
@@ -310,7 +308,7 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 
 
 def measure_input(
-    task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]
+    task: Task, model: keras.Model, timings: Sequence[TimedRounds]
 ) -> tuple[InputPipelineProfile | None, tuple[FitTime, ...]]:
     """Measure what the pipeline of a dataset delivers, and what `fit` takes at some batch sizes."""
     sizes = sizes_to_time(timings, task.base_batch_size)

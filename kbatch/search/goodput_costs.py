@@ -34,14 +34,9 @@ _LAST_PART = 4
 
 
 def sweep_throughput(
-    hypermodel: Any,
-    space: Any,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    *,
-    directory: Path | None,
+    tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> GoodputRecord:
-    """Time an update of each batch size of a hypermodel, in interleaved rounds."""
+    """Time an update of each batch size of a tuner's hypermodel, in interleaved rounds."""
     # Sizes that run out of memory or data, and those above them, get the seconds of the line
     # through the others.
     began_s = time.perf_counter()
@@ -53,8 +48,8 @@ def sweep_throughput(
             f"its data are timed first. Received: {error}."
         ) from error
     data = FitData(**{name: call[name] for name in FitData._fields if name in call})
+    hypermodel, hp = tuner.hypermodel, tuner.oracle.get_space().copy()
     sizes, given = hypermodel.batch_sizes, hypermodel.micro_batch_size
-    hp = space.copy()
     hp.values["batch_size"] = sizes[0]
     model = hypermodel.build(hp)
     # The step of a trial measures its moments too, which takes longer to trace.
@@ -64,7 +59,8 @@ def sweep_throughput(
         build_on(model, source)
         with refusals_told(lambda: model, source):
             if given == "auto":
-                cache = hypermodel._micro_batch(hp, model, directory=directory).cache(source)
+                project = Path(tuner.project_dir)
+                cache = hypermodel._micro_batch(hp, model, directory=project).cache(source)
                 most, whole_only = cache.max_fitting(), cache.trains_whole_only()
                 first = [_setting(size, size) for size in sizes if size <= most]
             else:

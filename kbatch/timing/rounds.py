@@ -42,7 +42,7 @@ class TimingPlan:
     first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
 
 
-def check_seconds(**given: Any) -> None:
+def check_seconds(**given: float) -> None:
     """Check that what an experiment may take is a number of seconds, by its argument's name."""
     for name, seconds in given.items():
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
