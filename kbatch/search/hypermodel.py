@@ -407,7 +407,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
-        if getattr(files.tuner, "_compares_searches", False):
+        if hasattr(files.tuner, "_compare_search"):
             return
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
