@@ -195,15 +195,10 @@ class PairModel(NamedTuple):
         covariance = np.tensordot(shares, whole, 1) - weighted.T @ weighted
         covariance += (shares[:, None] * apart).T @ apart
         kept = len(pairs)
-        return cls(
-            tuple(pairs),
-            np.where([pair in tried for pair in pairs], counts[:kept], 0.0),
-            mean[:kept],
-            covariance[:kept, :kept],
-            float(shares @ noise[parts] ** 2),
-            float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED)),
-            weights,
-        )
+        counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
+        known = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
+        margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
+        return cls(*known, float(shares @ noise[parts] ** 2), margin, weights)
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
         """Add pending runs at their expected value: means stay, variances shrink."""

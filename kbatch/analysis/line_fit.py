@@ -148,13 +148,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
     intercept, slope = (coefficients * unit).tolist()
-    return Line(
-        intercept,
-        slope,
-        variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit),
-        degrees_of_freedom=count - 2,
-        departure=measure_departure(x, residuals),
-    )
+    covariance = variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit)
+    return Line(intercept, slope, covariance, count - 2, measure_departure(x, residuals))
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:

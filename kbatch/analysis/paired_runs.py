@@ -85,12 +85,10 @@ def judge(
     confidence: float = DEFAULT_CONFIDENCE,
     looks: int = 1,
 ) -> Verdict:
-    """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
-
-    A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
-    smallest size comes first, which is preferred where nothing else decides. A certain answer is
-    right with `confidence` at all `looks` at growing data, this one included.
-    """
+    """Judge which candidates lie within a tolerance of the best, and which is the fastest one."""
+    # A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
+    # first is the smallest, which is preferred where nothing else decides. A certain answer is
+    # right with `confidence` at all `looks` at growing data, this one included.
     counts = [len(candidate.values) for candidate in candidates]
     rounds = max(counts)
     dropped = {index for index, count in enumerate(counts) if count < rounds}
@@ -265,11 +263,8 @@ def race(
     confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
 ) -> RaceState:
-    """Compute the state of a race, and what it executes next, from the executions so far.
-
-    Candidates come smallest size first, without values where none was executed yet;
-    `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
-    """
+    """Compute the state of a race, and what it executes next, from the executions so far."""
+    # The smallest size comes first; `max_executions` is of all together, None for 40 of each.
     counts = [len(candidate.values) for candidate in candidates]
     looks = race_looks(len(candidates), max_executions)
     left_at = dict.fromkeys(range(len(candidates)), 0)
