@@ -27,9 +27,14 @@ from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_submitit
-from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
+from kbatch.search.trial_files import (
+    CHECKPOINT_NAME,
+    STATE_NAME,
+    TrialFiles,
+    readable_trials,
+    same_settings,
+)
 from kbatch.search.trial_process import check_no_dataset
-from kbatch.search.trial_states import CHECKPOINT_NAME, STATE_NAME
 from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
 from kbatch.training.dtype_policy import PolicyUnsupported
 
@@ -58,11 +63,7 @@ class _OpenTrial:
 
 
 class ParallelTrials:
-    """Runs the executions of a search's trials as tasks of an executor.
-
-    Trials run beside each other, the executions of one in order. The driver alone writes to the
-    project directory: what has completed there never runs again.
-    """
+    """Runs a search's trials as tasks of an executor, and alone writes to the project directory."""
 
     def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         check_no_dataset(arguments, keywords, given="executor=...")
@@ -71,6 +72,7 @@ class ParallelTrials:
         travelling = [one for one in given if not isinstance(one, LivePlot)]
         self._given = tuple(arguments), {**keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
+        self._say = tuner._progress.say
         executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
@@ -87,7 +89,6 @@ class ParallelTrials:
         self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
     def close(self) -> None:
-        """Cancel what runs, and remove the data."""
         for one in self._open:
             # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
             with contextlib.suppress(Exception):
@@ -120,8 +121,7 @@ class ParallelTrials:
         except (Exception, CancelledError) as error:  # Whatever the engine raises.
             if attempt:
                 raise self._engine_error(f"lost {what} twice", error) from error
-            said = f"The executor lost {what}, which is submitted again: {error}"
-            self._tuner._progress.say(said)
+            self._say(f"The executor lost {what}, which is submitted again: {error}")
         except BaseException:
             with contextlib.suppress(Exception):
                 future.cancel()
@@ -132,16 +132,16 @@ class ParallelTrials:
         """Measure the memory of train steps on the engine, unless a search here has done so."""
         file = self._project / MEMORY_NAME
         self._memory = load_if_readable(MeasuredMemory, file)
+        if self._memory is not None:
+            return
+        result = self._result_of("the measurement of memory", measures=True)
+        self._write(result)
+        self._memory = load_if_readable(MeasuredMemory, file)
         if self._memory is None:
-            result = self._result_of("the measurement of memory", measures=True)
-            self._write(result)
-            self._memory = load_if_readable(MeasuredMemory, file)
-            if self._memory is None:
-                said = "No resources are asked for, since memory could not be measured: "
-                self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
+            reason = result.text.strip().rpartition("\n")[2]
+            self._say(f"No resources are asked for, since memory could not be measured: {reason}")
 
     def run(self) -> None:
-        """Run all trials that the oracle hands out."""
         self._search = self._pickle_search()
         if self._ask is not None:
             self._measure()
@@ -166,7 +166,12 @@ class ParallelTrials:
             if not self._open:
                 shutil.rmtree(self._results, ignore_errors=True)
                 return
-            self._show_counts()
+            running = [_is_running(one.future) for one in self._open]
+            self._tuner._progress.show_counts(
+                submitted=len(running),
+                running=None if None in running else sum(map(bool, running)),
+                ended=len(self._tuner.oracle.ended_trials),
+            )
             ended = [one for one in self._open if self._is_done(one)]
             if not ended and self._gone is None:
                 time.sleep(_CHECK_S)
@@ -222,8 +227,9 @@ class ParallelTrials:
                 self._end_trial(one)
                 return
         elif not one.future.done():
-            said = f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
-            self._tuner._progress.say(said)
+            self._say(
+                f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
+            )
         self._open.append(one)
 
     def _is_done(self, one: _OpenTrial) -> bool:
@@ -245,8 +251,8 @@ class ParallelTrials:
             what = f"{type(error).__name__}: {error}".strip(" :")
             if one.lost == 1:
                 size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                said = f"The executor lost an execution of {size}, which is submitted again: {what}"
-                self._tuner._progress.say(said)
+                again = f"The executor lost an execution of {size}, which is submitted again"
+                self._say(f"{again}: {what}")
                 return True
             if isinstance(error, ConnectionError):
                 self._gone = error
@@ -274,8 +280,8 @@ class ParallelTrials:
             if record.status == "out_of_memory" and not (one.lost or one.ran_out):
                 one.ran_out = True
                 files.begin_attempt()
-                said = f"Batch size {record.batch_size} ran out of memory: asks for twice as much."
-                self._tuner._progress.say(said)
+                size = record.batch_size
+                self._say(f"Batch size {size} ran out of memory: asks for twice as much.")
                 return True
         one.lost, one.ran_out = 0, False
         one.completed += result.status == "completed"
@@ -287,7 +293,6 @@ class ParallelTrials:
         return False
 
     def _end_trial(self, one: _OpenTrial, host: str = "") -> None:
-        """End a trial by its record."""
         self._tuner._show_begun(
             one.trial,
             took_s=time.monotonic() - one.begun_s,
@@ -297,22 +302,12 @@ class ParallelTrials:
         self._tuner._conclude(one.trial, one.files)
         self._tuner.on_trial_end(one.trial)
 
-    def _show_counts(self) -> None:
-        running = [_is_running(one.future) for one in self._open]
-        self._tuner._progress.show_counts(
-            submitted=len(running),
-            running=None if None in running else sum(map(bool, running)),
-            ended=len(self._tuner.oracle.ended_trials),
-        )
-
     def _first_decides(self) -> bool:
-        """Return whether the first execution must complete alone: it decides for all others.
-
-        A search by goodput has found out what fits, and under which policy, in its sweep.
-        """
+        """Return whether the first execution must complete alone: it decides for all others."""
         hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
         decides = hypermodel.micro_batch_size == "auto" or falls_back
+        # A sweep has found out what fits, and under which policy.
         return decides and self._first_completed is None and not self._swept
 
     def _needs_base(self, one: _OpenTrial) -> bool:
@@ -343,14 +338,9 @@ class ParallelTrials:
         return list(dict.fromkeys(named))
 
     def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
-        """Read what a task needs of the project directory."""
-        folders = [self._project / f"trial_{trial_id}" for trial_id in trial_ids]
-        paths = [
-            self._project / RECORD_NAME,
-            *self._project.glob("kbatch-micro-batches/*.json"),
-            *(folder / name for folder in folders for name in (RECORD_NAME, STATE_NAME)),
-        ]
-        found = [path for path in paths if path.exists()]
+        names = ["kbatch-micro-batches/*.json", RECORD_NAME]
+        names += [f"trial_{one}/{name}" for one in trial_ids for name in (RECORD_NAME, STATE_NAME)]
+        found = [path for name in names for path in self._project.glob(name)]
         return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
 
     def _write(self, result: TaskResult) -> None:

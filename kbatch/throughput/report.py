@@ -50,7 +50,18 @@ def training_section(profile: TrainingProfile) -> Section:
         title = "Throughput, step time and memory by micro-batch size"
         draw = functools.partial(plot_training_profile, profile)
         figures = (Figure("training-profile", title, HEIGHT_IN, draw),)
-    rows = tuple(_row(point, chosen) for point in profile.points)
+    rows = []
+    for point in profile.points:
+        size, step_s, peak = point.micro_batch_size, point.step_time_s, point.peak_memory_bytes
+        cells = (
+            Cell(f"{size:,}", size),
+            Cell(_rate(point) or "n/a", point.samples_per_second),
+            Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
+            Cell("n/a" if peak is None else memory_text(peak), peak),
+            Cell(point.reason or point.outcome),
+        )
+        status = "out_of_memory" if point.outcome == "out_of_memory" else ""
+        rows.append(Row(str(size), status, size == chosen, cells))
     best_means = "the fastest, or a larger one that ties"
     return Section(
         kind="training profile",
@@ -60,7 +71,7 @@ def training_section(profile: TrainingProfile) -> Section:
         details=tuple(details[1:]),
         conditions=conditions,
         figures=figures,
-        tables=(Table("Micro-batch sizes", _COLUMNS, rows, best_means=best_means),),
+        tables=(Table("Micro-batch sizes", _COLUMNS, tuple(rows), best_means=best_means),),
         notes=tuple(Note("", "", note) for note in profile.notes),
         command=environment.command if environment else None,
         settings=(
@@ -71,19 +82,6 @@ def training_section(profile: TrainingProfile) -> Section:
         ),
         environment=environment_facts(environment),
     )
-
-
-def _row(point: TrainingPoint, chosen: int | None) -> Row:
-    size, step_s, peak_bytes = point.micro_batch_size, point.step_time_s, point.peak_memory_bytes
-    cells = (
-        Cell(f"{size:,}", size),
-        Cell(_rate(point) or "n/a", point.samples_per_second),
-        Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
-        Cell("n/a" if peak_bytes is None else memory_text(peak_bytes), peak_bytes),
-        Cell(point.reason or point.outcome),
-    )
-    status = "out_of_memory" if point.outcome == "out_of_memory" else ""
-    return Row(str(size), status, size == chosen, cells)
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:

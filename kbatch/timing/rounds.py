@@ -125,7 +125,6 @@ class TimingRounds(Generic[Key]):
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the time budget that are left."""
         return self._plan.time_budget_s - self.spent_s
 
     def allow(self, rest_s: float) -> None:
@@ -133,7 +132,6 @@ class TimingRounds(Generic[Key]):
         self._plan = dataclasses.replace(self._plan, time_budget_s=self.spent_s + rest_s)
 
     def late(self, share: float) -> bool:
-        """Return whether a share of the time budget is spent."""
         return self.spent_s >= share * self._plan.time_budget_s
 
     def too_slow_to_double(self, call_s: float, *, contenders: int = 1) -> bool:

@@ -159,11 +159,11 @@ def test_a_metric_is_compared_within_a_time(tmp_path):
         data=DATA,
         objective="val_accuracy",
         strategy="goodput",
-        fit={"epochs": 100, "callbacks": [TimeBudget(0.8)]},
+        fit={"epochs": 100, "callbacks": [TimeBudget(0.4)]},
     )
     study = kbatch.load_study(tuner)
     assert study.goodput.decisions[-1].batch_size is None
-    assert {t.executions[0].budget for t in study.trials} == {Budget(train_s=0.8)}
+    assert {t.executions[0].budget for t in study.trials} == {Budget(train_s=0.4)}
 
 
 def test_a_cap_ends_training_at_the_sooner_of_two_times():
@@ -248,10 +248,10 @@ def under_auto(build, sizes):
 
 
 def test_under_auto_a_size_that_is_faster_in_parts_is_timed_in_parts():
-    """The whole batch of 512 waits for a second; 64 parts of 8 for 16 ms."""
+    """The whole batch of 512 waits for half a second; 64 parts of 8 for 8 ms."""
 
     def seconds(rows):
-        return 4e-6 * rows**2
+        return 2e-6 * rows**2
 
     record = swept(under_auto(waiting(seconds), (8, 512)), *models.rows(600))
     assert record.extrapolated == ()
