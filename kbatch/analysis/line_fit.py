@@ -230,10 +230,6 @@ _LIKELIER = 12.0
 _APART = 2.0
 # Less scatter than this cannot be told from few rounds.
 _LEAST_SPREAD = 0.01
-# With fewer rounds in the fast group the slow ones are the model's own times.
-_LEAST_CALM = 1 / 3
-# A line needs so many of them.
-_FEWEST = 3
 # The fit ends after so many steps, or when no centre moves by more, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
@@ -277,7 +273,8 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
     calm = (fast > slow) | (logs <= centres[sizes])
     told_apart = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
-    if not told_apart or np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
+    # A line needs three rounds, and where few are fast the slow ones are the model's own times.
+    if not told_apart or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)

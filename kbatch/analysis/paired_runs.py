@@ -239,8 +239,6 @@ def _example_share(candidates: Sequence[Candidate]) -> float:
 
 
 LOOKS = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-# At so many looks in a row the validation set must be too small before the race gives up.
-_LOOKS_TO_GIVE_UP = 2
 # A certified size is taken unless so many times the executions show that no faster one will do.
 _WORTH = 1.5
 
@@ -295,7 +293,7 @@ def race(
         and ((verdict.executions_needed or math.inf) > _WORTH * rounds)
     ):
         ended = "certified"
-    elif too_small >= _LOOKS_TO_GIVE_UP:
+    elif too_small > 1:  # At two looks in a row the validation set was too small.
         ended = "examples"
     elif not upcoming or (max_executions and sum(counts) + missing > max_executions):
         ended = "executions"

@@ -115,10 +115,6 @@ def write_goodput(record: GoodputRecord, project: Path) -> None:
     json_codec.write_record(record, project / GOODPUT_NAME)
 
 
-# Settings that change no training.
-_FOR_DECISIONS = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
     """What holds for all trials of a search."""
@@ -130,10 +126,11 @@ class SearchRecord:
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
         differing = []
+        changing_no_training = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
             there: Any = self.settings.get(name, here)
             extends = name == "batch_sizes" and set(there) <= set(here)
-            if there != here and not extends and name not in _FOR_DECISIONS:
+            if there != here and not extends and name not in changing_no_training:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 
