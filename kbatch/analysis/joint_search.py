@@ -43,7 +43,6 @@ _STEEPER = np.arange(-1.0, 1.01, 0.25)
 _RATE_LENGTHS, _SIZE_LENGTH = (0.75, 1.5, 3.0), 8.0
 _SIGNALS, _NOISES = (3.0, 8.0), (0.15, 0.4, 1.0, 2.0)
 _STEEPER_SPREAD, _LEVEL, _SIZE_SLOPE = 0.4, 10.0, 1.0
-_DRAWS = 400
 
 
 class PairRun(NamedTuple):
@@ -195,15 +194,10 @@ class PairModel(NamedTuple):
         covariance = np.tensordot(shares, whole, 1) - weighted.T @ weighted
         covariance += (shares[:, None] * apart).T @ apart
         kept = len(pairs)
-        return cls(
-            tuple(pairs),
-            np.where([pair in tried for pair in pairs], counts[:kept], 0.0),
-            mean[:kept],
-            covariance[:kept, :kept],
-            float(shares @ noise[parts] ** 2),
-            float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED)),
-            weights,
-        )
+        counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
+        known = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
+        margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
+        return cls(*known, float(shares @ noise[parts] ** 2), margin, weights)
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
         """Add pending runs at their expected value: means stay, variances shrink."""
@@ -259,5 +253,5 @@ class PairModel(NamedTuple):
     def _draws(self) -> np.ndarray:
         values, vectors = np.linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        normal = np.random.default_rng(0).standard_normal((_DRAWS, len(self.means)))
+        normal = np.random.default_rng(0).standard_normal((400, len(self.means)))
         return self.means + normal @ root.T

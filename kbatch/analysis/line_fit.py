@@ -148,13 +148,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
     intercept, slope = (coefficients * unit).tolist()
-    return Line(
-        intercept,
-        slope,
-        variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit),
-        degrees_of_freedom=count - 2,
-        departure=measure_departure(x, residuals),
-    )
+    covariance = variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit)
+    return Line(intercept, slope, covariance, count - 2, measure_departure(x, residuals))
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -235,10 +230,6 @@ _LIKELIER = 12.0
 _APART = 2.0
 # Less scatter than this cannot be told from few rounds.
 _LEAST_SPREAD = 0.01
-# With fewer rounds in the fast group the slow ones are the model's own times.
-_LEAST_CALM = 1 / 3
-# A line needs so many of them.
-_FEWEST = 3
 # The fit ends after so many steps, or when no centre moves by more, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
@@ -282,7 +273,8 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
     calm = (fast > slow) | (logs <= centres[sizes])
     told_apart = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
-    if not told_apart or np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
+    # A line needs three rounds, and where few are fast the slow ones are the model's own times.
+    if not told_apart or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)

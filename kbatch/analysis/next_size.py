@@ -225,14 +225,10 @@ class _Mixture(NamedTuple):
         weights = np.exp(logs - logs.max())
         asked = [every.index(size) for size in sizes]
         variances = np.diagonal(covariance, axis1=1, axis2=2)[:, asked]
-        return cls(
-            guesses,
-            weights / weights.sum(),
-            means[:, asked],
-            np.sqrt(np.maximum(variances, 0.0) + _RUN**2),
-            np.array([costs.update_costs[size] for size in sizes]),
-            costs.start_cost,
-        )
+        deviations = np.sqrt(np.maximum(variances, 0.0) + _RUN**2)
+        update_costs = np.array([costs.update_costs[size] for size in sizes])
+        shares = weights / weights.sum()
+        return cls(guesses, shares, means[:, asked], deviations, update_costs, costs.start_cost)
 
     def logs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean of log S of each size, and half of its 95 % interval."""

@@ -10,7 +10,6 @@ import numpy as np
 
 SHORTEST_WINDOW_S = 0.05
 MOST_WINDOWS = 200
-_MOST_PIECES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -89,7 +88,7 @@ def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
 class ThinnedSeries:
     """Keeps the means of pieces of a series; neighbours are joined where there are too many."""
 
-    def __init__(self, *, columns: int, most: int = _MOST_PIECES):
+    def __init__(self, *, columns: int, most: int = 100):
         if most < 2 or most % 2:
             raise ValueError(f"`most` must be even and positive. Received: most={most}.")
         # Sum and count of each column, a row a piece.

@@ -110,14 +110,14 @@ def named_data(text: str) -> Any:
 
 def named_x_y(text: str) -> tuple[Any, Any]:
     data = named_data(text)
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return data[0], data[1]
-    if isinstance(data, (tuple, list)):
+    if not isinstance(data, (tuple, list)):
+        return data, None
+    if len(data) != 2:
         raise ValueError(
             f"`{DATA}` must give (x, y), a dataset or a function batch_size -> dataset. "
             f"Received: {DATA} {text}, which gives {len(data)} values."
         )
-    return data, None
+    return data[0], data[1]
 
 
 def split_name(text: str, option: str) -> tuple[str, str]:

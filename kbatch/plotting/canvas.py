@@ -125,15 +125,10 @@ def beside(
     order = [i for i in range(len(widths)) if i != at]
     if place is None:
         divider, below = make_axes_locatable(ax), ax
-        more = [
-            divider.append_axes(
-                "left" if i < at else "right",
-                f"{100 * widths[i] / widths[at]:.0f}%",
-                pad=0.15,
-                sharey=ax,
-            )
-            for i in order
-        ]
+        more = []
+        for i in order:
+            side, size = "left" if i < at else "right", f"{100 * widths[i] / widths[at]:.0f}%"
+            more.append(divider.append_axes(side, size, pad=0.15, sharey=ax))
     else:
         rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
         cells = rows[0].subgridspec(1, len(widths), width_ratios=widths, wspace=gap)

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.document.section import Figure
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
@@ -24,28 +23,22 @@ def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
 
 def render_page(content: ReportContent, template: str, **more: object) -> str:
     """Render what a report says with one of the templates."""
-    page = SvgPage()
-    drawings = {
-        (place, figure.name): _drawing(figure, page)
-        for place, section in enumerate(content.sections, start=1)
-        for figure in section.figures
-    }
+    page, drawings = SvgPage(), {}
+    # For a desk and print; and for a telephone, where texts stay as large and captions take more
+    # lines.
+    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
+    for place, section in enumerate(content.sections, start=1):
+        for figure in section.figures:
+            drawing: dict[str, Any] = {"wide": None, "narrow": None}
+            left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
+            for name, (width_in, taller) in widths.items():
+                if name != left_out:
+                    axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
+                    drawing[name] = Markup(page.element(transparent_svg(axes)))
+                    drawing["alt_text"] = str(axes.get_label())
+            drawings[place, figure.name] = drawing
     shared = {"glyphs": Markup(page.glyphs()), "rules": Markup(page.rules()), **more}
     return templates().get_template(template).render(content=content, drawings=drawings, **shared)
-
-
-def _drawing(figure: Figure, page: SvgPage) -> dict[str, Any]:
-    """Draw a figure, wide for a desk and for print, narrow for a telephone, None for neither."""
-    drawing: dict[str, Any] = {"wide": None, "narrow": None}
-    # The narrow one keeps its texts as large as small print, and its captions take more lines.
-    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
-    left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
-    for name, (width_in, taller) in widths.items():
-        if name != left_out:
-            axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-            drawing[name] = Markup(page.element(transparent_svg(axes)))
-            drawing["alt_text"] = str(axes.get_label())
-    return drawing
 
 
 def markdown_files(

@@ -16,7 +16,7 @@ from kbatch.document.numbers import format_number, memory_text
 from kbatch.inference.profile import InferenceProfile
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import MemoryFit
-from kbatch.recommendation.choice import CUT_SHORT, DIVERGED, TARGET, Estimate, SizeOutlook
+from kbatch.recommendation.choice import CUT_SHORT, TARGET, Estimate, SizeOutlook
 from kbatch.recommendation.record import Recommendation
 from kbatch.study.figures.common import best_of_size, best_of_size_note
 from kbatch.study.figures.goodput import goodput_info
@@ -26,13 +26,7 @@ from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
 
 _OUT_OF_MEMORY = "ran out of memory"
-_WITHOUT_TARGET = {
-    CUT_SHORT: "training was cut short before the target",
-    DIVERGED: "training diverged or failed",
-}
 WIDTH, HEIGHT, _MARGIN = 240, 72, 5
-# Values that span more than this factor get a logarithmic axis; the others start at 0.
-_WIDE = 30
 
 
 class Reading(NamedTuple):
@@ -218,7 +212,9 @@ def _of_recommendation(found: Recommendation) -> WhatIf | None:
         if field == "samples_per_second" or row.ended_by == TARGET:
             return found
         if row.ended_by is not None:
-            return Reading(basis=_WITHOUT_TARGET[row.ended_by])
+            cut_short = row.ended_by == CUT_SHORT
+            why = "was cut short before the target" if cut_short else "diverged or failed"
+            return Reading(basis=f"training {why}")
         if reached[0] <= row.batch_size <= reached[-1]:
             return found._replace(basis="forecast between trained sizes; not trained")
         basis = f"{_beyond('trained', reached)}; not trained"
@@ -381,7 +377,8 @@ def _chart(
     # Intervals of what is extrapolated may be so wide that nothing else could be seen.
     spans = [r.interval for r in readings if r.interval is not None and not r.extrapolated]
     top = max([*values, *(span.high for span in spans)])
-    bottom = min(values) if top > _WIDE * min(values) else 0.0
+    # Values that span more get a logarithmic axis; the others start at 0.
+    bottom = min(values) if top > 30 * min(values) else 0.0
 
     def x(size: int) -> float:
         share = math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])

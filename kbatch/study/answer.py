@@ -49,12 +49,8 @@ def answer(study: Study) -> Answer:
     if found.trial is None or found.best is None:
         headline = f"No batch size can be named: {missing_reason(study)}."
         return Answer(headline, what_to_do(study), None, None, None, compared)
-    same = [
-        other.trial
-        for other in found.left_out
-        if other.trial.objective_value == found.best.objective_value
-    ]
-    tie = ""
+    value, tie = found.best.objective_value, ""
+    same = [one.trial for one in found.left_out if one.trial.objective_value == value]
     if same and found.trial is found.best:
         ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
         tied = at_most(list(dict.fromkeys(map(names.name, ordered))))

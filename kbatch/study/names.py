@@ -260,21 +260,16 @@ class PlottedEstimate(NamedTuple):
 def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
     """Return the throughput of a trial in examples per second, None if it was not measured."""
     rate, interval = trial.samples_per_second, trial.samples_per_second_interval
-    return _estimate("samples_per_second", rate, interval)
+    return estimate("samples_per_second", rate, interval)
 
 
 def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
     interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return _estimate(name, trial.metrics.get(name), interval)
+    return estimate(name, trial.metrics.get(name), interval)
 
 
-def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
-    """Return the objective of a trial, None if it was not measured."""
-    return _estimate(trial.objective.name, trial.objective_value, trial.objective_interval)
-
-
-def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
+def estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
     """Join a value and its interval, which ends where accuracies end."""
     if value is None or interval is None:
         return None if value is None else PlottedEstimate(value, None)

@@ -115,10 +115,6 @@ def write_goodput(record: GoodputRecord, project: Path) -> None:
     json_codec.write_record(record, project / GOODPUT_NAME)
 
 
-# Settings that change no training.
-_FOR_DECISIONS = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
     """What holds for all trials of a search."""
@@ -130,10 +126,11 @@ class SearchRecord:
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
         differing = []
+        changing_no_training = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
             there: Any = self.settings.get(name, here)
             extends = name == "batch_sizes" and set(there) <= set(here)
-            if there != here and not extends and name not in _FOR_DECISIONS:
+            if there != here and not extends and name not in changing_no_training:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 
@@ -225,13 +222,11 @@ class Study(ShownRecord):
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
-            raced, most = settings.get("strategy") == "race", settings.get("max_executions")
+            looks = 0
+            if settings.get("strategy") == "race":
+                looks = count_race_looks(self.trials, settings.get("max_executions"))
             self._decisions[tolerance, sure] = decide(
-                self.trials,
-                tolerance=tolerance,
-                confidence=sure,
-                baseline=baseline,
-                looks=count_race_looks(self.trials, most) if raced else 0,
+                self.trials, tolerance=tolerance, confidence=sure, baseline=baseline, looks=looks
             )
         return self._decisions[tolerance, sure]
 
@@ -371,10 +366,15 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         return json_codec.read_record(Study, path)
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
+        below = ""  # People often point to the folder above.
+        for file in sorted(path.glob(f"*/{RECORD_NAME}"), reverse=True):
+            with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
+                if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
+                    below = f"One lies in {file.parent}. "
         raise FileNotFoundError(
             f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
             "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
-            f"{_suggestion(path)}Received: {str(path)!r}."
+            f"{below}Received: {str(path)!r}."
         )
     settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
     difference = study.search.difference(settings) if study.search and settings else None
@@ -427,15 +427,6 @@ def _read_project(path: Path) -> Study:
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
     return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
-
-
-def _suggestion(path: Path) -> str:
-    """Name a study that lies one folder below, where people often point to."""
-    for file in sorted(path.glob(f"*/{RECORD_NAME}")):
-        with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
-            if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
-                return f"One lies in {file.parent}. "
-    return ""
 
 
 IDENTITY_NAME = "kbatch-search.json"

@@ -44,22 +44,13 @@ def trial_table(study: Study) -> Table:
     refuse_empty(study)
     # An execution that a race was interrupted in shows in the status alone.
     trials, named = as_compared(study).trials, study.decide().trial
-    columns = _columns(study)
-    return Table(
-        title="Trials",
-        best_means="the answer",
-        columns=tuple(column for column, _ in columns),
-        rows=tuple(
-            Row(
-                trial.trial_id,
-                whole.status,
-                named is not None and trial.trial_id == named.trial_id,
-                tuple(cell_of(trial) for _, cell_of in columns),
-            )
-            for whole, trial in zip(study.trials, trials, strict=True)
-        ),
-        footnote=_footnote(trials),
-    )
+    columns, made = zip(*_columns(study), strict=True)
+    rows = []
+    for whole, trial in zip(study.trials, trials, strict=True):
+        best = named is not None and trial.trial_id == named.trial_id
+        cells = tuple(cell_of(trial) for cell_of in made)
+        rows.append(Row(trial.trial_id, whole.status, best, cells))
+    return Table("Trials", columns, tuple(rows), _footnote(trials), best_means="the answer")
 
 
 def _columns(study: Study) -> list[_Made]:

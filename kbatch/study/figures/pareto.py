@@ -69,18 +69,12 @@ def pareto_info(study: Study) -> ParetoInfo:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
     sign = 1 if quality.direction == "max" else -1
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
-    points = [
-        ParetoPoint(
-            # Where there are several series, the legend names the rest.
-            names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}",
-            trial.batch_size,
-            number[trial.trial_id],
-            rate,
-            value,
-            place in front,
-        )
-        for place, (trial, rate, value) in enumerate(measured)
-    ]
+    points = []
+    for place, (trial, rate, value) in enumerate(measured):
+        size, own = trial.batch_size, number[trial.trial_id]
+        # Where there are several series, the legend names the rest.
+        name = names.name(trial) if len(series) == 1 else f"{size:,}"
+        points.append(ParetoPoint(name, size, own, rate, value, place in front))
     return ParetoInfo(
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),

@@ -13,9 +13,9 @@ from kbatch.study.names import (
     BARS,
     PAIRS,
     PlottedEstimate,
+    estimate,
     metric_axis_label,
     metric_words,
-    objective_estimate,
     outcome,
     spreads,
     trial_names,
@@ -93,10 +93,11 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     if untitled:
         plural = "s" * (len(untitled) > 1)
         notes.append(f"No room for the hyperparameter{plural} {join_words(untitled)}.")
-    rows = (
-        RankedTrial(objective_estimate(t) if t.status == "completed" else None, outcome(t))
-        for t in shown
-    )
+    rows = []
+    for trial in shown:
+        value = trial.objective_value if trial.status == "completed" else None
+        found = estimate(objective.name, value, trial.objective_interval)
+        rows.append(RankedTrial(found, outcome(trial)))
     return RankingInfo(tuple(columns), tuple(rows), objective, tuple(notes))
 
 

@@ -101,15 +101,8 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         notes.append(
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
-    return TimeToTargetInfo(
-        aim,
-        tuple(points),
-        tuple(incomplete),
-        fit,
-        fit_text,
-        notes=tuple(notes),
-        incomplete=common.incomplete_text(study),
-    )
+    words = fit_text, tuple(notes), common.incomplete_text(study)
+    return TimeToTargetInfo(aim, tuple(points), tuple(incomplete), fit, *words)
 
 
 def _target(study: Study, value: float | None) -> Target:
@@ -144,14 +137,10 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
         most = max(trial.executions, key=lambda run: sum(epoch.updates for epoch in run.epochs))
         totals = ((e.train_s, e.updates, e.examples) for e in most.epochs)
         shown = [Cost(*map(sum, zip(*totals, strict=True)))]
-    return TargetPoint(
-        trial.batch_size,
-        trial.trial_id,
-        met,
-        _mean([cost.train_s for cost in shown]),
-        _mean([float(cost.updates) for cost in shown]),
-        tuple(cost.updates for cost in reached),
-    )
+    seconds = _mean([cost.train_s for cost in shown])
+    updates = _mean([float(cost.updates) for cost in shown])
+    runs = tuple(cost.updates for cost in reached)
+    return TargetPoint(trial.batch_size, trial.trial_id, met, seconds, updates, runs)
 
 
 def _mean(values: Sequence[float]) -> PlottedEstimate:

@@ -234,15 +234,10 @@ def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> Non
             if point.trial_id in members and (estimate := getattr(point, field))
         ]
         if found:
-            draw.series(
-                panel,
-                index,
-                [place for place, _ in found],
-                [estimate.value for _, estimate in found],
-                label=series.label,
-                bounds=[estimate.bar for _, estimate in found],
-                joined=series.joined,
-            )
+            places, estimates = zip(*found, strict=True)
+            values, bars = zip(*estimates, strict=True)
+            look = {"label": series.label, "joined": series.joined}
+            draw.series(panel, index, places, values, bounds=bars, **look)
     if not panel.lines:
         text = "n/a (not measured in any trial)" if info.completed else nothing
         canvas.write_message(panel, text)
