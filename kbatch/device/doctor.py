@@ -286,7 +286,16 @@ def _why_not(
     """Name the first thing that keeps TensorFlow from a GPU, from the hardware upwards."""
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if not reading.gpu_count and not reading.mismatch:
-        return _no_gpu(reading)
+        if reading.driver_loaded:
+            text = "the host has NVIDIA's driver, but no GPU is handed to this container"
+            return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
+        if not reading.pci_gpus:
+            return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
+        text = (
+            f"{pluralize(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
+            "not loaded: install it and restart; until then training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text)
     if visible in ("", "-1"):
         text = f"CUDA_VISIBLE_DEVICES={visible} hides the GPU: training runs on the CPU"
         return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
@@ -309,19 +318,6 @@ def _why_not(
         mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'kbatch[cuda]'"
         return Finding("GPU", "missing", text, mend)
     return _unusable_gpu(gpus, reading.driver, build)
-
-
-def _no_gpu(reading: NvidiaReading) -> Finding:
-    if reading.driver_loaded:
-        text = "the host has NVIDIA's driver, but no GPU is handed to this container"
-        return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
-    if reading.pci_gpus:
-        text = (
-            f"{pluralize(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
-            "not loaded: install it and restart; until then training runs on the CPU"
-        )
-        return Finding("GPU", "warning", text)
-    return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
 
 
 def _unusable_gpu(

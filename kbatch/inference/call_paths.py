@@ -220,7 +220,6 @@ def variants_of(
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
-    """Check the names of dtype policies, or `"int8"`."""
     single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
     names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
     if not names or len(set(names)) < len(names):

@@ -265,11 +265,8 @@ def open_probes(
     model: Callable[[], keras.Model] | None = None,
     here_since: str | None = None,
 ) -> Iterator[Probes]:
-    """Open probes in a worker process, or here, on what `model` returns, where that cannot be.
-
-    It cannot where this process holds the GPU already, the workload cannot be sent, or `here_since`
-    says why. Where not even one example fits, the error that the block raises says what one needs.
-    """
+    """Open probes in a worker process, or here, on what `model` returns, where that cannot be."""
+    # Where not even one example fits, the error that the block raises says what one needs.
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
     if note is None:
         probes, refusal = WorkerProbes(workload, memory_limit_bytes), None

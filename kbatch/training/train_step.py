@@ -39,7 +39,6 @@ class BorrowedStep:
         self._outputs = self._model.train_function(iter((batch,)))
 
     def wait(self) -> None:
-        """Wait until the last step is done."""
         wait_for(self._outputs)
 
     def has_seen(self, batch: Any) -> bool:
@@ -87,7 +86,6 @@ def fitting_data() -> Iterator[None]:
 
 
 def check_one_device(model: keras.Model) -> None:
-    """Check that a model lies on one device."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise InputError(
@@ -134,12 +132,10 @@ def _is_of_keras(given: Any) -> bool:
 
 
 def rows_of(batch: Any) -> int:
-    """Count the examples in a batch."""
     return int(parts_of(batch)[0].shape[0])
 
 
 def first_rows(batch: Any, rows: int) -> Any:
-    """Take the first examples of a batch."""
     return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 

@@ -35,12 +35,10 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 
 
 class BatchNormUpdate:
-    """Advances the moving statistics of a model's BatchNormalization layers once an update.
-
-    Without a model they are left to Keras, which advances them once a micro-batch.
-    """
+    """Advances the moving statistics of a model's BatchNormalization layers once an update."""
 
     def __init__(self, model: keras.Model | None):
+        # Without a model they are left to Keras, which advances them once a micro-batch.
         self._layers: list[Any] = [
             layer
             for layer in ([] if model is None else layers_of(model, include_self=False))
@@ -99,7 +97,6 @@ class BatchNormUpdate:
         return tuple(added)
 
     def finalize(self, sums: BatchStatistics) -> None:
-        """Write the moving statistics."""
         layers = zip(self._layers, self._before, self._calls, sums, strict=True)
         for layer, (mean, variance), calls, totals in layers:
             if not calls:

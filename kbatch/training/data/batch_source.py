@@ -117,7 +117,6 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
 
 
 def source_of_dataset(dataset: tf.data.Dataset, batch_size: int | None = None) -> BatchSource:
-    """Make a source of batches from a dataset of batches."""
     return BatchSource("tf.data.Dataset", lambda: _epoch(dataset), dataset, batch_size)
 
 
@@ -205,7 +204,6 @@ class BatchStream:
         self._stop()
 
     def next(self) -> Any:
-        """Return the next batch."""
         while True:
             try:
                 batch = next(self._iterator)
@@ -259,7 +257,6 @@ class BatchStream:
 
 
 def first_batch(source: BatchSource) -> tuple[Any, float]:
-    """Read the first batch of a source."""
     began_s = time.perf_counter()
     with BatchStream(source) as stream:
         return stream.next(), time.perf_counter() - began_s
@@ -271,21 +268,18 @@ _END_S = 5.0
 
 
 class Workers(OrderedEnqueuer):
-    """Keras's workers, which drop what they have not made when they stop.
+    """Keras's workers, which drop what they have not made when they stop."""
 
-    Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making
-    them. Processes may take `timeout_s` to a batch, threads any time.
-    """
-
+    # Keras's own queue is emptied batch by batch then, which takes as long as making them.
     def __init__(self, py_dataset: Any, *, timeout_s: float, **settings: Any):
         super().__init__(py_dataset, **settings)
+        # To make a batch.
         self._timeout_s = timeout_s if settings["use_multiprocessing"] else float("inf")
         self._pools: list[Any] = []
         self._make_pool = self.executor_fn
         self.executor_fn = self._kept_pool
 
     def get(self) -> Iterator[Any]:
-        """Return the batches in their order."""
         while self.is_running():
             try:
                 pending: Any = self.future_queue.get(timeout=_POLL_S)

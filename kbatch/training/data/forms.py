@@ -49,7 +49,6 @@ def in_batches(
     validation_batch_size: int,
     seed: int | None,
 ) -> Batches:
-    """Put training data into batches of `batch_size` examples."""
     if data.validation_split and data.validation_data is None:
         data = _split(data)
     x: Any = data.x
@@ -88,7 +87,6 @@ def in_batches(
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether data are a `tf.data.Dataset`."""
     return isinstance(data, tf.data.Dataset)
 
 
@@ -191,7 +189,6 @@ def rows_between(part: Any, start: Any, size: Any) -> Any:
 
 
 def row_count(parts: Any) -> tf.Tensor:
-    """Count the rows of a batch in the graph."""
     first = parts_of(parts)[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int32)
@@ -256,12 +253,20 @@ def _array(leaf: Any) -> Any:
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
-    """Return whether a dataset's elements are batches."""
     # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, model)
     if pairs is None:
-        return _are_batches(spec)
+        parts = keras.tree.flatten(spec)
+        if any(part.shape.rank == 0 for part in parts):
+            return False
+        if all(part.shape.rank and part.shape[0] is None for part in parts):
+            return True
+        raise InputError(
+            "A model without declared inputs does not show whether a dataset is batched: begin it "
+            "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
+            f"Received: element_spec={spec}."
+        )
 
     def fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
         column = len(expected) > 1 and expected[-1] == 1
@@ -298,20 +303,6 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
     if not tensors or not known or len(parts) != len(tensors):
         return None
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
-
-
-def _are_batches(spec: Any) -> bool:
-    """Return whether elements are batches, where no model says so."""
-    parts = keras.tree.flatten(spec)
-    if any(part.shape.rank == 0 for part in parts):
-        return False
-    if all(part.shape.rank and part.shape[0] is None for part in parts):
-        return True
-    raise InputError(
-        "A model without declared inputs does not show whether a dataset is batched: begin it "
-        "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
-        f"Received: element_spec={spec}."
-    )
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
