@@ -100,17 +100,9 @@ def python_finding(version: str, required: str) -> Finding:
     return Finding("python", "ok", version)
 
 
-def backend_finding(backend: str, source: str) -> Finding:
-    if backend == "tensorflow":
-        return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
-    text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
-    return Finding("backend", "missing", text, "export KERAS_BACKEND=tensorflow")
-
-
 def read_package_findings() -> tuple[Finding, ...]:
     home = Path.home()
-    place = home if os.access(home, os.W_OK) else Path("/tmp")
-    backend = backend_finding(*read_backend(os.environ, place))
+    backend = backend_finding(os.environ, home if os.access(home, os.W_OK) else Path("/tmp"))
     if _version("kbatch") is None:
         text = "not installed, only on the path: what it requires is unknown"
         return (Finding("kbatch", "warning", text, "pip install ."), backend)
@@ -122,16 +114,20 @@ def read_package_findings() -> tuple[Finding, ...]:
     return (python, *package_findings(requirements, installed), backend)
 
 
-def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
+def backend_finding(variables: Mapping[str, str], home: Path) -> Finding:
     """Read which backend Keras will take, as Keras itself does."""
-    if variables.get("KERAS_BACKEND"):
-        return variables["KERAS_BACKEND"], "KERAS_BACKEND"
     settings = Path(variables.get("KERAS_HOME") or home / ".keras") / "keras.json"
-    try:
-        backend = json.loads(settings.read_text(encoding="utf-8"))["backend"]
-    except (OSError, ValueError, KeyError, TypeError):  # Keras ignores such a file as well.
-        return "tensorflow", "Keras's default"
-    return str(backend), str(settings)
+    backend, source = variables.get("KERAS_BACKEND"), "KERAS_BACKEND"
+    if not backend:
+        backend, source = "tensorflow", "Keras's default"
+        # Keras ignores such a file as well.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(settings.read_text(encoding="utf-8"))["backend"]
+            backend, source = str(found), str(settings)
+    if backend == "tensorflow":
+        return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
+    text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
+    return Finding("backend", "missing", text, "export KERAS_BACKEND=tensorflow")
 
 
 def _version(package: str) -> str | None:

@@ -142,7 +142,6 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
 
 
 def read_driver_version() -> str | None:
-    """Read the version of the NVIDIA driver; the library must be open."""
     return _known(pynvml.nvmlSystemGetDriverVersion)
 
 

@@ -202,7 +202,13 @@ def variants_of(
             f"Received: dtype_policies={names}."
         )
     if INT8 in models:
-        notes.append(quantised_note(models[INT8]))
+        layers = layers_with_weights(models[INT8])
+        plain = [one.name for one in layers if INT8 not in one.dtype_policy.name]
+        if plain:
+            notes.append(
+                f"Under int8, {len(layers) - len(plain)} of {len(layers)} layers with weights are "
+                f"quantised; the others compute in float32: {join_words(plain)}."
+            )
     changes: list[OutputChange] = []
     others = {name: one for name, one in models.items() if name != "float32"}
     if others:
@@ -248,7 +254,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
         return copy_under(model, dtype_policy)
     copy: Any = copy_under(model, "float32")
     with warnings.catch_warnings():
-        # One warning for each layer without int8; `quantised_note` counts what was quantised.
+        # One warning for each layer without int8; `variants_of` counts what was quantised.
         warnings.simplefilter("ignore")
         copy.quantize(INT8)
     if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
@@ -278,15 +284,3 @@ def output_change(
 def outputs_of(model: Any, batch: Any) -> Any:
     """Run a model eagerly on a batch."""
     return fetched(model(batch, training=False))
-
-
-def quantised_note(model: Any) -> str | None:
-    """Describe which layers of a quantised model compute in float32, None where none does."""
-    layers = layers_with_weights(model)
-    others = [one.name for one in layers if INT8 not in one.dtype_policy.name]
-    if not others:
-        return None
-    return (
-        f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
-        f"quantised; the others compute in float32: {join_words(others)}."
-    )

@@ -383,8 +383,6 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
     # once.
     workers = max(_FEWEST_WORKERS, usable_cores(), dataset.workers)
     alone = dataset.workers < 2 and not dataset.use_multiprocessing
-    names = ("workers", "use_multiprocessing", "max_queue_size")
-    given = {name: getattr(dataset, name) for name in names}
     rules: tuple[tuple[str, dict[str, Any], str | None, str | None], ...] = (
         (
             "more workers",
@@ -409,7 +407,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
     for name, settings, condition, reason in rules:
         tested = name == "processes" and timeout_s is not None
         limit: dict[str, Any] = {"timeout_s": timeout_s} if tested else {}
-        source = source_of_py_dataset(dataset, **given | settings | limit)
+        source = source_of_py_dataset(dataset, settings, **limit)
         if tested and reason is None:
             try:
                 first_batch(source)

@@ -18,8 +18,6 @@ from kbatch.training.train_step import updates_made
 
 
 class InputReading(NamedTuple):
-    """What a model has received so far."""
-
     batches: int
     examples: int
     largest_batch: int  # Examples in it.
@@ -61,7 +59,6 @@ class InputMeter:
         """Do nothing: the dataset stamps the time."""
 
     def read(self) -> InputReading:
-        """Read the totals since the meter was made."""
         batches, examples, largest, wait_s, shape = self._totals.numpy()
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
@@ -136,7 +133,6 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def reading(self) -> InputReading:
-        """What the model has received so far."""
         return self._meter.read()
 
     @property

@@ -23,7 +23,6 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16",
 
 
 def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
-    """Check that Keras knows a dtype policy, or each of several."""
     policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
     if not policies or not set(policies) <= set(POLICIES):
         raise ValueError(
@@ -82,7 +81,6 @@ def _policies_used(model: keras.Model) -> set[str]:
 
 
 def check_active_policy(model: keras.Model, policy: str) -> None:
-    """Check that a built model really runs under a policy."""
     used = _policies_used(model)
     active = model.dtype_policy.name
     if used and policy not in used:

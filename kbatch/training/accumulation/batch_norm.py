@@ -85,7 +85,6 @@ class BatchNormUpdate:
                 calls.clear()
 
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
-        """Add the statistics that an observed forward pass showed."""
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
             # Moved ones are averaged: that is exact but for how far micro-batches differ.

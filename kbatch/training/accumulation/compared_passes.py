@@ -41,8 +41,6 @@ STILL_UP_TO = 1e-5
 
 
 class Pass(NamedTuple):
-    """Values by name: loss terms, and gradients of variables."""
-
     terms: dict[str, float]
     gradients: dict[str, np.ndarray]
 

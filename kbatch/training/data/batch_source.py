@@ -7,7 +7,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -79,12 +80,7 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
                 "There are no batches to measure: give data with at least one. "
                 f"Received: a {type(data).__name__} with num_batches=0."
             )
-        return source_of_py_dataset(
-            data,
-            workers=data.workers,
-            use_multiprocessing=data.use_multiprocessing,
-            max_queue_size=data.max_queue_size,
-        )
+        return source_of_py_dataset(data)
     if gives_batches(data):
         if batch_size is not None:
             data = batches_of(data, model, batch_size)
@@ -122,18 +118,13 @@ def source_of_dataset(dataset: tf.data.Dataset, batch_size: int | None = None) -
 
 def source_of_py_dataset(
     dataset: keras.utils.PyDataset,
+    changed: Mapping[str, Any] = types.MappingProxyType({}),
     *,
-    workers: int,
-    use_multiprocessing: bool,
-    max_queue_size: int,
     timeout_s: float = _PROCESSES_S,
 ) -> BatchSource:
-    """Make a source of batches from a PyDataset, with workers of its own choice."""
-    settings = {
-        "workers": workers,
-        "use_multiprocessing": use_multiprocessing,
-        "max_queue_size": max_queue_size,
-    }
+    """Make a source of batches from a PyDataset, with its settings but for those `changed`."""
+    names = ("workers", "use_multiprocessing", "max_queue_size")
+    settings = {name: getattr(dataset, name) for name in names} | dict(changed)
     signature = None
 
     @contextlib.contextmanager

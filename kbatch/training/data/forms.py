@@ -34,8 +34,6 @@ class FitData(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Training data ready for `fit`."""
-
     dataset: tf.data.Dataset
     validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
 
@@ -306,7 +304,6 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Make a dataset of batches of nested arrays."""
     # Keras's own shuffling repeats one order in every epoch once a global seed is set.
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
