@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import functools
 import gc
 import io
 import os
@@ -64,13 +65,10 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
             if obj.nbytes >= _LARGE_BYTES:
-                return _mapped, (self._file_of(obj),)
+                # Copy on write: what a function does stays its own.
+                return functools.partial(np.load, mmap_mode="c"), (self._file_of(obj),)
             return NotImplemented
         return super().reducer_override(obj)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="c")  # Copy on write: what a function does stays its own.
 
 
 def _read_message(pipe: Connection) -> bytes:
@@ -151,7 +149,7 @@ class WorkerError(RuntimeError):
     """An exception of the worker whose own class could not be sent; its text is kept."""
 
 
-class Worker:
+class Worker(contextlib.AbstractContextManager["Worker"]):
     """A Python process that runs one function after the other, respawned only when it died."""
 
     # It is started by the first call, needs no `__main__` guard, and ends with its parent, whose
@@ -164,9 +162,6 @@ class Worker:
         self._process: _ProcessGroup | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
         self._pickles = MappedPickles(self.folder)
-
-    def __enter__(self) -> "Worker":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -53,25 +53,29 @@ class CallPath(NamedTuple):
     @contextlib.contextmanager
     def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
         """Open the path of a model: a function of the batch size that prepares a call."""
-        call, place = self.function, _on_device
+        by_keras, call = self.name in ("predict_on_batch", BULK_PATH), self.function
         with contextlib.ExitStack() as stack:
             if call is not None:  # It runs what it holds, whatever the model is.
-                place = _as_they_are
+                pass
+            elif by_keras:
+                call = getattr(model, self.name)
             elif self.name in ("compiled", "xla"):
                 call = _compiled(model, inputs, xla=self.name == "xla")
             elif self.name == "call":
                 call = functools.partial(model, training=False)
-            elif self.name == "saved_model":
+            else:
                 folder = tempfile.TemporaryDirectory(prefix="kbatch-")
                 path = str(Path(stack.enter_context(folder)) / "model")
                 model.export(path, format="tf_saved_model", verbose=False)
                 loaded: Any = tf.saved_model.load(path)
                 call, inputs = loaded.serve, _as_declared(inputs, model)
-            else:
-                call, place = getattr(model, self.name), _as_keras_takes
 
             def prepare(batch_size: int) -> Callable[[], Any]:
-                batch = place(inputs.batch(self.examples_per_call(batch_size, bulk_examples)))
+                batch = inputs.batch(self.examples_per_call(batch_size, bulk_examples))
+                # Of text Keras takes no arrays, nor arrays beside it.
+                text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
+                if self.function is None and (text or not by_keras):
+                    batch = keras.tree.map_structure(tf.constant, batch)
                 bulk = {"batch_size": batch_size, "verbose": 0} if self.name == BULK_PATH else {}
                 return lambda: fetched(call(batch, **bulk))
 
@@ -162,20 +166,6 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     if not isinstance(inputs.rows, dict) or structure is None:
         structure = inputs.rows
     return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
-
-
-def _on_device(batch: Any) -> Any:
-    return keras.tree.map_structure(tf.constant, batch)
-
-
-def _as_keras_takes(batch: Any) -> Any:
-    """Make tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
-    text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
-    return _on_device(batch) if text else batch
-
-
-def _as_they_are(batch: Any) -> Any:
-    return batch
 
 
 INT8 = "int8"

@@ -16,6 +16,7 @@ from kbatch.errors import InputError
 from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
+    GUARD_SHARE,
     REACHED_DATA,
     REACHED_MOST,
     MaxBatchAnswer,
@@ -261,10 +262,6 @@ class _MaxBatch:
         if peak is None:
             return "out_of_memory"
         return "fits" if peak <= self._most else "above_window"
-
-
-# A size that is expected to take more than this share of the limit is not run.
-GUARD_SHARE = 0.80
 
 
 class MemoryPass(NamedTuple):

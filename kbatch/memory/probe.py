@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import keras
 
@@ -62,12 +62,10 @@ class Probes(Protocol):
 
     def read(self, batch_size: int) -> Reading: ...
 
-    def renew(self) -> bool:
-        """Start afresh; False where that cannot be."""
-        ...
+    def renew(self) -> bool: ...  # Starts afresh; False where that cannot be.
 
 
-class WorkerProbes:
+class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     """Probes in a worker process, which may die of them; it ends with the block."""
 
     isolated = True
@@ -86,9 +84,6 @@ class WorkerProbes:
         # Of all its processes: in a fresh one no smaller size has run.
         self._smallest_that_ran: float = math.inf
         self._ran_out = False  # In the present process.
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._worker.close()

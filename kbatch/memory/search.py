@@ -156,6 +156,8 @@ def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
 
 # Share of the memory up to which a batch size is run that was not probed.
 SURE_SHARE = 0.5
+# A size that is expected to take more than this share of the limit is not run.
+GUARD_SHARE = 0.80
 
 
 class MemoryFit(NamedTuple):

@@ -160,8 +160,9 @@ class MicroBatchSteps:
 
     def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
         """Make the step of a batch; its first call traces and compiles."""
-        accumulated = micro_batch_size < rows_of(batch)
-        graph = self._accumulating_graph(micro_batch_size) if accumulated else self._whole
+        graph = self._whole
+        if micro_batch_size < rows_of(batch):
+            graph = self._accumulating or self._accumulating_graph(micro_batch_size)
 
         def run() -> None:
             model = self._model
@@ -179,8 +180,6 @@ class MicroBatchSteps:
         return run
 
     def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
-        if self._accumulating is not None:
-            return self._accumulating
         self._how._replace(micro_batch_size=micro_batch_size).apply(self._model)
         if self._model.jit_compile:
             return _Graph(self._model.train_step)

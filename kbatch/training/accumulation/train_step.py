@@ -229,16 +229,12 @@ class Update:
     """One optimizer update: zeros, one `_add` a micro-batch, apply."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        batch: MicroBatches,
-        batch_norm_once: bool,
-        measured: tf.Tensor | bool,  # The micro-gradients; a tensor where an update decides.
+        self, model: Any, batch: MicroBatches, batch_norm_once: bool, measured: tf.Tensor | bool
     ):
         self.batch_metrics: set[str] = set()
-        self.model: Any = model
+        self.model = model
         self.batch = batch
-        self._measured = measured
+        self._measured = measured  # The micro-gradients; a tensor where an update decides.
         self.batch_norm = BatchNormUpdate(model if batch_norm_once else None)
         self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.

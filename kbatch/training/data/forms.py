@@ -337,13 +337,9 @@ def with_held_out(data: FitData, *, seed: int | None) -> FitData:
     order = np.random.default_rng(seed).permutation(rows)
     held, kept = np.sort(order[:count]), np.sort(order[count:])
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_rows(arrays, kept))
-    return data._replace(
-        x=x,
-        y=y,
-        sample_weight=weight,
-        class_weight=None,  # It is in the sample weights already.
-        validation_data=_rows(arrays, held),
-    )
+    # The class weights are in the sample weights already.
+    data = data._replace(x=x, y=y, sample_weight=weight, class_weight=None)
+    return data._replace(validation_data=_rows(arrays, held))
 
 
 def _rows(arrays: Any, rows: Any) -> Any:
