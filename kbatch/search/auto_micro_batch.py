@@ -33,7 +33,7 @@ from kbatch.memory.workload import STEPS, Workload
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.records.usage import GpuProcess
-from kbatch.throughput.choice import MicroBatchChoice, choice_for_smaller, micro_batch_candidates
+from kbatch.throughput.choice import MicroBatchChoice, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
@@ -211,12 +211,11 @@ class MicroBatchCache:
             if not fitting.measured:
                 continue
             choice = fitting.choice
-            chosen = choice.micro_batch_size
-            if size == batch_size or choice_for_smaller(
-                batch_size, larger_batch_size=size, chosen=chosen
-            ):
+            # What smaller parts gain grows with the batch: what fits in a part of a larger one goes
+            # whole.
+            if size == batch_size or batch_size <= choice.micro_batch_size:
                 note = _speed_note(choice, size, batch_size, profile.notes)
-                return min(chosen, batch_size), note
+                return min(choice.micro_batch_size, batch_size), note
         largest_fit = equal_parts(batch_size, most)
         if reason is None:
             return largest_fit, RunNote.of("no_step_timed", size=largest_fit)

@@ -83,10 +83,3 @@ def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
     while sizes[-1] // 2 >= _SMALLEST:
         sizes.append(equal_parts(batch_size, sizes[-1] // 2))
     return tuple(sizes)
-
-
-def choice_for_smaller(batch_size: int, *, larger_batch_size: int, chosen: int) -> int | None:
-    """Return the choice for a batch size by that for a larger one, where it follows."""
-    # What a smaller micro-batch gains grows with the batch: one that fits in the micro-batch of a
-    # larger batch goes whole.
-    return batch_size if batch_size <= chosen <= larger_batch_size else None

@@ -22,7 +22,7 @@ from kbatch.search.auto_micro_batch import (
     SearchMicroBatches,
     TrainingLeft,
 )
-from kbatch.throughput.choice import choice_for_smaller, micro_batch_candidates
+from kbatch.throughput.choice import micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import time_micro_batches
 from kbatch.timing.rounds import TimingPlan
@@ -295,12 +295,6 @@ def test_candidates_are_equal_parts_each_at_most_half_the_last(batch_size):
             assert -(-batch_size // parts) == size
         if largest >= batch_size:
             assert sizes[0] == batch_size
-
-
-def test_a_choice_follows_from_that_for_a_larger_batch_only_up_to_its_micro_batch():
-    for size in range(1, 65):
-        found = choice_for_smaller(size, larger_batch_size=64, chosen=16)
-        assert found == (size if size <= 16 else None)
 
 
 @pytest.mark.usefixtures("briefly")
