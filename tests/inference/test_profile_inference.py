@@ -217,6 +217,7 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         ({"latency_slo_ms": "20"}, ValueError, "positive number, in milliseconds"),
         ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
         ({"time_budget_s": "5"}, InputError, "time_budget_s"),
+        ({"time_budget_s": True}, InputError, "time_budget_s"),
         ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
         ({"call_paths": (lambda b: b, lambda b: b)}, InputError, "functions of different names"),
         ({"latency_slo_ms": 5, "quantile": 1.0}, ValueError, "between 0 and 1"),
