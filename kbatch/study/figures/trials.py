@@ -111,8 +111,7 @@ def trials_info(study: Study) -> TrialsInfo:
         notes.append(f"Points are not joined: {why}.")
     named = points[decided.trial.trial_id] if decided.trial else None
     best, objective = decided.trial is decided.best, study.trials[0].objective
-    shown = tuple(points.values())
-    return TrialsInfo(shown, series, quality, named, best, objective, tuple(notes))
+    return TrialsInfo(tuple(points.values()), series, quality, named, best, objective, tuple(notes))
 
 
 def named_label(info: TrialsInfo) -> str:
