@@ -56,6 +56,8 @@ trained_by: Any = attrgetter("_trainable_variables")  # What an optimizer was bu
 is_recorded: Any = record.should_record_backprop  # Whether a tape follows tensors.
 stopped_tapes: Any = record.stop_recording  # Within, no tape keeps what is computed.
 watched_variables: Any = record.VariableWatcher  # The trainable ones that are read within.
+is_called_in_graph: Any = attrgetter("_inbound_nodes")  # Calls of a layer on symbolic inputs.
+inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
 signature_of: Any = attrgetter("_output_signature")  # What an adapter of a PyDataset found.
 project_directory: Any = attrgetter("_project_dir")  # Where an oracle keeps its files.
 keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
@@ -78,7 +80,6 @@ def replaced(changes: Iterable[tuple[Any, str, Any]]) -> Iterator[None]:
 
 
 def layers_of(part: Any, *, include_self: bool = True) -> list[Any]:
-    """List a layer or model and all layers within it."""
     return list(part._flatten_layers(include_self=include_self))
 
 
@@ -106,18 +107,11 @@ def holds_variables(layer: Any) -> bool:
     return bool(layer._trainable_variables or layer._non_trainable_variables)
 
 
-def is_called_in_graph(layer: Any) -> bool:
-    """Return whether a layer has been called on symbolic inputs, as in a functional model."""
-    return bool(layer._inbound_nodes)
-
-
 def mask_of(tensor: Any) -> Any:
-    """Return the mask that a layer has left on a tensor, or None."""
     return getattr(tensor, "_keras_mask", None)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Leave a mask on a tensor."""
     tensor._keras_mask = mask
 
 
@@ -261,7 +255,6 @@ def metrics_in_float32(model: Any) -> None:
 
 
 def compile_arguments(model: Any) -> dict[str, Any]:
-    """Return what `compile` was given."""
     return dict(model._compile_config.config) if model.compiled else {}
 
 
@@ -294,9 +287,6 @@ def scaled_losses(optimizer: Any) -> Iterator[list[Any]]:
 
     with replaced([(optimizer, "scale_loss", scale)]):
         yield losses
-
-
-# Gradients.
 
 
 # Random numbers.
@@ -349,11 +339,6 @@ def state_variables(model: Any) -> list[Any]:
 # Data.
 
 
-def shared_py_datasets() -> dict[Any, Any]:
-    """Return what the workers of PyDatasets read, by the number of their enqueuer."""
-    return dict(py_dataset_adapter._SHARED_SEQUENCES)
-
-
 def forget_py_dataset(uid: Any) -> None:
     """Drop what Keras keeps for the workers of an enqueuer, which would hold the data."""
     getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(uid, None)
@@ -362,11 +347,6 @@ def forget_py_dataset(uid: Any) -> None:
 def set_signature(adapter: Any, signature: Any) -> None:
     """Set what `signature_of` returned, so that the adapter reads no batches to find it."""
     adapter._output_signature = signature
-
-
-def inputs_of_dataset(dataset: Any) -> list[Any]:
-    """List the datasets that a dataset is made from."""
-    return list(dataset._inputs())
 
 
 def only_input_of_dataset(dataset: Any) -> Any:
@@ -462,5 +442,4 @@ def build_again(tuner: Any, hp: Any) -> Any:
 
 
 def build_and_fit(tuner: Any, trial: Any, *arguments: Any, **keywords: Any) -> Any:
-    """Build the model of a trial and train it once."""
     return tuner._build_and_fit_model(trial, *arguments, **keywords)

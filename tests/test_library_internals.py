@@ -376,13 +376,14 @@ def test_signature_of():
 
 
 def test_forget_py_dataset():
-    before = internals.shared_py_datasets()
+    shared = internals.py_dataset_adapter._SHARED_SEQUENCES
+    before = dict(shared)
     enqueuer = internals.OrderedEnqueuer(Batches(), workers=1)
     enqueuer.start()
     next(enqueuer.get())
-    assert len(internals.shared_py_datasets()) == len(before) + 1
+    assert len(shared) == len(before) + 1
     internals.forget_py_dataset(enqueuer.uid)
-    assert internals.shared_py_datasets() == before
+    assert dict(shared) == before
     enqueuer.stop()
 
 

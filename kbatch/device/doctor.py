@@ -100,17 +100,9 @@ def python_finding(version: str, required: str) -> Finding:
     return Finding("python", "ok", version)
 
 
-def backend_finding(backend: str, source: str) -> Finding:
-    if backend == "tensorflow":
-        return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
-    text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
-    return Finding("backend", "missing", text, "export KERAS_BACKEND=tensorflow")
-
-
 def read_package_findings() -> tuple[Finding, ...]:
     home = Path.home()
-    place = home if os.access(home, os.W_OK) else Path("/tmp")
-    backend = backend_finding(*read_backend(os.environ, place))
+    backend = backend_finding(os.environ, home if os.access(home, os.W_OK) else Path("/tmp"))
     if _version("kbatch") is None:
         text = "not installed, only on the path: what it requires is unknown"
         return (Finding("kbatch", "warning", text, "pip install ."), backend)
@@ -122,16 +114,20 @@ def read_package_findings() -> tuple[Finding, ...]:
     return (python, *package_findings(requirements, installed), backend)
 
 
-def read_backend(variables: Mapping[str, str], home: Path) -> tuple[str, str]:
+def backend_finding(variables: Mapping[str, str], home: Path) -> Finding:
     """Read which backend Keras will take, as Keras itself does."""
-    if variables.get("KERAS_BACKEND"):
-        return variables["KERAS_BACKEND"], "KERAS_BACKEND"
     settings = Path(variables.get("KERAS_HOME") or home / ".keras") / "keras.json"
-    try:
-        backend = json.loads(settings.read_text(encoding="utf-8"))["backend"]
-    except (OSError, ValueError, KeyError, TypeError):  # Keras ignores such a file as well.
-        return "tensorflow", "Keras's default"
-    return str(backend), str(settings)
+    backend, source = variables.get("KERAS_BACKEND"), "KERAS_BACKEND"
+    if not backend:
+        backend, source = "tensorflow", "Keras's default"
+        # Keras ignores such a file as well.
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            found = json.loads(settings.read_text(encoding="utf-8"))["backend"]
+            backend, source = str(found), str(settings)
+    if backend == "tensorflow":
+        return Finding("backend", "ok", f"Keras runs on tensorflow ({source})")
+    text = f"Keras would run on {backend} ({source}): kbatch trains on tensorflow"
+    return Finding("backend", "missing", text, "export KERAS_BACKEND=tensorflow")
 
 
 def _version(package: str) -> str | None:
@@ -286,7 +282,16 @@ def _why_not(
     """Name the first thing that keeps TensorFlow from a GPU, from the hardware upwards."""
     visible = variables.get("CUDA_VISIBLE_DEVICES")
     if not reading.gpu_count and not reading.mismatch:
-        return _no_gpu(reading)
+        if reading.driver_loaded:
+            text = "the host has NVIDIA's driver, but no GPU is handed to this container"
+            return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
+        if not reading.pci_gpus:
+            return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
+        text = (
+            f"{pluralize(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
+            "not loaded: install it and restart; until then training runs on the CPU"
+        )
+        return Finding("GPU", "warning", text)
     if visible in ("", "-1"):
         text = f"CUDA_VISIBLE_DEVICES={visible} hides the GPU: training runs on the CPU"
         return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
@@ -309,19 +314,6 @@ def _why_not(
         mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'kbatch[cuda]'"
         return Finding("GPU", "missing", text, mend)
     return _unusable_gpu(gpus, reading.driver, build)
-
-
-def _no_gpu(reading: NvidiaReading) -> Finding:
-    if reading.driver_loaded:
-        text = "the host has NVIDIA's driver, but no GPU is handed to this container"
-        return Finding("GPU", "warning", text, "docker run --gpus all IMAGE")
-    if reading.pci_gpus:
-        text = (
-            f"{pluralize(reading.pci_gpus, 'NVIDIA GPU')} in this machine, but NVIDIA's driver is "
-            "not loaded: install it and restart; until then training runs on the CPU"
-        )
-        return Finding("GPU", "warning", text)
-    return Finding("GPU", "ok", "no NVIDIA GPU: training runs on the CPU")
 
 
 def _unusable_gpu(

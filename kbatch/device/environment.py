@@ -29,14 +29,11 @@ def read_environment() -> EnvironmentRecord:
         with contextlib.suppress(NvmlUnavailableError), opened_nvml():
             found["nvidia-driver"] = read_driver_version()
         versions |= {name: version for name, version in found.items() if version}
-    cores = os.cpu_count() or 1
-    if hasattr(psutil.Process, "cpu_affinity"):
-        cores = len(psutil.Process().cpu_affinity() or [])
     return EnvironmentRecord(
         versions=versions,
         platform=platform.platform(),
         cpu=_cpu_name(),
-        cpu_count=cores,
+        cpu_count=usable_cores(),
         memory_bytes=psutil.virtual_memory().total,
         devices=tuple(
             f"GPU:{i} {each.get('device_name', '')}".strip() for i, each in enumerate(details)
@@ -46,6 +43,12 @@ def read_environment() -> EnvironmentRecord:
         command=_command(),
         created_at=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
     )
+
+
+def usable_cores() -> int:
+    if hasattr(psutil.Process, "cpu_affinity"):
+        return len(psutil.Process().cpu_affinity() or [])
+    return os.cpu_count() or 1
 
 
 def _command() -> str:

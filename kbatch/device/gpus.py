@@ -142,7 +142,6 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
 
 
 def read_driver_version() -> str | None:
-    """Read the version of the NVIDIA driver; the library must be open."""
     return _known(pynvml.nvmlSystemGetDriverVersion)
 
 
@@ -203,7 +202,6 @@ def in_container() -> bool:
 
 
 _BUS_ID = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", re.IGNORECASE)
-_IN_DESCRIPTION = re.compile(r"pci bus id: ([^,]+)")
 
 
 def normal_bus_id(text: str) -> str | None:
@@ -220,7 +218,7 @@ def devices_by_bus_id(descriptions: Iterable[tuple[str, str]]) -> Mapping[str, t
     """Map the bus ids in TensorFlow's descriptions of its devices to names such as "GPU:0"."""
     found: dict[str, tuple[str, ...]] = {}
     for name, description in descriptions:
-        match = _IN_DESCRIPTION.search(description)
+        match = re.search(r"pci bus id: ([^,]+)", description)
         bus_id = normal_bus_id(match.group(1)) if match else None
         if bus_id is not None:
             found[bus_id] = (*found.get(bus_id, ()), name.rpartition("/device:")[2])

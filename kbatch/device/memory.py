@@ -227,13 +227,6 @@ def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
     return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
 
 
-_START = "ran out of memory trying to allocate"
-_REQUESTED = re.compile(r"rounded to (\d+)\)")
-_FREE = re.compile(r"Free\s+at \w+ of size (\d+)")
-_UNTAKEN = re.compile(r"available size: ([\d.]+)(B|KiB|MiB|GiB|TiB)")
-_UNITS = {"B": 1, "KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-
-
 class FreeMemory(NamedTuple):
     """Memory that was free when an allocation failed."""
 
@@ -244,12 +237,14 @@ class FreeMemory(NamedTuple):
 
 def free_memory(log: str) -> FreeMemory | None:
     """Read the free memory at the last failure in a log of TensorFlow's allocator."""
-    dump = log[max(log.rfind(_START), 0) :]
-    requested, untaken = _REQUESTED.search(dump), _UNTAKEN.search(dump)
+    dump = log[max(log.rfind("ran out of memory trying to allocate"), 0) :]
+    requested = re.search(r"rounded to (\d+)\)", dump)
+    untaken = re.search(r"available size: ([\d.]+)(B|KiB|MiB|GiB|TiB)", dump)
     if requested is None or untaken is None:
         return None
-    blocks = [int(size) for size in _FREE.findall(dump)]
-    blocks.append(int(float(untaken[1]) * _UNITS[untaken[2]]))
+    blocks = [int(size) for size in re.findall(r"Free\s+at \w+ of size (\d+)", dump)]
+    unit = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(untaken[2])
+    blocks.append(int(float(untaken[1]) * unit))
     return FreeMemory(int(requested[1]), sum(blocks), max(blocks))
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import dis
+import functools
 import gc
 import io
 import os
@@ -31,17 +32,14 @@ class UnsendableError(TypeError):
 
 
 class MappedPickles:
-    """Pickles by value (cloudpickle), with large NumPy arrays in files beside, read by mapping.
-
-    So all readers hold an array once. The files are those of one pickle, until the next is made.
-    """
+    """Pickles by value (cloudpickle), with large NumPy arrays in files that all readers map."""
 
     def __init__(self, folder: Path):
         self._folder = folder
         self._files: list[Path] = []
 
     def dumps(self, value: Any) -> bytes:
-        while self._files:
+        while self._files:  # Those of the pickle before.
             self._files.pop().unlink(missing_ok=True)  # One that was never begun.
         buffer = io.BytesIO()
         try:
@@ -67,13 +65,10 @@ class _Pickler(cloudpickle.Pickler):
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
             if obj.nbytes >= _LARGE_BYTES:
-                return _mapped, (self._file_of(obj),)
+                # Copy on write: what a function does stays its own.
+                return functools.partial(np.load, mmap_mode="c"), (self._file_of(obj),)
             return NotImplemented
         return super().reducer_override(obj)
-
-
-def _mapped(path: Path) -> np.ndarray:
-    return np.load(path, mmap_mode="c")  # Copy on write: what a function does stays its own.
 
 
 def _read_message(pipe: Connection) -> bytes:
@@ -84,11 +79,9 @@ def _read_message(pipe: Connection) -> bytes:
 
 
 class _ProcessGroup:
-    """A command in a session of its own; when it ends, what it started is killed.
+    """A command in a session of its own; when it ends, what it started is killed."""
 
-    Else a child that it forked would hold its pipes open, and a reader would wait for the child.
-    """
-
+    # Else a child that it forked would hold its pipes open, and a reader would wait for the child.
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]):
         self._process: Any = subprocess.Popen(
             words,
@@ -156,27 +149,19 @@ class WorkerError(RuntimeError):
     """An exception of the worker whose own class could not be sent; its text is kept."""
 
 
-class Worker:
-    """A Python process that runs one function after the other, respawned only when it died.
+class Worker(contextlib.AbstractContextManager["Worker"]):
+    """A Python process that runs one function after the other, respawned only when it died."""
 
-    Functions, closures and what a notebook defines travel by value (cloudpickle), large arrays as
-    memory-mapped files. It is started by the first call, needs no `__main__` guard, and ends with
-    its parent, whose folder it removes then. What its functions start ends with it. `environment`
-    is set beside the variables of this process; `subject` makes an object in each new process,
-    which functions get as their first argument.
-    """
-
+    # It is started by the first call, needs no `__main__` guard, and ends with its parent, whose
+    # folder it removes then. What its functions start ends with it.
     def __init__(
         self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):
-        self._environment = dict(environment or {})
-        self._subject = subject
+        self._environment = dict(environment or {})  # Beside the variables of this process.
+        self._subject = subject  # Makes what functions get as their first argument.
         self._process: _ProcessGroup | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
         self._pickles = MappedPickles(self.folder)
-
-    def __enter__(self) -> "Worker":
-        return self
 
     def __exit__(self, *error: object) -> None:
         self.close()

@@ -53,25 +53,29 @@ class CallPath(NamedTuple):
     @contextlib.contextmanager
     def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
         """Open the path of a model: a function of the batch size that prepares a call."""
-        call, place = self.function, _on_device
+        by_keras, call = self.name in ("predict_on_batch", BULK_PATH), self.function
         with contextlib.ExitStack() as stack:
             if call is not None:  # It runs what it holds, whatever the model is.
-                place = _as_they_are
+                pass
+            elif by_keras:
+                call = getattr(model, self.name)
             elif self.name in ("compiled", "xla"):
                 call = _compiled(model, inputs, xla=self.name == "xla")
             elif self.name == "call":
                 call = functools.partial(model, training=False)
-            elif self.name == "saved_model":
+            else:
                 folder = tempfile.TemporaryDirectory(prefix="kbatch-")
                 path = str(Path(stack.enter_context(folder)) / "model")
                 model.export(path, format="tf_saved_model", verbose=False)
                 loaded: Any = tf.saved_model.load(path)
                 call, inputs = loaded.serve, _as_declared(inputs, model)
-            else:
-                call, place = getattr(model, self.name), _as_keras_takes
 
             def prepare(batch_size: int) -> Callable[[], Any]:
-                batch = place(inputs.batch(self.examples_per_call(batch_size, bulk_examples)))
+                batch = inputs.batch(self.examples_per_call(batch_size, bulk_examples))
+                # Of text Keras takes no arrays, nor arrays beside it.
+                text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
+                if self.function is None and (text or not by_keras):
+                    batch = keras.tree.map_structure(tf.constant, batch)
                 bulk = {"batch_size": batch_size, "verbose": 0} if self.name == BULK_PATH else {}
                 return lambda: fetched(call(batch, **bulk))
 
@@ -164,20 +168,6 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
 
 
-def _on_device(batch: Any) -> Any:
-    return keras.tree.map_structure(tf.constant, batch)
-
-
-def _as_keras_takes(batch: Any) -> Any:
-    """Make tensors where there is text, of which Keras takes no arrays, nor arrays beside it."""
-    text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
-    return _on_device(batch) if text else batch
-
-
-def _as_they_are(batch: Any) -> Any:
-    return batch
-
-
 INT8 = "int8"
 
 
@@ -202,7 +192,13 @@ def variants_of(
             f"Received: dtype_policies={names}."
         )
     if INT8 in models:
-        notes.append(quantised_note(models[INT8]))
+        layers = layers_with_weights(models[INT8])
+        plain = [one.name for one in layers if INT8 not in one.dtype_policy.name]
+        if plain:
+            notes.append(
+                f"Under int8, {len(layers) - len(plain)} of {len(layers)} layers with weights are "
+                f"quantised; the others compute in float32: {join_words(plain)}."
+            )
     changes: list[OutputChange] = []
     others = {name: one for name, one in models.items() if name != "float32"}
     if others:
@@ -220,7 +216,6 @@ def variants_of(
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
-    """Check the names of dtype policies, or `"int8"`."""
     single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
     names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
     if not names or len(set(names)) < len(names):
@@ -249,7 +244,7 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
         return copy_under(model, dtype_policy)
     copy: Any = copy_under(model, "float32")
     with warnings.catch_warnings():
-        # One warning for each layer without int8; `quantised_note` counts what was quantised.
+        # One warning for each layer without int8; `variants_of` counts what was quantised.
         warnings.simplefilter("ignore")
         copy.quantize(INT8)
     if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
@@ -279,15 +274,3 @@ def output_change(
 def outputs_of(model: Any, batch: Any) -> Any:
     """Run a model eagerly on a batch."""
     return fetched(model(batch, training=False))
-
-
-def quantised_note(model: Any) -> str | None:
-    """Describe which layers of a quantised model compute in float32, None where none does."""
-    layers = layers_with_weights(model)
-    others = [one.name for one in layers if INT8 not in one.dtype_policy.name]
-    if not others:
-        return None
-    return (
-        f"Under int8, {len(layers) - len(others)} of {len(layers)} layers with weights are "
-        f"quantised; the others compute in float32: {join_words(others)}."
-    )

@@ -13,7 +13,7 @@ from kbatch.document.section import clocks_text, where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.memory.record import peaks_under
-from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.memory.search import GUARD_SHARE, MemoryFit, fit_memory
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
@@ -21,7 +21,6 @@ from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
 _BATCH_LABEL = "Batch size (examples per call)"
 # A line looks curved on logarithmic axes.
 _LINE_POINTS = 60
-_GUARD_SHARE = 0.80  # Of the memory limit: beyond it no batch is run.
 # Rounds of one size are spread over this much of an octave to each side.
 _STRIP = 0.28
 # Rounds beyond so many times what this share of them keeps to are marked at the edge: one round
@@ -301,7 +300,7 @@ def memory_series(profile: InferenceProfile) -> tuple[MemorySeries, ...]:
         records = [m for m in profile.memory if m.dtype_policy == policy]
         known = peaks_under(policy, records)
         fit = fit_memory(known)
-        largest, most_bytes = 0, _GUARD_SHARE * (profile.memory_limit_bytes or 0)
+        largest, most_bytes = 0, GUARD_SHARE * (profile.memory_limit_bytes or 0)
         # Less than a byte an example is rounding, not growth.
         if fit is not None and fit.bytes_per_example >= 1:
             largest = int(max(0.0, fit.largest_within(most_bytes)))
@@ -342,7 +341,7 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
             notes.append(f"{one.label}: batches up to {size:,} are expected to stay below 80 %")
     if (limit_bytes := profile.memory_limit_bytes) is not None:
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}")
-        guard_bytes, words = _GUARD_SHARE * limit_bytes, "80 %: nothing expected above is run"
+        guard_bytes, words = GUARD_SHARE * limit_bytes, "80 %: nothing expected above is run"
         draw.limit(panel, guard_bytes, words, color=MUTED, below=True)
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))

@@ -24,7 +24,6 @@ class InferenceInputs(NamedTuple):
     note: str | None  # What a reader must know of them.
 
     def batch(self, batch_size: int) -> Any:
-        """Return nested arrays of shape (batch_size, ...)."""
         count = len(keras.tree.flatten(self.rows)[0])
         index = np.arange(batch_size) % count
         return keras.tree.map_structure(lambda leaf: leaf[index], self.rows)

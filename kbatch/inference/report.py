@@ -19,7 +19,6 @@ from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
 from kbatch.inference.figures import conditions_line, inference_clocks
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
-from kbatch.inference.record import OutputChange
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
@@ -147,16 +146,6 @@ def _fit(profile: InferenceProfile) -> list[str]:
     return [f"Fit: {words}.", *([left_out] if share else [])]
 
 
-def _change_line(change: OutputChange) -> str:
-    of = f"Outputs under {change.dtype_policy}, {pluralize(change.examples, 'example')}"
-    if change.mean_relative is None or change.largest_relative is None:
-        return f"{of}: not finite, or all zeros in float32."
-    return (
-        f"{of}: {format_number(100 * change.mean_relative)} % from those in float32 on average, at "
-        f"most {format_number(100 * change.largest_relative)} % of the largest output."
-    )
-
-
 def _ratio(ratio: Ratio) -> str:
     if ratio.value is None or ratio.interval is None:
         return "n/a (lost in noise)"
@@ -247,7 +236,15 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
             else f"Equal settings differed by up to {percent(floor)} here (A/A test): smaller "
             "differences mean nothing."
         )
-    texts += map(_change_line, profile.output_changes)
+    for change in profile.output_changes:
+        of = f"Outputs under {change.dtype_policy}, {pluralize(change.examples, 'example')}"
+        mean, largest = change.mean_relative, change.largest_relative
+        texts.append(
+            f"{of}: not finite, or all zeros in float32."
+            if mean is None or largest is None
+            else f"{of}: {format_number(100 * mean)} % from those in float32 on average, at most "
+            f"{format_number(100 * largest)} % of the largest output."
+        )
     texts += [*_unsettled(profile), *_left_out(profile)]
     if apart := inference_clocks(profile):
         texts.append(

@@ -7,6 +7,7 @@ is decided once for a pipeline, so that its rounds count the same. Before the bl
 read once for long, and some of its batches are held for the train step alone.
 """
 
+import functools
 import itertools
 import math
 import time
@@ -31,16 +32,10 @@ _LAUNCHED = 8
 
 
 class BlockLength(NamedTuple):
-    """How long a block lasts.
-
-    After the first batch `settle_s` are left out, one batch at least, and `measure_s` measured,
-    four batches at least, but one is enough after `longest_s`. Of a pipeline counts what comes
-    after `settle_s`, whole epochs with their starts, or all from the start.
-    """
-
-    settle_s: float
-    measure_s: float
-    longest_s: float
+    settle_s: float  # Left out after the first batch, one batch at least.
+    measure_s: float  # Measured after that, four batches at least.
+    longest_s: float  # After so long one batch is enough.
+    # What counts: what comes after `settle_s`, whole epochs with their starts, or all.
     counting: Literal["settled", "epochs", "start"] = "settled"
 
     def is_over(self, duration_s: float, batches: int) -> bool:
@@ -160,9 +155,9 @@ def _read(
             if step is not None:
                 step(batch)
             end_s, before_s, cpu_s = time.perf_counter(), cpu_s, time.process_time()
-            rows, numbers = rows_of(batch), _numbers(_shapes_of(batch))
             times = (asked_s, arrived_s, end_s, cpu_s - before_s)
-            batches.append(_Batch(stream.epochs, rows, numbers, *times, new))
+            numbers = _numbers(_shapes_of(batch))
+            batches.append(_Batch(stream.epochs, rows_of(batch), numbers, *times, new))
             return end_s
 
         now_s = first_s = take()
@@ -241,7 +236,7 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
             over = arrived_s >= max(most_s, _BEYOND_FIRST * arrivals_s[0])
             if len(rows) > 1 and (over or (even and arrived_s >= least_s)):
                 break
-    first, numbers = epochs.count(0), held.numbers
+    first, numbers = epochs.count(0), [_numbers(shapes) for shapes in held.shapes]
     ended, half = first < len(rows), len(numbers) // 2
     ratio = sum(numbers[-half:]) / max(1, sum(numbers[:half])) if len(numbers) >= _MANY else 1.0
     notes = ()
@@ -272,18 +267,14 @@ class RepresentativeBatches:
     """Keeps a few batches of many: their shapes are quantiles of all shapes, in order of size."""
 
     def __init__(self):
-        self._shapes: list[Shapes] = []
+        self.shapes: list[Shapes] = []  # Of all batches.
         self._first: list[Any] = []
         self._by_shapes: dict[Shapes, Any] = {}
-
-    @property
-    def numbers(self) -> list[int]:
-        return [_numbers(shapes) for shapes in self._shapes]
 
     def add(self, batch: Any) -> None:
         """Count a batch, and keep it where its shapes are new and not much like kept ones."""
         shapes = _shapes_of(batch)
-        self._shapes.append(shapes)
+        self.shapes.append(shapes)
         if len(self._first) < _HELD_OF_ONE_SHAPE:
             self._first.append(batch)
         self._by_shapes.setdefault(shapes, batch)
@@ -298,7 +289,7 @@ class RepresentativeBatches:
 
     def chosen(self, *, whole: bool) -> tuple[Any, ...]:
         """Return up to eight batches, the one in the middle of the sizes first."""
-        shapes = self._shapes
+        shapes, kept = self.shapes, self._by_shapes
         # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
         if whole and len(shapes) > _HELD and shapes[-1] not in shapes[:-1]:
             shapes = shapes[:-1]
@@ -306,17 +297,13 @@ class RepresentativeBatches:
             return tuple(self._first)
         in_order = sorted(shapes, key=_size)
         count = min(_HELD, len(in_order))
-        found = [
-            self._nearest(in_order[(2 * i + 1) * len(in_order) // (2 * count)])
-            for i in range(count)
-        ]
-        return tuple(found[count // 2 :] + found[: count // 2])
 
-    def _nearest(self, shapes: Shapes) -> Any:
-        if shapes in self._by_shapes:
-            return self._by_shapes[shapes]
-        size = _numbers(shapes)
-        return self._by_shapes[min(self._by_shapes, key=lambda kept: abs(_numbers(kept) - size))]
+        def distance(one: Shapes, other: Shapes) -> tuple[int, bool]:
+            return abs(_numbers(one) - _numbers(other)), one != other
+
+        wanted = [in_order[(2 * i + 1) * len(in_order) // (2 * count)] for i in range(count)]
+        found = [kept[min(kept, key=functools.partial(distance, one))] for one in wanted]
+        return tuple(found[count // 2 :] + found[: count // 2])
 
 
 def _shapes_of(batch: Any) -> Shapes:

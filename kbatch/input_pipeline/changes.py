@@ -1,8 +1,8 @@
 """Changes to an input pipeline that leave its examples as they are, tried in training."""
 
 import functools
+import itertools
 import math
-import os
 import time
 from collections.abc import Sequence
 from typing import Any, NamedTuple
@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import tensorflow as tf
 
+from kbatch.device.environment import usable_cores
 from kbatch.document.numbers import memory_text, percent
 from kbatch.document.section import one_line
 from kbatch.errors import InputError
@@ -157,7 +158,7 @@ _THREADS = (
 
 def pipeline_changes(dataset: tf.data.Dataset) -> list[Change]:
     """Find the changes to a pipeline that can be made from outside, but for a cache."""
-    pipeline, given, cores = Pipeline(dataset), dataset.options(), _cores()
+    pipeline, given, cores = Pipeline(dataset), dataset.options(), usable_cores()
     kinds = pipeline.kinds
     threads, unordered = tf.data.Options(), tf.data.Options()
     threads.threading.private_threadpool_size = cores
@@ -268,7 +269,9 @@ def _cached(pipeline: Pipeline, *, budget_bytes: int, budget_s: float) -> Change
         return "a map draws random numbers, which would be frozen. Place it by hand before that map"
     first, arrivals_s = _first_elements(part, _COMPARED, budget_s / 4)
     again, _ = _first_elements(part, len(first), budget_s / 4)
-    if not len(first) == len(again) > 0 or not all(map(_equal, first, again)):
+    leaves = zip(itertools.chain(*first), itertools.chain(*again), strict=False)
+    same = all(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in leaves)
+    if not len(first) == len(again) > 0 or not same:
         return (
             "two passes gave different elements: what is random would be frozen. Place it by hand "
             "before what is random"
@@ -364,13 +367,6 @@ def _arrays(element: Any) -> list[np.ndarray]:
     return [np.asarray(leaf) for leaf in tf.nest.flatten(element, expand_composites=True)]
 
 
-def _equal(one: list[np.ndarray], other: list[np.ndarray]) -> bool:
-    return all(
-        np.array_equal(a, b, equal_nan=a.dtype.kind in "fc")
-        for a, b in zip(one, other, strict=True)
-    )
-
-
 def _bytes(element: list[np.ndarray]) -> int:
     texts = (leaf.ravel() for leaf in element if leaf.dtype == object)
     numbers = (leaf.nbytes for leaf in element if leaf.dtype != object)
@@ -385,10 +381,8 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
     """Find the settings of a PyDataset to try: threads, processes and a longer queue."""
     # Processes that were forked beside TensorFlow's threads may never answer: they are waited for
     # once.
-    workers = max(_FEWEST_WORKERS, _cores(), dataset.workers)
+    workers = max(_FEWEST_WORKERS, usable_cores(), dataset.workers)
     alone = dataset.workers < 2 and not dataset.use_multiprocessing
-    names = ("workers", "use_multiprocessing", "max_queue_size")
-    given = {name: getattr(dataset, name) for name in names}
     rules: tuple[tuple[str, dict[str, Any], str | None, str | None], ...] = (
         (
             "more workers",
@@ -413,7 +407,7 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
     for name, settings, condition, reason in rules:
         tested = name == "processes" and timeout_s is not None
         limit: dict[str, Any] = {"timeout_s": timeout_s} if tested else {}
-        source = source_of_py_dataset(dataset, **given | settings | limit)
+        source = source_of_py_dataset(dataset, settings, **limit)
         if tested and reason is None:
             try:
                 first_batch(source)
@@ -422,8 +416,3 @@ def worker_changes(dataset: Any, *, timeout_s: float | None) -> list[Change]:
         code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
         found.append(Change(name, code, condition, source, reason))
     return found
-
-
-def _cores() -> int:
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return usable or 1

@@ -26,7 +26,7 @@ from kbatch.document.section import (
 )
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord, RemedyRecord
+from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
 
@@ -43,6 +43,17 @@ def input_section(profile: InputPipelineProfile) -> Section:
     info = input_pipeline_info(profile)
     title = "A second of training, and the rates behind the verdict"
     draw = functools.partial(plot_input_pipeline, profile)
+    rows = []
+    for remedy in profile.best_first:
+        times = span = Cell("n/a (not measured)")
+        if gain := remedy.gain:
+            slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
+            sure = "" if remedy.is_clear_gain else " (slower)" if slower else " (no clear gain)"
+            times = Cell(f"{format_number(gain.value)}{sure}", gain.value)
+            span = Cell("n/a (too few rounds)")
+            span = Cell(_span(gain.interval), gain.interval.low) if gain.interval else span
+        cells = (Cell(remedy.name), times, span, Cell(remedy.code), Cell(remedy.condition or ""))
+        rows.append(Row(remedy.name, "", not rows and remedy.is_clear_gain, cells))
     changes = Table(
         "Changes that were tried, one at a time",
         (
@@ -52,7 +63,7 @@ def input_section(profile: InputPipelineProfile) -> Section:
             Column("Code", False),
             Column("Note", False),
         ),
-        tuple(_change_row(r, best=i == 0) for i, r in enumerate(profile.best_first)),
+        tuple(rows),
         footnote="Training speed over that of the pipeline as it is, in the same rounds.",
         best_means="largest clear gain",
     )
@@ -99,18 +110,6 @@ def _certainty(profile: InputPipelineProfile) -> str:
         f"The pipeline alone is {format_number(ratio.value)} times as fast as the train step alone "
         f"(95 % interval {_span(ratio.interval)})."
     )
-
-
-def _change_row(remedy: RemedyRecord, *, best: bool) -> Row:
-    times = span = Cell("n/a (not measured)")
-    if gain := remedy.gain:
-        slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
-        sure = "" if remedy.is_clear_gain else " (slower)" if slower else " (no clear gain)"
-        times = Cell(f"{format_number(gain.value)}{sure}", gain.value)
-        span = Cell("n/a (too few rounds)")
-        span = Cell(_span(gain.interval), gain.interval.low) if gain.interval else span
-    cells = (Cell(remedy.name), times, span, Cell(remedy.code), Cell(remedy.condition or ""))
-    return Row(remedy.name, "", best and remedy.is_clear_gain, cells)
 
 
 def headline(profile: InputPipelineProfile) -> str:

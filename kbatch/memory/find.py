@@ -1,7 +1,7 @@
 """The largest batch that fits in memory, and the memory of given sizes, found by running them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import keras
@@ -16,6 +16,7 @@ from kbatch.errors import InputError
 from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
+    GUARD_SHARE,
     REACHED_DATA,
     REACHED_MOST,
     MaxBatchAnswer,
@@ -263,10 +264,6 @@ class _MaxBatch:
         return "fits" if peak <= self._most else "above_window"
 
 
-# A size that is expected to take more than this share of the limit is not run.
-GUARD_SHARE = 0.80
-
-
 class MemoryPass(NamedTuple):
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
@@ -281,42 +278,14 @@ def memory_pass(
     time_budget_s: float,
     guard_share: float = GUARD_SHARE,
     say: Callable[[str], None],
+    clock: Callable[[], float] = time.perf_counter,
 ) -> MemoryPass:
     """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
-    facts, records = probes.facts, []
-    for record in ascend_memory(
-        probes,
-        batch_sizes,
-        dtype_policy=dtype_policy,
-        limit_bytes=facts.limit_bytes,
-        held_bytes=facts.held_bytes,
-        time_budget_s=time_budget_s,
-        guard_share=guard_share,
-    ):
-        records.append(record)
-        found = record.reason or "out of memory"
-        if record.peak_bytes is not None:
-            found = memory_text(record.peak_bytes)
-        say(f"memory of batch {record.batch_size} under {dtype_policy}: {found}")
-    return MemoryPass(tuple(records), facts.limit_bytes, facts.notes)
-
-
-def ascend_memory(
-    probes: Probes,
-    batch_sizes: Sequence[int],
-    *,
-    dtype_policy: str,
-    limit_bytes: int,
-    held_bytes: int,
-    time_budget_s: float,
-    guard_share: float = GUARD_SHARE,
-    clock: Callable[[], float] = time.perf_counter,
-) -> Iterator[MemoryRecord]:
-    """Probe ascending sizes as long as the next one is expected to fit; yield each record."""
     # A single size does not show the fixed part of the memory: before a far one is refused by it,
     # one between them is probed, which has no record.
-    began_s = clock()
-    most_bytes = guard_share * limit_bytes
+    facts, began_s = probes.facts, clock()
+    limit_bytes, most_bytes = facts.limit_bytes, guard_share * facts.limit_bytes
+    records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
     out_at: int | None = None
 
@@ -330,10 +299,10 @@ def ascend_memory(
         return peak
 
     for size in batch_sizes:
-        between = _size_between(measured, size, held_bytes, most_bytes)
+        between = _size_between(measured, size, facts.held_bytes, most_bytes)
         if out_at is None and between is not None and clock() - began_s < time_budget_s:
             measure(between)
-        expected = expected_bytes(measured, size, held_bytes)
+        expected = expected_bytes(measured, size, facts.held_bytes)
         guarded, reason = True, None
         if out_at is not None:
             reason = f"memory ran out at batch size {out_at}"
@@ -347,10 +316,15 @@ def ascend_memory(
             guarded, reason = False, "the time for the memory was spent"
         if reason is None:
             peak = measure(size)
+            found = "out of memory" if peak is None else memory_text(peak)
             outcome = "out_of_memory" if peak is None else "fits"
-            yield MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
+            record = MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
         else:
-            yield MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
+            found = reason
+            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
+        records.append(record)
+        say(f"memory of batch {size} under {dtype_policy}: {found}")
+    return MemoryPass(tuple(records), limit_bytes, facts.notes)
 
 
 def _size_between(

@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol, Self
+from typing import Any, NamedTuple, Protocol
 
 import keras
 
@@ -62,12 +62,10 @@ class Probes(Protocol):
 
     def read(self, batch_size: int) -> Reading: ...
 
-    def renew(self) -> bool:
-        """Start afresh; False where that cannot be."""
-        ...
+    def renew(self) -> bool: ...  # Starts afresh; False where that cannot be.
 
 
-class WorkerProbes:
+class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     """Probes in a worker process, which may die of them; it ends with the block."""
 
     isolated = True
@@ -86,9 +84,6 @@ class WorkerProbes:
         # Of all its processes: in a fresh one no smaller size has run.
         self._smallest_that_ran: float = math.inf
         self._ran_out = False  # In the present process.
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, *error: object) -> None:
         self._worker.close()
@@ -265,11 +260,8 @@ def open_probes(
     model: Callable[[], keras.Model] | None = None,
     here_since: str | None = None,
 ) -> Iterator[Probes]:
-    """Open probes in a worker process, or here, on what `model` returns, where that cannot be.
-
-    It cannot where this process holds the GPU already, the workload cannot be sent, or `here_since`
-    says why. Where not even one example fits, the error that the block raises says what one needs.
-    """
+    """Open probes in a worker process, or here, on what `model` returns, where that cannot be."""
+    # Where not even one example fits, the error that the block raises says what one needs.
     note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
     if note is None:
         probes, refusal = WorkerProbes(workload, memory_limit_bytes), None

@@ -77,45 +77,11 @@ def slow_steps_text(result: MaxBatchSizeResult) -> str | None:
     )
 
 
-_COLUMNS = (
-    Column("Batch size", True),
-    Column("Peak memory", True),
-    Column("Of the limit", True),
-    Column("Outcome", False),
-    Column("Seconds", True),
-    Column("Run", False),
-)
-
-
 def max_batch_section(result: MaxBatchSizeResult) -> Section:
     lines, environment = max_batch_lines(result), result.environment
     headline, reason, *details = lines[: len(lines) - len(result.notes)]
-    return Section(
-        kind="largest batch",
-        name=f"{'training' if result.training else 'inference'} on {result.device}",
-        headline=headline,
-        lead=(reason,),
-        details=tuple(details),
-        conditions="",
-        figures=(
-            Figure("memory", "Memory by batch size", HEIGHT_IN, lambda ax: plot_memory(result, ax)),
-        ),
-        tables=(
-            Table("Batch sizes that were run", _COLUMNS, _rows(result), best_means="the answer"),
-        ),
-        notes=tuple(Note("", "", note) for note in result.notes),
-        command=environment.command if environment else None,
-        settings=(
-            Fact("task", "train steps" if result.training else "predictions"),
-            Fact("memory limit", memory_text(result.limit_bytes)),
-            Fact("target window", " to ".join(percent(s) for s in result.memory_window)),
-            Fact("dtype policy", result.dtype_policy),
-        ),
-        environment=environment_facts(environment),
-    )
-
-
-def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
+    names = ("Batch size", "Peak memory", "Of the limit", "Outcome", "Seconds", "Run")
+    columns = tuple(Column(name, name not in ("Outcome", "Run")) for name in names)
     rows = []
     for index, probe in enumerate(result.probes):
         peak, out = probe.peak_memory_bytes, probe.outcome == "out_of_memory"
@@ -130,7 +96,27 @@ def _rows(result: MaxBatchSizeResult) -> tuple[Row, ...]:
         )
         best = probe.batch_size == result.max_batch_size and not out
         rows.append(Row(str(index), "out_of_memory" if out else "", best, cells))
-    return tuple(rows)
+    return Section(
+        kind="largest batch",
+        name=f"{'training' if result.training else 'inference'} on {result.device}",
+        headline=headline,
+        lead=(reason,),
+        details=tuple(details),
+        conditions="",
+        figures=(
+            Figure("memory", "Memory by batch size", HEIGHT_IN, lambda ax: plot_memory(result, ax)),
+        ),
+        tables=(Table("Batch sizes that were run", columns, tuple(rows), best_means="the answer"),),
+        notes=tuple(Note("", "", note) for note in result.notes),
+        command=environment.command if environment else None,
+        settings=(
+            Fact("task", "train steps" if result.training else "predictions"),
+            Fact("memory limit", memory_text(result.limit_bytes)),
+            Fact("target window", " to ".join(percent(s) for s in result.memory_window)),
+            Fact("dtype policy", result.dtype_policy),
+        ),
+        environment=environment_facts(environment),
+    )
 
 
 HEIGHT_IN = 4.2

@@ -41,14 +41,7 @@ class MaxBatchAnswer(NamedTuple):
 
 
 class MaxBatchSearch:
-    """Search for a batch size whose measured memory lies in a window, with few measurements.
-
-    >>> search = MaxBatchSearch(limit_bytes=8e9)
-    >>> while (size := search.ask()) is not None:
-    ...     search.tell(size, 1e9 + 2e6 * size)
-    >>> search.answer.batch_size
-    2900
-    """
+    """Search for a batch size whose measured memory lies in a window, with few measurements."""
 
     def __init__(
         self,
@@ -149,7 +142,6 @@ class MaxBatchSearch:
 
 
 def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
-    """Check that a window is (low, high) with 0 < low < high <= 1."""
     try:
         low, high = memory_window
         if not 0 < low < high <= 1:
@@ -164,6 +156,8 @@ def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
 
 # Share of the memory up to which a batch size is run that was not probed.
 SURE_SHARE = 0.5
+# A size that is expected to take more than this share of the limit is not run.
+GUARD_SHARE = 0.80
 
 
 class MemoryFit(NamedTuple):

@@ -50,23 +50,21 @@ class Workload:
     def start(self) -> "Run":
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
-            if self.training:
-                check_trainable(model)
-                self._check_targets(model)
-                with model.distribute_strategy.scope():
-                    build_on(model, self.source)
+            if not self.training:
+                return Run(self, model)
+            check_trainable(model)
+            # Unless the model computes its loss in a way of its own.
+            own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
+            if isinstance(self.source, SampleRows) and model.loss is not None and not own:
+                _, targets, _ = keras.utils.unpack_x_y_sample_weight(self.source.rows)
+                if targets is None:
+                    raise InputError(
+                        "Training needs targets for the loss that the model was compiled with: "
+                        f"give `y`. Received: y=None, loss={model.loss!r}."
+                    )
+            with model.distribute_strategy.scope():
+                build_on(model, self.source)
         return Run(self, model)
-
-    def _check_targets(self, model: Any) -> None:
-        """Check that a loss has targets, unless the model computes it in a way of its own."""
-        rows = self.source.rows if isinstance(self.source, SampleRows) else None
-        own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
-        targets = None if rows is None else keras.utils.unpack_x_y_sample_weight(rows)[1]
-        if model.loss is not None and not own and rows is not None and targets is None:
-            raise InputError(
-                "Training needs targets for the loss that the model was compiled with: give `y`. "
-                f"Received: y=None, loss={model.loss!r}."
-            )
 
 
 class Reading(NamedTuple):
@@ -117,7 +115,6 @@ class Run:
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def batch(self, rows: int) -> Any:
-        """Return a batch of as many examples, on the device."""
         return batch_of(self._source, self.model, rows)
 
     def left_out_bytes(self, batch_size: int) -> int:

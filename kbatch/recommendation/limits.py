@@ -98,13 +98,10 @@ def relative_time(
 def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
     """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
     ways: dict[int, list[TimedUpdate]] = {}
-    for update in updates:
+    for update in sorted(updates, key=lambda way: (way.batch_size, way.time_s)):
         ways.setdefault(update.batch_size, []).append(update)
-    least_s = {size: min(way.time_s for way in same) for size, same in ways.items()}
-    near = (
-        [way for way in ways[size] if way.time_s <= (1 + TIE) * least_s[size]]
-        for size in sorted(ways)
-    )
+    # The first of each size is its fastest.
+    near = ([w for w in same if w.time_s <= (1 + TIE) * same[0].time_s] for same in ways.values())
     return tuple(max(same, key=lambda way: way.micro_batch_size) for same in near)
 
 

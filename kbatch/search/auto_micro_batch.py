@@ -313,7 +313,7 @@ class MicroBatchCache:
         left_s = left.seconds(example_s)
         if left_s is None and cost_s > TIMING.time_budget_s:
             return (
-                f"the most that fit, since timing smaller ones would take "
+                "the most that fit, since timing smaller ones would take "
                 f"{format_number(cost_s, 2)} s and it is not known how much training is left to "
                 "repay it"
             )

@@ -19,7 +19,7 @@ from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
-from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, readable_trials
+from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_trials
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
@@ -255,9 +255,7 @@ class Float32Fallback:
 
     def may_begin(self, project: Path | None) -> bool:
         """Return whether the whole search may go to float32: no trial has completed."""
-        runs = [run for trial in readable_trials(project) for run in trial.executions]
-        completed = any(run.status == "completed" for run in runs)
-        return len(self._policies) == 1 and not self.note and not completed
+        return len(self._policies) == 1 and not self.note and not completed_trials(project)
 
     def run(
         self,

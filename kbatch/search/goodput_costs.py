@@ -21,7 +21,7 @@ from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import uninstall_step
@@ -34,14 +34,9 @@ _LAST_PART = 4
 
 
 def sweep_throughput(
-    hypermodel: Any,
-    space: Any,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    *,
-    directory: Path | None,
+    tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> GoodputRecord:
-    """Time an update of each batch size of a hypermodel, in interleaved rounds."""
+    """Time an update of each batch size of a tuner's hypermodel, in interleaved rounds."""
     # Sizes that run out of memory or data, and those above them, get the seconds of the line
     # through the others.
     began_s = time.perf_counter()
@@ -53,8 +48,8 @@ def sweep_throughput(
             f"its data are timed first. Received: {error}."
         ) from error
     data = FitData(**{name: call[name] for name in FitData._fields if name in call})
+    hypermodel, hp = tuner.hypermodel, tuner.oracle.get_space().copy()
     sizes, given = hypermodel.batch_sizes, hypermodel.micro_batch_size
-    hp = space.copy()
     hp.values["batch_size"] = sizes[0]
     model = hypermodel.build(hp)
     # The step of a trial measures its moments too, which takes longer to trace.
@@ -62,20 +57,16 @@ def sweep_throughput(
     source = Samples().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
         build_on(model, source)
-        try:
+        with refusals_told(lambda: model, source):
             if given == "auto":
-                cache = hypermodel._micro_batch(hp, model, directory=directory).cache(source)
+                project = Path(tuner.project_dir)
+                cache = hypermodel._micro_batch(hp, model, directory=project).cache(source)
                 most, whole_only = cache.max_fitting(), cache.trains_whole_only()
                 first = [_setting(size, size) for size in sizes if size <= most]
             else:
                 most, whole_only = None, False
                 first = [_setting(size, given or size) for size in sizes]
             timed = _timed(model, source, sizes, first, most=most, whole_only=whole_only)
-        except (ValueError, TypeError, *REFUSALS) as error:
-            text = refusal_text(error, model=lambda: model, source=source)
-            if text is None:
-                raise
-            raise InputError(text) from error
     times_s = {size: statistics.median(point.step_times_s) for size, point in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing and len(timed) < 2:

@@ -17,6 +17,7 @@ from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
+from kbatch.records.record import check_choice
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
@@ -27,7 +28,6 @@ from kbatch.search.trial_files import TrialFiles, base_noise_scale, recorded_sea
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
-from kbatch.training.accumulation.whole_batch import check_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import (
@@ -157,7 +157,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if exact not in (True, False, "auto"):
             raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
         self.exact = exact
-        self.sparse_gradients = check_sparse_gradients(sparse_gradients)
+        check_choice(("summed", "keras"), sparse_gradients=sparse_gradients)
+        self.sparse_gradients = sparse_gradients
         self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or self._default_validation(
             self.batch_sizes
@@ -407,7 +408,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
-        if getattr(files.tuner, "_compares_searches", False):
+        if hasattr(files.tuner, "_compare_search"):
             return
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)

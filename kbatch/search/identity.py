@@ -21,7 +21,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.records.json_codec import NewerRecordError, RecordError, read_record
-from kbatch.search.trial_files import ENDED, read_trial_states, readable_trials, write_needed
+from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
 from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, SearchIdentity
 from kbatch.training.fingerprint import function_code, model_description
 
@@ -119,9 +119,8 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
     except RecordError as error:
         damage = str(error)
     difference = None if known is None else known.difference(present)
-    runs = [run for trial in readable_trials(project) for run in trial.executions]
     ended = any(trial.status in ENDED for trial in read_trial_states(project))
-    if not ended and all(run.status != "completed" for run in runs):
+    if not ended and not completed_trials(project):
         if known is None or difference is not None:
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)

@@ -41,7 +41,7 @@ def untried_in_grid(
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of the grid."""
     taken = {in_grid(space, values) for values in tried}
-    return (values for values in grid(space) if _key(values) not in taken)
+    return (values for values in grid(space) if in_grid(space, values) not in taken)
 
 
 def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
@@ -50,7 +50,8 @@ def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Ke
     for parameter in space.space:
         if parameter.name not in found and _active(parameter, found):
             found[parameter.name] = values.get(parameter.name, parameter.default)
-    return _key(found)
+    # By their text True differs from 1, which are equal as values.
+    return frozenset((name, repr(value)) for name, value in found.items())
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
@@ -75,27 +76,17 @@ def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
     first, rest = parameters[0], parameters[1:]
     choices = [values]
     if first.name not in values and _active(first, values):
-        own = [_plain(value) for value in first.values]
-        if hasattr(first, "min_value"):
-            own.sort()  # keras-tuner's samples of a range come out of a set.
-        own = dict.fromkeys([_plain(first.default), *own])
-        choices = [values | {first.name: value} for value in own]
+        # keras-tuner's samples of a range come out of a set.
+        own = sorted(first.values) if hasattr(first, "min_value") else first.values
+        # A file gives back numbers of Python's, not NumPy's.
+        own = (one.item() if hasattr(one, "item") else one for one in (first.default, *own))
+        choices = [values | {first.name: value} for value in dict.fromkeys(own)]
     for choice in choices:
         yield from _extensions(choice, rest)
 
 
 def _active(parameter: Any, values: Values) -> bool:
     return all(condition.is_active(values) for condition in parameter.conditions)
-
-
-def _plain(value: Any) -> Any:
-    """Return one of NumPy's numbers as Python's, as it is read back from a file."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def _key(values: Values) -> Key:
-    # By their text True differs from 1, which are equal as values.
-    return frozenset((name, repr(value)) for name, value in values.items())
 
 
 # Metrics that keras-tuner takes for errors, to be minimised.

@@ -31,7 +31,7 @@ from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
     TrialFiles,
-    readable_trials,
+    completed_trials,
     same_settings,
 )
 from kbatch.search.trial_process import check_no_dataset
@@ -150,12 +150,17 @@ class ParallelTrials:
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        completed = (t.trial_id for t in readable_trials(self._project) if _completed(t))
-        self._first_completed = next(completed, None)
-        self._swept = read_goodput(self._project) is not None
+        completed = completed_trials(self._project)
+        self._first_completed = completed[0].trial_id if completed else None
+        hypermodel, swept = self._tuner.hypermodel, read_goodput(self._project) is not None
+        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
+        # The first execution finds what fits, and the policy, unless a sweep has done so.
+        decides = not swept and (hypermodel.micro_batch_size == "auto" or falls_back)
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
-            while len(self._open) < self._max_open and not (self._open and self._first_decides()):
+            while len(self._open) < self._max_open:
+                if self._open and decides and self._first_completed is None:
+                    break
                 one, waiting = waiting or self._open_next_trial(), None
                 if one is None:
                     break
@@ -172,7 +177,13 @@ class ParallelTrials:
                 running=None if None in running else sum(map(bool, running)),
                 ended=len(self._tuner.oracle.ended_trials),
             )
-            ended = [one for one in self._open if self._is_done(one)]
+            ended = []
+            for one in self._open:
+                try:
+                    if one.future.done():
+                        ended.append(one)
+                except (Exception, CancelledError) as error:  # Whatever the engine raises.
+                    self._gone = error
             if not ended and self._gone is None:
                 time.sleep(_CHECK_S)
             # All that has completed is written before more is asked of an executor that may fail.
@@ -232,13 +243,6 @@ class ParallelTrials:
             )
         self._open.append(one)
 
-    def _is_done(self, one: _OpenTrial) -> bool:
-        try:
-            return one.future.done()
-        except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            self._gone = error
-            return False
-
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
         files, trial, hypermodel = one.files, one.trial, self._tuner.hypermodel
@@ -273,7 +277,7 @@ class ParallelTrials:
             died = WorkerDied(result.exit_code, result.text)
             files.record_failure(hypermodel, trial.hyperparameters, died)
         record = files.record()
-        if record is not None and _completed(record):
+        if record is not None and any(run.status == "completed" for run in record.executions):
             self._first_completed = self._first_completed or trial.trial_id
         if record is not None and self._memory is not None:
             self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
@@ -301,14 +305,6 @@ class ParallelTrials:
         )
         self._tuner._conclude(one.trial, one.files)
         self._tuner.on_trial_end(one.trial)
-
-    def _first_decides(self) -> bool:
-        """Return whether the first execution must complete alone: it decides for all others."""
-        hypermodel = self._tuner.hypermodel
-        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        decides = hypermodel.micro_batch_size == "auto" or falls_back
-        # A sweep has found out what fits, and under which policy.
-        return decides and self._first_completed is None and not self._swept
 
     def _needs_base(self, one: _OpenTrial) -> bool:
         """Return whether a trial must wait for the noise scale of one that runs."""
@@ -421,10 +417,6 @@ def _is_running(future: Any) -> bool | None:
         return future.running()
     except Exception:  # Few engines know; one that is gone is found by `done`.
         return None
-
-
-def _completed(trial: Any) -> bool:
-    return any(execution.status == "completed" for execution in trial.executions)
 
 
 def _travels(value: Any) -> bool:

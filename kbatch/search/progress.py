@@ -63,7 +63,7 @@ class NotebookLine:
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        self._show(f"{name}: {figures}")
+        self.show({"text/plain": f"{name}: {figures}"})
 
     def print(self, text: str) -> None:
         """Print a line, below which the changing one begins again."""
@@ -72,15 +72,15 @@ class NotebookLine:
 
     def close(self) -> None:
         if self._handle is not None:
-            self._show("")
+            self.show({"text/plain": ""})
             self._handle = None
 
-    def _show(self, text: str) -> None:
-        bundle = {"text/plain": text}
+    def show(self, bundle: Mapping[str, str], **given: Any) -> None:
+        """Show contents by their types in place of those before."""
         if self._handle is None:
-            self._handle = self._display(bundle, raw=True, display_id=True)
+            self._handle = self._display(bundle, raw=True, display_id=True, **given)
         else:
-            self._handle.update(bundle, raw=True)
+            self._handle.update(bundle, raw=True, **given)
 
 
 def live_line() -> ConsoleLine | NotebookLine:

@@ -187,6 +187,12 @@ def readable_trials(project: Path | None) -> list[TrialRecord]:
     return [record for file in files if (record := load_if_readable(TrialRecord, file))]
 
 
+def completed_trials(project: Path | None) -> list[TrialRecord]:
+    """Read the trials of a project of which an execution has completed."""
+    trials = readable_trials(project)
+    return [t for t in trials if "completed" in {run.status for run in t.executions}]
+
+
 def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
     """Find the noise scale of the trial of the base batch size, in examples, and say how sure."""
     same = [

@@ -88,9 +88,7 @@ def _run(tell: Callable[[Any], None], data: bytes, tuner: Any, trial: Any) -> An
 
 
 def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
-    arguments, keywords = pickle.loads(data)
-    space, project = tuner.oracle.get_space(), Path(tuner.project_dir)
-    return sweep_throughput(tuner.hypermodel, space, arguments, keywords, directory=project)
+    return sweep_throughput(tuner, *pickle.loads(data))
 
 
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
@@ -123,11 +121,9 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         if task.measures:
-            measure_memory(tuner, arguments, keywords, project=project)
+            measure_memory(tuner, arguments, keywords)
         elif trial is None:
-            space = oracle.get_space()
-            found = sweep_throughput(hypermodel, space, arguments, keywords, directory=project)
-            write_goodput(found, project)
+            write_goodput(sweep_throughput(tuner, arguments, keywords), project)
         else:
             run_executions(lambda _: None, tuner, trial, arguments, keywords)
     except Exception as error:

@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import keras
 import keras_tuner
@@ -112,8 +112,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     hypermodel: Any
     oracle: Any
-    # A hypermodel compares the searches of other tuners.
-    _compares_searches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -432,15 +430,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(text)
 
     def _swept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GoodputRecord:
-        elsewhere, project = self._parallel or self._isolated, Path(self.project_dir)
+        elsewhere = self._parallel or self._isolated
 
         def sweep() -> GoodputRecord:
-            if elsewhere is not None:
-                return elsewhere.sweep(self)
-            space = self.oracle.get_space()
-            return sweep_throughput(self.hypermodel, space, args, kwargs, directory=project)
+            return elsewhere.sweep(self) if elsewhere else sweep_throughput(self, args, kwargs)
 
-        return self.hypermodel.fallback.run(project, sweep)
+        return self.hypermodel.fallback.run(Path(self.project_dir), sweep)
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""

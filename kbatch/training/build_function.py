@@ -1,5 +1,6 @@
 """What a person gave to be tuned: a build function or a HyperModel."""
 
+import contextlib
 import inspect
 import pickle
 import warnings
@@ -41,7 +42,6 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
 def model_builder(
     build: "keras_tuner.HyperModel | BuildFunction | keras.Model",
 ) -> Callable[[], keras.Model]:
-    """Return a function without argument that returns the model."""
     if isinstance(build, keras.Model):
         return _GivenModel(build)
     if not callable(build) and not isinstance(build, keras_tuner.HyperModel):
@@ -81,26 +81,16 @@ def _reread_model(
 
 
 class _FunctionHyperModel(keras_tuner.HyperModel):
-    """A build function in the form of a HyperModel."""
-
     def __init__(self, function: BuildFunction):
         super().__init__(name=getattr(function, "__name__", None))
-        self._function = function
-        self._takes_hp = _takes_argument(function)
+        self._function, self._takes_hp = function, True
+        with contextlib.suppress(ValueError):  # A builtin without a signature.
+            self._takes_hp = any(
+                one.name == "hp"
+                or one.kind is one.VAR_POSITIONAL
+                or (one.default is one.empty and one.kind is not one.VAR_KEYWORD)
+                for one in inspect.signature(function).parameters.values()
+            )
 
     def build(self, hp: keras_tuner.HyperParameters) -> Any:
         return self._function(hp) if self._takes_hp else self._function()
-
-
-def _takes_argument(function: BuildFunction) -> bool:
-    """Return whether a build function wants `hp`: by name, or as an argument it requires."""
-    try:
-        parameters = inspect.signature(function).parameters.values()
-    except ValueError:  # A builtin without a signature.
-        return True
-    return any(
-        parameter.name == "hp"
-        or parameter.kind is parameter.VAR_POSITIONAL
-        or (parameter.default is parameter.empty and parameter.kind is not parameter.VAR_KEYWORD)
-        for parameter in parameters
-    )

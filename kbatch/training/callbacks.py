@@ -6,6 +6,7 @@ from typing import Any, Literal
 
 import keras
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, Target
 from kbatch.training.clock import TrainingClock
@@ -95,7 +96,7 @@ class UpdateBudget(BudgetCallback):
     unit = "updates"
 
     def __init__(self, updates: int):
-        super().__init__(_positive_integer(updates, "updates"))
+        super().__init__(check_size(updates, "updates", unit=""))
         self._before = 0
 
     def on_train_begin(self, logs: Any = None):
@@ -120,7 +121,7 @@ class ExampleBudget(BudgetCallback):
     unit = "examples"
 
     def __init__(self, examples: int):
-        super().__init__(_positive_integer(examples, "examples"))
+        super().__init__(check_size(examples, "examples", unit=""))
 
     def _spent(self) -> float:
         raise InputError(
@@ -144,14 +145,6 @@ def joint_budget(callbacks: list[BudgetCallback]) -> Budget | None:
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _positive_integer(value: int, name: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int):
-        raise TypeError(f"`{name}` must be an integer. Received: {name}={value!r}.")
-    if value < 1:
-        raise ValueError(f"`{name}` must be positive. Received: {name}={value!r}.")
-    return value
 
 
 _HIGHER = ("acc", "auc", "precision", "recall", "f1", "iou", "dice")
@@ -185,7 +178,17 @@ class StopAtTarget(keras.callbacks.Callback):
         super().__init__()
         if not _is_number(value) or not abs(value) < 1e300:
             raise ValueError(f"`value` must be a finite number. Received: value={value!r}.")
-        self.target = Target(monitor, float(value), _direction(monitor, mode))
+        if mode not in ("min", "max"):
+            higher = any(word in monitor.lower() for word in _HIGHER)
+            lower = any(word in monitor.lower() for word in _LOWER)
+            if mode != "auto" or higher == lower:
+                raise ValueError(
+                    "`mode` must say whether more or less of the metric is better: give "
+                    '`mode="max"` or `mode="min"`. '
+                    f"Received: monitor={monitor!r}, mode={mode!r}."
+                )
+            mode = "max" if higher else "min"
+        self.target = Target(monitor, float(value), mode)
         self._seen: set[str] = set()
 
     def on_train_begin(self, logs: Any = None):
@@ -208,17 +211,3 @@ class StopAtTarget(keras.callbacks.Callback):
                 "starts with val_, or compile the model with it. "
                 f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
             )
-
-
-def _direction(monitor: str, mode: str) -> str:
-    if mode in ("min", "max"):
-        return mode
-    higher = any(word in monitor.lower() for word in _HIGHER)
-    lower = any(word in monitor.lower() for word in _LOWER)
-    if mode != "auto" or higher == lower:
-        raise ValueError(
-            "`mode` must say whether more or less of the metric is better: give "
-            '`mode="max"` or `mode="min"`. '
-            f"Received: monitor={monitor!r}, mode={mode!r}."
-        )
-    return "max" if higher else "min"

@@ -18,8 +18,6 @@ from kbatch.training.train_step import updates_made
 
 
 class InputReading(NamedTuple):
-    """What a model has received so far."""
-
     batches: int
     examples: int
     largest_batch: int  # Examples in it.
@@ -28,11 +26,9 @@ class InputReading(NamedTuple):
 
 
 class InputMeter:
-    """Counts in the graph what really reaches the train step.
+    """Counts in the graph what really reaches the train step."""
 
-    A `batch_size` argument says nothing about a dataset, which brings its own.
-    """
-
+    # A `batch_size` argument says nothing about a dataset, which brings its own.
     def __init__(self):
         with tf.device("CPU:0"):
             self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
@@ -63,7 +59,6 @@ class InputMeter:
         """Do nothing: the dataset stamps the time."""
 
     def read(self) -> InputReading:
-        """Read the totals since the meter was made."""
         batches, examples, largest, wait_s, shape = self._totals.numpy()
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
@@ -89,14 +84,11 @@ class InputMeter:
 
 
 class TrainingClock(keras.callbacks.Callback):
-    """Times each train step and keeps the steady ones apart.
+    """Times each train step; one that may have compiled is not steady."""
 
-    A step begins after all other callbacks' `on_train_batch_begin` and ends before their
-    `on_train_batch_end`: data loading is in it, other callbacks and validation are not. So the
-    clock stands first among the callbacks and `clock.last` stands last. A step that may have
-    compiled, the first of a `fit` and each of a new shape, is not steady.
-    """
-
+    # A step begins after all other callbacks' `on_train_batch_begin` and ends before their
+    # `on_train_batch_end`: data loading is in it, other callbacks and validation are not. So the
+    # clock stands first among the callbacks and `clock.last` stands last.
     def __init__(
         self,
         meter: "InputMeter | ReplicaMeter",
@@ -141,12 +133,10 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def reading(self) -> InputReading:
-        """What the model has received so far."""
         return self._meter.read()
 
     @property
     def examples(self) -> int:
-        """Examples trained on so far."""
         return self._reading.examples
 
     @property
@@ -161,14 +151,12 @@ class TrainingClock(keras.callbacks.Callback):
         self.in_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
-        """Note where the epoch starts."""
         self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
         self._epoch_iterations = updates_made(self.model, self._reading.batches)
         self._epoch_begun = True
 
     def begin_step(self) -> None:
-        """Start a step."""
         self.in_step = True
         self._meter.begin_step()
         if self.first_learning_rate is None:
@@ -177,7 +165,6 @@ class TrainingClock(keras.callbacks.Callback):
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        """End the step."""
         self.in_step = False
         duration_s = self._now() - self._begun_s
         reading = self._meter.read()
@@ -228,14 +215,10 @@ def replica_count(model: Any) -> int:
 
 
 class ReplicaMeter:
-    """Counts what the replicas of a `tf.distribute.Strategy` really train on.
+    """Counts what the replicas of a `tf.distribute.Strategy` really train on, in the train step."""
 
-    A strategy takes batches ahead of the steps, and one more to build the model from, so that its
-    input pipeline tells neither how many were trained on nor who waited. Here the train step
-    counts: all replicas add their rows up, and the time when that sum is known is when the batch
-    has arrived everywhere.
-    """
-
+    # A strategy takes batches ahead of the steps, and one more to build the model from, so that its
+    # input pipeline tells neither how many were trained on nor who waited.
     def __init__(self, model: keras.Model):
         self._model: Any = model
         self._strategy = self._model.distribute_strategy
@@ -283,6 +266,7 @@ class ReplicaMeter:
         mine = tf.cast(tf.shape(parts_of(data)[0])[0], tf.float64)
         context: Any = tf.distribute.get_replica_context()
         rows = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
+        # When the sum of all is known, the batch has arrived everywhere.
         with tf.control_dependencies([rows]):
             arrived_s = tf.timestamp()
         batches, examples, largest, _, _ = tf.unstack(tf.convert_to_tensor(self._totals))
@@ -292,21 +276,16 @@ class ReplicaMeter:
         return self._step(data)
 
     def begin_step(self) -> None:
-        """Note that a step begins."""
         self._traces_before = self._traces
         # Of several steps in one execution only the last arrival is known.
         self._begun_s = time.time() if self._model.steps_per_execution == 1 else None
 
     def read(self) -> InputReading:
-        """Read the totals since the meter was made.
-
-        A step that was traced counts as one that waited for nothing: tracing hides the waiting.
-        Nothing is known of it where an execution has several steps.
-        """
+        """Read the totals since the meter was made; the waiting of one step an execution only."""
         local = self._strategy.experimental_local_results(self._totals)[0]
         batches, examples, largest, rows, arrived_s = local.numpy()
         if self._begun_s is not None and arrived_s > self._begun_s:
-            if self._traces == self._traces_before:
+            if self._traces == self._traces_before:  # Else tracing hides the waiting.
                 self._wait_s += float(arrived_s) - self._begun_s
             self._begun_s = None
         known = self._model.steps_per_execution == 1

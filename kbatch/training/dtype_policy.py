@@ -23,7 +23,6 @@ POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16",
 
 
 def check_dtype_policies(dtype_policy: str | Sequence[str]) -> tuple[str, ...]:
-    """Check that Keras knows a dtype policy, or each of several."""
     policies = (dtype_policy,) if isinstance(dtype_policy, str) else tuple(dtype_policy)
     if not policies or not set(policies) <= set(POLICIES):
         raise ValueError(
@@ -82,7 +81,6 @@ def _policies_used(model: keras.Model) -> set[str]:
 
 
 def check_active_policy(model: keras.Model, policy: str) -> None:
-    """Check that a built model really runs under a policy."""
     used = _policies_used(model)
     active = model.dtype_policy.name
     if used and policy not in used:
@@ -103,7 +101,6 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
 
 
 def loss_scaled(model: keras.Model) -> bool:
-    """Return whether the optimizer scales the loss."""
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
@@ -235,10 +232,8 @@ def measure_policy_speeds(
 
 @functools.cache
 def float16_slowdown() -> float | None:
-    """Return how many times as long as float32 a CPU takes in float16; None with a GPU.
-
-    Some multiply float16 fast, but take long for the gradient of a convolution: the slower counts.
-    """
+    """Return how many times as long as float32 a CPU takes in float16; None with a GPU."""
+    # Some multiply float16 fast, but take long for the gradient of a convolution.
     if tf.config.list_physical_devices("GPU"):
         return None
     found = []
@@ -259,7 +254,6 @@ def slow_float16_text(slowdown: float | None) -> str | None:
 
 
 def policy_finding(speeds: Sequence[PolicySpeed], device: str) -> Finding:
-    """Describe which policy is fast."""
     reference, *others = speeds
     ratios = {speed.dtype_policy: speed.times_as_fast_as(reference) for speed in others}
     measured = " and ".join(f"{name} {ratio:.2f} times" for name, ratio in ratios.items())

@@ -103,17 +103,11 @@ def scale_model(
     noise_scale: float | None = None,
     factor: float = 1.0,
 ) -> LearningRateScaling:
-    """Scale the settings of a compiled model from one batch size to another.
-
-    Under the rule "joint" the learning rate is `factor` times the one of the optimizer's own rule.
-
-    Each of several optimizers follows by itself; what is returned is of the main one.
-    The momentum of a BatchNormalization layer that stood in a model scaled before is scaled from
-    what it was then: a search may build many models around one trained part.
-    """
+    """Scale the settings of a compiled model from one batch size to another."""
+    # Under the rule "joint" the rate is `factor` times the one of the optimizer's own rule.
     layers = _batch_norms(model)
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    scaling: Any = None  # Of the main one, which comes last.
+    scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
     for optimizer in reversed(inner_optimizers(model)):
         second_moment = _second_moment_decay(optimizer)
         learning_rate = current_learning_rate(optimizer)
@@ -235,6 +229,6 @@ def _batch_norms(model: Any) -> list[Any]:
 
 
 def _own_momentum(layer: Any) -> float:
-    """Return the momentum that a person gave a layer, whatever a model before made of it."""
+    """Return the momentum that a person gave a layer, which a search may build around again."""
     own, scaled = vars(layer).get(_REMEMBERED, (layer.momentum, layer.momentum))
     return own if layer.momentum == scaled else layer.momentum

@@ -13,7 +13,6 @@ from kbatch.library_internals import build_symbolically, scaled_losses
 
 
 def check_compiled(model: Any) -> None:
-    """Check that a model is compiled."""
     if not isinstance(model, keras.Model):
         raise InputTypeError(
             "`model` must be a compiled `keras.Model`: does the build function end with "
@@ -47,7 +46,6 @@ def check_model(model: keras.Model) -> None:
 
 
 def check_trainable(model: keras.Model) -> None:
-    """Check that training a model changes it."""
     check_model(model)
     if model.built and not model.trainable_weights:
         raise ValueError(
@@ -81,13 +79,10 @@ def build_ahead(model: Any, spec: Any) -> None:
 
 
 class TrainStep:
-    """A train step in the place of Keras's, which waits for its data.
+    """A train step in the place of Keras's, which waits for its data."""
 
-    At the end of data of unknown length Keras runs its compiled step once more, with none. What
-    needs them fails, but the optimizer counts an update and decays the weights all the same.
-    Batches that are made from other batches have no known length.
-    """
-
+    # At the end of data of unknown length, such as rebatched ones, Keras runs its compiled step
+    # once more, with none: the optimizer counts an update and decays the weights all the same.
     def __init__(self, model: keras.Model):
         self.model: Any = model
         before, step = vars(model).get("train_step"), installed_step(model)

@@ -19,17 +19,14 @@ _ATTRIBUTES = ("train_step", "history", "stop_training")
 
 
 class KeptState:
-    """Weights, metrics, optimizer, seeds and train step of a built model, as they are now.
-
-    The optimizer is built first: what is kept is its state before the first update.
-    """
+    """Weights, metrics, optimizer, seeds and train step of a built model, as they are now."""
 
     def __init__(self, model: keras.Model):
         self._model: Any = model
         found = [*model.variables, *self._model.metrics_variables]
         optimizer = getattr(model, "optimizer", None)
         if optimizer is not None and not optimizer.built and user_step(model) is None:
-            # Only then: built a second time, a loss scale would start again.
+            # What is kept is its state before the first update; built again, a loss scale restarts.
             with self._model.distribute_strategy.scope():
                 optimizer.build(model.trainable_variables)
         # A model with a train step of its own may have several, such as one for each network. That
@@ -46,7 +43,6 @@ class KeptState:
         self._train_function = getattr(model, "train_function", None)
 
     def restore(self) -> None:
-        """Put it back."""
         self._model.reset_metrics()  # Those that came since then were not kept.
         for variable, value in zip(self._variables, self._values, strict=True):
             variable.assign(value)
@@ -123,7 +119,6 @@ def kept_variables(model: Any) -> contextlib.AbstractContextManager[None]:
 
 @contextlib.contextmanager
 def kept_values(variables: Sequence[Any]) -> Iterator[None]:
-    """Put variables back as they were."""
     kept = [(one, np.array(tf.convert_to_tensor(one.value))) for one in variables]
     try:
         yield
@@ -133,7 +128,6 @@ def kept_values(variables: Sequence[Any]) -> Iterator[None]:
 
 
 def check_seed(seed: int | None) -> int | None:
-    """Check that a seed is None or an integer of at least 0."""
     if seed is None:
         return None
     if isinstance(seed, bool) or not hasattr(seed, "__index__") or operator.index(seed) < 0:

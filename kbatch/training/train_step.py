@@ -39,7 +39,6 @@ class BorrowedStep:
         self._outputs = self._model.train_function(iter((batch,)))
 
     def wait(self) -> None:
-        """Wait until the last step is done."""
         wait_for(self._outputs)
 
     def has_seen(self, batch: Any) -> bool:
@@ -87,7 +86,6 @@ def fitting_data() -> Iterator[None]:
 
 
 def check_one_device(model: keras.Model) -> None:
-    """Check that a model lies on one device."""
     replicas = model.distribute_strategy.num_replicas_in_sync
     if replicas > 1:
         raise InputError(
@@ -134,12 +132,10 @@ def _is_of_keras(given: Any) -> bool:
 
 
 def rows_of(batch: Any) -> int:
-    """Count the examples in a batch."""
     return int(parts_of(batch)[0].shape[0])
 
 
 def first_rows(batch: Any, rows: int) -> Any:
-    """Take the first examples of a batch."""
     return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 
@@ -164,8 +160,9 @@ class MicroBatchSteps:
 
     def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
         """Make the step of a batch; its first call traces and compiles."""
-        accumulated = micro_batch_size < rows_of(batch)
-        graph = self._accumulating_graph(micro_batch_size) if accumulated else self._whole
+        graph = self._whole
+        if micro_batch_size < rows_of(batch):
+            graph = self._accumulating or self._accumulating_graph(micro_batch_size)
 
         def run() -> None:
             model = self._model
@@ -183,8 +180,6 @@ class MicroBatchSteps:
         return run
 
     def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
-        if self._accumulating is not None:
-            return self._accumulating
         self._how._replace(micro_batch_size=micro_batch_size).apply(self._model)
         if self._model.jit_compile:
             return _Graph(self._model.train_step)

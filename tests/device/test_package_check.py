@@ -1,4 +1,5 @@
 import json
+import re
 
 import pytest
 
@@ -6,7 +7,6 @@ from kbatch.device.doctor import (
     backend_finding,
     package_findings,
     python_finding,
-    read_backend,
     read_package_findings,
 )
 
@@ -94,19 +94,22 @@ def test_the_backend_is_read_as_keras_reads_it(variables, settings, backend, tmp
         (tmp_path / ".keras").mkdir()
         text = settings if isinstance(settings, str) else json.dumps(settings)
         (tmp_path / ".keras" / "keras.json").write_text(text)
-    assert read_backend(variables, tmp_path)[0] == backend
+    found = backend_finding(variables, tmp_path)
+    assert re.search(r"runs? on (\S+) \(", found.text)[1] == backend
 
 
 def test_keras_home_replaces_the_home_directory(tmp_path):
     (tmp_path / "keras.json").write_text('{"backend": "jax"}')
     variables = {"KERAS_HOME": str(tmp_path)}
-    assert read_backend(variables, tmp_path / "home") == ("jax", str(tmp_path / "keras.json"))
+    found = backend_finding(variables, tmp_path / "home")
+    assert f"run on jax ({tmp_path / 'keras.json'})" in found.text
 
 
-def test_another_backend_is_refused_with_the_command():
-    found = backend_finding("jax", "KERAS_BACKEND")
+def test_another_backend_is_refused_with_the_command(tmp_path):
+    found = backend_finding({"KERAS_BACKEND": "jax"}, tmp_path)
     assert (found.status, found.command) == ("missing", "export KERAS_BACKEND=tensorflow")
-    assert backend_finding("tensorflow", "x").status == "ok"
+    assert "(KERAS_BACKEND)" in found.text
+    assert backend_finding({"KERAS_BACKEND": "tensorflow"}, tmp_path).status == "ok"
 
 
 def test_this_installation_is_whole():

@@ -1,6 +1,7 @@
 """The ascent with probes that tell what a test wants, then with real ones that run out."""
 
 import contextlib
+import types
 
 import keras
 import numpy as np
@@ -10,7 +11,7 @@ import tensorflow as tf
 from kbatch.errors import OutOfMemoryError
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.measure import inference_plan, measure_predict_memory
-from kbatch.memory.find import ascend_memory, expected_bytes
+from kbatch.memory.find import expected_bytes, memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Workload
 from kbatch.training.data.sample_rows import SampleRows
@@ -21,7 +22,7 @@ LIMIT = 1000
 class Probes:
     """Memory of 100 bytes and some bytes an example; it runs out above the limit."""
 
-    facts = None
+    facts = types.SimpleNamespace(limit_bytes=LIMIT, held_bytes=50, notes=())
 
     def __init__(self, each=10, hidden_from=None):
         self.each = each
@@ -43,12 +44,11 @@ class Probes:
 def ascend(probes, sizes, **changed):
     arguments = {
         "dtype_policy": "float32",
-        "limit_bytes": LIMIT,
-        "held_bytes": 50,
         "time_budget_s": 100.0,
         "clock": lambda: 0.0,
+        "say": lambda line: None,
     }
-    return tuple(ascend_memory(probes, sizes, **(arguments | changed)))
+    return memory_pass(probes, sizes, **(arguments | changed)).records
 
 
 def test_a_size_far_from_the_only_one_is_not_refused_before_one_between_was_probed():
@@ -180,11 +180,7 @@ def test_every_one_of_3_real_ends_of_memory_is_survived():
     load = Workload(lambda: model, rows, "float32", training=False)
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
-        weights = probes.facts.variables_bytes
         for size in (1600, 100_000, 1800):
-            records = ascend(
-                probes, (1, size), limit_bytes=96 * 2**20, held_bytes=weights, guard_share=1e9
-            )
-            outcomes = [r.outcome for r in records]
+            outcomes = [r.outcome for r in ascend(probes, (1, size), guard_share=1e9)]
             survived += outcomes == ["fits", "out_of_memory"]
     assert survived == 3

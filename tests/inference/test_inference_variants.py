@@ -10,9 +10,10 @@ from kbatch.inference.call_paths import (
     output_change,
     outputs_of,
     policy_of,
-    quantised_note,
     variant,
+    variants_of,
 )
+from kbatch.inference.inputs import inference_inputs
 from kbatch.training.dtype_policy import PolicyUnsupported
 
 
@@ -125,11 +126,14 @@ def test_layers_that_are_not_quantised_are_told():
     model = keras.Sequential(
         [layers.Input((4, 2)), layers.Conv1D(2, 2), layers.Flatten(), layers.Dense(1)]
     )
-    assert quantised_note(variant(model, "int8")) == (
+    _, _, notes = variants_of(model, inference_inputs(model), "int8", ())
+    assert notes[1:] == (
         "Under int8, 1 of 2 layers with weights are quantised; the others compute in float32: "
-        f"{model.layers[0].name}."
+        f"{model.layers[0].name}.",
     )
-    assert quantised_note(variant(mlp(), "int8")) is None
+    model = mlp()
+    _, _, notes = variants_of(model, inference_inputs(model), "int8", ())
+    assert len(notes) == 1
 
 
 def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():

@@ -116,9 +116,8 @@ def test_workers_end_without_making_what_waits_in_the_queue(tmp_path, use_multip
         return {one for one in threading.enumerate() if not one.name.startswith("Dummy")}
 
     before = ours()
-    source = source_of_py_dataset(
-        Slow(tmp_path), workers=2, use_multiprocessing=use_multiprocessing, max_queue_size=100
-    )
+    settings = {"workers": 2, "use_multiprocessing": use_multiprocessing, "max_queue_size": 100}
+    source = source_of_py_dataset(Slow(tmp_path), settings)
     with BatchStream(source) as stream:
         stream.next()
         (tmp_path / "end").touch()
@@ -146,8 +145,6 @@ class Broken(Batches):
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("at", [0, 3])
 def test_an_error_in_a_batch_is_ours_and_ends_the_workers(workers, at):
-    source = source_of_py_dataset(
-        Broken(at), workers=workers, use_multiprocessing=False, max_queue_size=10
-    )
+    source = source_of_py_dataset(Broken(at), {"workers": workers, "max_queue_size": 10})
     with pytest.raises(InputError, match=rf"error at batch {at} .*no file here"):
         first_epoch(source)

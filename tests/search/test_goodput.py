@@ -3,7 +3,9 @@
 import dataclasses
 import functools
 import json
+import tempfile
 import threading
+import types
 from pathlib import Path
 
 import fake_nvml
@@ -204,7 +206,12 @@ def test_in_processes_of_their_own_trials_and_sweep_give_the_same(found, tmp_pat
 def swept(hypermodel, *data, directory=None):
     space = keras_tuner.HyperParameters()
     hypermodel.build(space)
-    return sweep_throughput(hypermodel, space, data, {}, directory=directory)
+    tuner = types.SimpleNamespace(
+        hypermodel=hypermodel,
+        oracle=types.SimpleNamespace(get_space=lambda: space),
+        project_dir=directory or tempfile.mkdtemp(),
+    )
+    return sweep_throughput(tuner, data, {})
 
 
 def test_a_sweep_times_every_size_in_the_micro_batches_that_are_given():

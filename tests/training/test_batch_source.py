@@ -164,7 +164,7 @@ def test_a_file_cache_that_is_not_full_is_refused_and_a_full_one_read(tmp_path, 
 
 def test_a_py_dataset_keeps_its_settings_and_its_epochs():
     rows = Rows(workers=3, max_queue_size=7)
-    changed = source_of_py_dataset(rows, workers=2, use_multiprocessing=False, max_queue_size=3)
+    changed = source_of_py_dataset(rows, {"workers": 2, "max_queue_size": 3})
     with BatchStream(changed) as stream:
         for _ in range(7):
             stream.next()

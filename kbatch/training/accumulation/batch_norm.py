@@ -35,12 +35,10 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 
 
 class BatchNormUpdate:
-    """Advances the moving statistics of a model's BatchNormalization layers once an update.
-
-    Without a model they are left to Keras, which advances them once a micro-batch.
-    """
+    """Advances the moving statistics of a model's BatchNormalization layers once an update."""
 
     def __init__(self, model: keras.Model | None):
+        # Without a model they are left to Keras, which advances them once a micro-batch.
         self._layers: list[Any] = [
             layer
             for layer in ([] if model is None else layers_of(model, include_self=False))
@@ -87,7 +85,6 @@ class BatchNormUpdate:
                 calls.clear()
 
     def add(self, sums: BatchStatistics, rows: tf.Tensor) -> BatchStatistics:
-        """Add the statistics that an observed forward pass showed."""
         added = []
         for index, (layer, calls) in enumerate(zip(self._layers, self._calls, strict=True)):
             # Moved ones are averaged: that is exact but for how far micro-batches differ.
@@ -99,7 +96,6 @@ class BatchNormUpdate:
         return tuple(added)
 
     def finalize(self, sums: BatchStatistics) -> None:
-        """Write the moving statistics."""
         layers = zip(self._layers, self._before, self._calls, sums, strict=True)
         for layer, (mean, variance), calls, totals in layers:
             if not calls:

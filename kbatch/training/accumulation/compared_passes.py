@@ -41,13 +41,10 @@ STILL_UP_TO = 1e-5
 
 
 class Pass(NamedTuple):
-    """Values by name: loss terms, and gradients of variables."""
-
     terms: dict[str, float]
     gradients: dict[str, np.ndarray]
 
     def is_finite(self) -> bool:
-        """Return whether no value is NaN or infinite."""
         values = (*self.terms.values(), *self.gradients.values())
         return all(np.isfinite(value).all() for value in values)
 
@@ -156,32 +153,34 @@ class Passes:
                 elif self._counts:
                     known = [totals[i] for i, _ in enumerate(output_losses_of(model))]
                 share = tf.ones([]) if rows_share is None else rows_share
-                loss, terms = self._terms((x, y, y_pred, sample_weight), share, known, added)
+                loss, terms = output_losses.part_of_batch_loss(
+                    model,
+                    (x, y, y_pred, sample_weight),
+                    rows_share=share,
+                    totals=known,
+                    added_losses=added,
+                )
+                # How a `compute_loss` of the user's own takes what layers add, only its result
+                # tells.
+                if not output_losses.has_own_loss(model):
+                    terms = (*terms, *output_losses.penalties(model, added, share))
                 if rows_share is None:
                     # In cut calls the model adds what its layers do.
                     self.sources = self.sources or self._named_terms()
                     loss = compute_loss(model, x, y, y_pred, sample_weight)
-            gradients = self._gradients(tape, loss)
-        return tf.stack([tf.cast(loss, tf.float32), *terms]), gradients
+            variables = model.trainable_weights
+            found: Any = tape.gradient(loss, gradient_sum.sources(variables))
+            gradients = [
+                tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
+                for variable, one in zip(variables, found, strict=True)
+            ]
+        return tf.stack([tf.cast(one, tf.float32) for one in (loss, *terms)]), gradients
 
     def _counting_pass(self, leaves: list[Any]) -> tf.Tensor:
         x, y, sample_weight = self._nested(leaves)
         with _still_draws():
             y_pred = forward(self._model, x, training=True)
             return tf.stack(output_losses.denominators(self._model, (y, y_pred, sample_weight)))
-
-    def _terms(
-        self, passed: Any, rows_share: tf.Tensor, totals: Sequence[tf.Tensor], added: list[Any]
-    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        """Return what rows add to the loss of a batch, and to each of its terms."""
-        model = self._model
-        loss, outputs = output_losses.part_of_batch_loss(
-            model, passed, rows_share=rows_share, totals=totals, added_losses=added
-        )
-        # How a `compute_loss` of the user's own takes what layers add, only its result tells.
-        own = output_losses.has_own_loss(model)
-        penalties = [] if own else output_losses.penalties(model, added, rows_share)
-        return loss, [tf.cast(one, tf.float32) for one in (*outputs, *penalties)]
 
     def _named_terms(self) -> dict[str, str]:
         found = output_losses_of(self._model)
@@ -196,14 +195,6 @@ class Passes:
             added += ["a penalty on weights"] * (len(self._model.losses) - len(added))
         names = _numbered([*losses, *added])
         return {name: "loss" if i < len(losses) else "added" for i, name in enumerate(names)}
-
-    def _gradients(self, tape: tf.GradientTape, loss: tf.Tensor) -> list[tf.Tensor]:
-        variables = self._model.trainable_weights
-        found = tape.gradient(loss, gradient_sum.sources(variables))
-        return [
-            tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
-            for variable, one in zip(variables, found, strict=True)
-        ]
 
     def _nested(self, leaves: list[Any]) -> Any:
         rest = iter(leaves)
@@ -220,11 +211,9 @@ def _parts(batch: Any) -> list[list[Any]]:
 
 
 class OwnPasses:
-    """A batch sent through a `train_step` of the user's own: where it moves the weights.
+    """A batch sent through a `train_step` of the user's own: where it moves the weights."""
 
-    Optimizers move them by a constant times their gradients, so that moves add up as these do.
-    """
-
+    # Optimizers move them by a constant times their gradients, so that moves add up as these do.
     def __init__(self, model: Any, batch: Any, training_rows: int | None):
         self._model, self._state = model, KeptState(model)
         self._weights = [one for one in model.weights if "float" in one.dtype]
@@ -251,12 +240,24 @@ class OwnPasses:
                 if gradient is not None:
                     one.assign_sub(rate * tf.convert_to_tensor(gradient))
 
+        names = _numbered([f"the update of {one.path}" for one in self._weights])
+
         def pass_by(run: Callable[[Any], Any]) -> Callable[[Any], Pass]:
             def moving(data: Any) -> None:
                 with replaced_applies(move):
                     run(data)
 
-            return functools.partial(self._moves, _traced(model, moving, spec))
+            traced = _traced(model, moving, spec)
+
+            def moves(batch: Any) -> Pass:
+                self._state.restore()
+                before = [wide(one.value) for one in self._weights]
+                traced(each_part(as_tensor, batch))
+                pairs = zip(self._weights, before, strict=True)
+                found = [wide(one.value) - was for one, was in pairs]
+                return Pass({"the loss": 0.0}, dict(zip(names, found, strict=True)))
+
+            return moves
 
         def in_cut_calls(data: Any) -> None:
             with cuts.installed():
@@ -274,14 +275,6 @@ class OwnPasses:
         for one, move in zip(self._weights, found.gradients.values(), strict=True):
             one.assign_add(move)
         self._state = KeptState(self._model)
-
-    def _moves(self, run: Callable[..., Any], batch: Any) -> Pass:
-        self._state.restore()
-        before = [wide(one.value) for one in self._weights]
-        run(each_part(as_tensor, batch))
-        moves = [wide(one.value) - was for one, was in zip(self._weights, before, strict=True)]
-        names = _numbered([f"the update of {one.path}" for one in self._weights])
-        return Pass({"the loss": 0.0}, dict(zip(names, moves, strict=True)))
 
 
 def _traced(model: Any, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:

@@ -121,14 +121,7 @@ class CutCalls:
 class _CutCall:
     """One call of a layer, in micro-batches."""
 
-    def __init__(
-        self,
-        cuts: CutCalls,
-        layer: Any,
-        plain: Callable[..., Any],
-        arguments: Any,
-        places: list[int],
-    ):
+    def __init__(self, cuts: CutCalls, layer: Any, plain: Any, arguments: Any, places: list[int]):
         self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
         self._name = f"{layer.name} ({type(layer).__name__})"
         self._leaves, self._places = keras.tree.flatten(arguments), places
@@ -411,7 +404,6 @@ class ExactTrainStep(AccumulatingTrainStep):
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
-    """Check that a model can be trained in the exact mode."""
     if loss_denominator is not None:
         raise ValueError(
             "The exact mode takes the loss of the whole batch as it is: leave out "

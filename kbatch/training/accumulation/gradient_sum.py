@@ -78,11 +78,9 @@ class MicroBatches(NamedTuple):
 
     @property
     def count(self) -> tf.Tensor:
-        """How many micro-batches there are."""
         return -(-self.rows // self.size)
 
     def part(self, start: tf.Tensor | int, size: tf.Tensor | int) -> Any:
-        """Cut out `size` rows from row `start` on."""
         return each_part(lambda leaf: rows_between(leaf, start, size), self.leaves)
 
     def fold(self, add: Callable[[Any, Any], Any], sums: Any, *, fixed: bool) -> Any:
@@ -111,7 +109,6 @@ class MicroBatches(NamedTuple):
 
 
 def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
-    """Prepare a batch for cutting."""
     leaves = each_part(as_tensor, batch)
     present = parts_of(leaves)
     lengths = [leaf.shape[0] for leaf in present]

@@ -20,11 +20,7 @@ from kbatch.records.training_run import MOMENT_METRICS
 
 
 class MomentMeans:
-    """Means of S and G2 over the measured updates of an epoch: every n-th, and always the first.
-
-    Updates of a single micro-batch tell nothing about the noise, and updates that overflowed are
-    skipped by the optimizer too: neither counts.
-    """
+    """Means of S and G2 over the measured updates of an epoch: every n-th, and always the first."""
 
     def __init__(self, every: int):
         self._every = every
@@ -49,6 +45,7 @@ class MomentMeans:
         micro, whole = (norm / scale**2 for norm in update(due))
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
         variance = (micro - whole) * rows / tf.maximum(steps - 1.0, 1.0)
+        # A single micro-batch tells nothing about the noise; overflows the optimizer skips too.
         counts = (steps > 1.0) & tf.math.is_finite(micro + whole)
         found = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
         self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)

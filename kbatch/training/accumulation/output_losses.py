@@ -112,7 +112,6 @@ def need_counting(model: keras.Model) -> bool:
 
 
 def check_denominators(given: LossDenominators, model: keras.Model) -> None:
-    """Check the argument `loss_denominator`."""
     functions = list(given.values()) if isinstance(given, dict) else [given]
     usable = model.loss is not None and functions and all(map(callable, functions))
     if given is not None and not usable:

@@ -89,7 +89,6 @@ class PartsCheck:
 
     @property
     def text(self) -> str:
-        """What was found, in a clause."""
         if self.difference is None:
             return f"no comparison with parts of it could be made ({self.reason})"
         percent = format_number(100 * self.difference, 2)
@@ -112,11 +111,8 @@ class PartsCheck:
 def check_parts(
     model: keras.Model, rows: Any, *, exact: bool = False, training_rows: int | None = None
 ) -> PartsCheck:
-    """Compare batches that go through whole and in parts, in float32 and without dropout.
-
-    Parts are those of the exact mode if `exact`. `training_rows` is how many rows the batches of
-    training have, where a step sees their number as a number.
-    """
+    """Compare batches that go through whole and in parts, in float32 and without dropout."""
+    # `training_rows` is how many rows batches have in training, where a step sees their number.
     own = user_step(model) is not None
     batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
     count = int(row_count(batches[0]))
@@ -347,9 +343,6 @@ def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
     else:
         sample: Any = sample_of(FitData(**{k: given[k] for k in FitData._fields if k in given}))
         return sample.rows, sample.examples if batched else given.get("batch_size") or 32
-    batch = each_part(lambda part: part if _is_composite(part) else np.asarray(part), batch)
+    composite = (tf.RaggedTensor, tf.SparseTensor)
+    batch = each_part(lambda part: part if isinstance(part, composite) else np.asarray(part), batch)
     return batch, int(row_count(batch))
-
-
-def _is_composite(part: Any) -> bool:
-    return isinstance(part, (tf.RaggedTensor, tf.SparseTensor))

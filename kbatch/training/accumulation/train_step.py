@@ -229,16 +229,12 @@ class Update:
     """One optimizer update: zeros, one `_add` a micro-batch, apply."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        batch: MicroBatches,
-        batch_norm_once: bool,
-        measured: tf.Tensor | bool,  # The micro-gradients; a tensor where an update decides.
+        self, model: Any, batch: MicroBatches, batch_norm_once: bool, measured: tf.Tensor | bool
     ):
         self.batch_metrics: set[str] = set()
-        self.model: Any = model
+        self.model = model
         self.batch = batch
-        self._measured = measured
+        self._measured = measured  # The micro-gradients; a tensor where an update decides.
         self.batch_norm = BatchNormUpdate(model if batch_norm_once else None)
         self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.
@@ -275,12 +271,19 @@ class Update:
             ]
             self._totals = tuple(a + b for a, b in zip(*counted, strict=True))
         first, second = (self._part(one) for one in passes)
+
+        def joined(*parts: Any) -> Any:
+            both: Any = tf.concat(parts, axis=0)
+            masks: Any = [mask_of(part) for part in parts]
+            if all(mask is not None for mask in masks):
+                set_mask(both, tf.concat(masks, axis=0))
+            return both
+
         # A metric of the user's own may look at the batch as a whole.
-        self._count(batch.leaves, keras.tree.map_structure(_joined, *[p.y_pred for p in passes]))
+        self._count(batch.leaves, keras.tree.map_structure(joined, *[p.y_pred for p in passes]))
         return _total(first, second, gradient_sum.joined(first.gradients, second.gradients))
 
     def apply(self, sums: Sums) -> None:
-        """Apply the gradients once and write the statistics and losses of the batch."""
         model = self.model
         variables = model.trainable_weights
         gradients = gradient_sum.finalize(sums.gradients, variables, self._connected)
@@ -382,12 +385,3 @@ def _total(first: Sums, second: Sums, gradients: Any, statistics: BatchStatistic
         first.micro_sq_norm + second.micro_sq_norm,
         statistics,
     )
-
-
-def _joined(first: Any, second: Any) -> Any:
-    """Join predictions with their masks."""
-    both: Any = tf.concat([first, second], axis=0)
-    masks: Any = [mask_of(part) for part in (first, second)]
-    if all(mask is not None for mask in masks):
-        set_mask(both, tf.concat(masks, axis=0))
-    return both

@@ -23,18 +23,6 @@ from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.accumulation.train_step import Update, prepared_batch
 from kbatch.training.model import TrainStep, check_model, installed_step, user_step
 
-_SPARSE_GRADIENTS = ("summed", "keras")
-
-
-def check_sparse_gradients(value: str) -> str:
-    """Check the argument `sparse_gradients`."""
-    if value not in _SPARSE_GRADIENTS:
-        raise ValueError(
-            f"`sparse_gradients` must be one of {_SPARSE_GRADIENTS}. "
-            f"Received: sparse_gradients={value!r}."
-        )
-    return value
-
 
 def sum_sparse_gradients(model: keras.Model) -> keras.Model:
     """Make a compiled model add up gradient rows of equal indices, where that matters."""

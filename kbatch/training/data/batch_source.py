@@ -7,7 +7,8 @@ import queue
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, NamedTuple
 
@@ -79,12 +80,7 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
                 "There are no batches to measure: give data with at least one. "
                 f"Received: a {type(data).__name__} with num_batches=0."
             )
-        return source_of_py_dataset(
-            data,
-            workers=data.workers,
-            use_multiprocessing=data.use_multiprocessing,
-            max_queue_size=data.max_queue_size,
-        )
+        return source_of_py_dataset(data)
     if gives_batches(data):
         if batch_size is not None:
             data = batches_of(data, model, batch_size)
@@ -117,24 +113,18 @@ def batch_source(data: Any, model: keras.Model, *, batch_size: int | None) -> Ba
 
 
 def source_of_dataset(dataset: tf.data.Dataset, batch_size: int | None = None) -> BatchSource:
-    """Make a source of batches from a dataset of batches."""
     return BatchSource("tf.data.Dataset", lambda: _epoch(dataset), dataset, batch_size)
 
 
 def source_of_py_dataset(
     dataset: keras.utils.PyDataset,
+    changed: Mapping[str, Any] = types.MappingProxyType({}),
     *,
-    workers: int,
-    use_multiprocessing: bool,
-    max_queue_size: int,
     timeout_s: float = _PROCESSES_S,
 ) -> BatchSource:
-    """Make a source of batches from a PyDataset, with workers of its own choice."""
-    settings = {
-        "workers": workers,
-        "use_multiprocessing": use_multiprocessing,
-        "max_queue_size": max_queue_size,
-    }
+    """Make a source of batches from a PyDataset, with its settings but for those `changed`."""
+    names = ("workers", "use_multiprocessing", "max_queue_size")
+    settings = {name: getattr(dataset, name) for name in names} | dict(changed)
     signature = None
 
     @contextlib.contextmanager
@@ -205,7 +195,6 @@ class BatchStream:
         self._stop()
 
     def next(self) -> Any:
-        """Return the next batch."""
         while True:
             try:
                 batch = next(self._iterator)
@@ -259,7 +248,6 @@ class BatchStream:
 
 
 def first_batch(source: BatchSource) -> tuple[Any, float]:
-    """Read the first batch of a source."""
     began_s = time.perf_counter()
     with BatchStream(source) as stream:
         return stream.next(), time.perf_counter() - began_s
@@ -271,21 +259,18 @@ _END_S = 5.0
 
 
 class Workers(OrderedEnqueuer):
-    """Keras's workers, which drop what they have not made when they stop.
+    """Keras's workers, which drop what they have not made when they stop."""
 
-    Keras's own queue is emptied batch by batch when it is stopped, which takes as long as making
-    them. Processes may take `timeout_s` to a batch, threads any time.
-    """
-
+    # Keras's own queue is emptied batch by batch then, which takes as long as making them.
     def __init__(self, py_dataset: Any, *, timeout_s: float, **settings: Any):
         super().__init__(py_dataset, **settings)
+        # To make a batch.
         self._timeout_s = timeout_s if settings["use_multiprocessing"] else float("inf")
         self._pools: list[Any] = []
         self._make_pool = self.executor_fn
         self.executor_fn = self._kept_pool
 
     def get(self) -> Iterator[Any]:
-        """Return the batches in their order."""
         while self.is_running():
             try:
                 pending: Any = self.future_queue.get(timeout=_POLL_S)

@@ -34,8 +34,6 @@ class FitData(NamedTuple):
 
 
 class Batches(NamedTuple):
-    """Training data ready for `fit`."""
-
     dataset: tf.data.Dataset
     validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
 
@@ -49,7 +47,6 @@ def in_batches(
     validation_batch_size: int,
     seed: int | None,
 ) -> Batches:
-    """Put training data into batches of `batch_size` examples."""
     if data.validation_split and data.validation_data is None:
         data = _split(data)
     x: Any = data.x
@@ -88,7 +85,6 @@ def in_batches(
 
 
 def is_dataset(data: Any) -> bool:
-    """Return whether data are a `tf.data.Dataset`."""
     return isinstance(data, tf.data.Dataset)
 
 
@@ -191,7 +187,6 @@ def rows_between(part: Any, start: Any, size: Any) -> Any:
 
 
 def row_count(parts: Any) -> tf.Tensor:
-    """Count the rows of a batch in the graph."""
     first = parts_of(parts)[0]
     if isinstance(first, tf.RaggedTensor):
         return first.nrows(tf.int32)
@@ -256,12 +251,20 @@ def _array(leaf: Any) -> Any:
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
-    """Return whether a dataset's elements are batches."""
     # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
     features: Any = spec[0] if isinstance(spec, tuple) else spec
     pairs = _paired(features, model)
     if pairs is None:
-        return _are_batches(spec)
+        parts = keras.tree.flatten(spec)
+        if any(part.shape.rank == 0 for part in parts):
+            return False
+        if all(part.shape.rank and part.shape[0] is None for part in parts):
+            return True
+        raise InputError(
+            "A model without declared inputs does not show whether a dataset is batched: begin it "
+            "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
+            f"Received: element_spec={spec}."
+        )
 
     def fits(shape: tf.TensorShape, expected: tuple[int | None, ...]) -> bool:
         column = len(expected) > 1 and expected[-1] == 1
@@ -300,22 +303,7 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
 
 
-def _are_batches(spec: Any) -> bool:
-    """Return whether elements are batches, where no model says so."""
-    parts = keras.tree.flatten(spec)
-    if any(part.shape.rank == 0 for part in parts):
-        return False
-    if all(part.shape.rank and part.shape[0] is None for part in parts):
-        return True
-    raise InputError(
-        "A model without declared inputs does not show whether a dataset is batched: begin it "
-        "with `keras.Input`, or give a function `batch_size -> dataset.batch(batch_size)`. "
-        f"Received: element_spec={spec}."
-    )
-
-
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Make a dataset of batches of nested arrays."""
     # Keras's own shuffling repeats one order in every epoch once a global seed is set.
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
@@ -349,13 +337,9 @@ def with_held_out(data: FitData, *, seed: int | None) -> FitData:
     order = np.random.default_rng(seed).permutation(rows)
     held, kept = np.sort(order[:count]), np.sort(order[count:])
     x, y, weight = keras.utils.unpack_x_y_sample_weight(_rows(arrays, kept))
-    return data._replace(
-        x=x,
-        y=y,
-        sample_weight=weight,
-        class_weight=None,  # It is in the sample weights already.
-        validation_data=_rows(arrays, held),
-    )
+    # The class weights are in the sample weights already.
+    data = data._replace(x=x, y=y, sample_weight=weight, class_weight=None)
+    return data._replace(validation_data=_rows(arrays, held))
 
 
 def _rows(arrays: Any, rows: Any) -> Any:
