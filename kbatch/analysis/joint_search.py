@@ -195,9 +195,9 @@ class PairModel(NamedTuple):
         covariance += (shares[:, None] * apart).T @ apart
         kept = len(pairs)
         counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
-        known = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
+        model = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
         margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
-        return cls(*known, float(shares @ noise[parts] ** 2), margin, weights)
+        return cls(*model, float(shares @ noise[parts] ** 2), margin, weights)
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
         """Add pending runs at their expected value: means stay, variances shrink."""

@@ -167,13 +167,9 @@ def forecast_updates(costs: SizeCosts, runs: Sequence[FinishedRun]) -> CostForec
         [0.025, 0.5, 0.975], np.cumsum(weights) - weights / 2, mixture.critical_sizes
     ).tolist()
     logs = list(zip(sizes, *(column.tolist() for column in mixture.logs()), strict=True))
-    return CostForecast(
-        updates={size: math.exp(mean) for size, mean, _ in logs},
-        intervals={size: Interval(math.exp(m - d), math.exp(m + d)) for size, m, d in logs},
-        critical=middle,
-        critical_interval=Interval(low, high),
-        _mixture=mixture,
-    )
+    updates = {size: math.exp(mean) for size, mean, _ in logs}
+    intervals = {size: Interval(math.exp(m - d), math.exp(m + d)) for size, m, d in logs}
+    return CostForecast(updates, intervals, middle, Interval(low, high), mixture)
 
 
 class _Mixture(NamedTuple):

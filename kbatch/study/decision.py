@@ -239,14 +239,10 @@ def candidates_of(trials: Sequence[TrialRecord], executions: int) -> tuple[list[
         if executions == 1 and trial.objective.name == "samples_per_second" and windows > 1:
             pairs = zip(each[0].window_examples, each[0].window_durations_s, strict=True)
             values = [examples / s for examples, s in pairs][:windows]
-        found.append(
-            Candidate(
-                values=values,
-                outcomes=None if unpaired else np.stack(blocks),
-                seconds=fmean(seconds) if timed and len(seconds) == len(each) else None,
-                examples=None if unpaired or not each[0].outcomes else each[0].outcomes.examples,
-            )
-        )
+        outcomes = None if unpaired else np.stack(blocks)
+        mean_s = fmean(seconds) if timed and len(seconds) == len(each) else None
+        examples = None if unpaired or not each[0].outcomes else each[0].outcomes.examples
+        found.append(Candidate(values, outcomes, mean_s, examples))
     return found, unpaired
 
 

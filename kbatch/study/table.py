@@ -312,13 +312,10 @@ def learning_rate_table(study: Study) -> Table | None:
         rows.append(Row(found.trial_id, found.status, found is best, cells))
     titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
     titles = (*titles, "Executions of the best", words[0].upper() + words[1:])
-    return Table(
-        title="Learning rate of each batch size",
-        columns=tuple(Column(title, True) for title in titles),
-        rows=tuple(rows),
-        footnote=_slope_text(trials, scaling, decision.tolerance or 0.01),
-        best_means="the pair to take",
-    )
+    columns = tuple(Column(title, True) for title in titles)
+    footnote = _slope_text(trials, scaling, decision.tolerance or 0.01)
+    title = "Learning rate of each batch size"
+    return Table(title, columns, tuple(rows), footnote, best_means="the pair to take")
 
 
 def _slope_text(

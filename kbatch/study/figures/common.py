@@ -102,9 +102,7 @@ def ranked_trials(study: Study) -> list[TrialRecord]:
 
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
-    found: dict[int, TrialRecord] = {}
-    for trial in ranked_trials(study):
-        found.setdefault(trial.batch_size, trial)
+    found = {trial.batch_size: trial for trial in reversed(ranked_trials(study))}
     return dict(sorted(found.items()))
 
 

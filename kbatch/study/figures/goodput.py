@@ -82,13 +82,9 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
         had = "had the best" if decided.trial is decided.best else had
         words = names.metric_words(name)
         other = f"Batch size {decided.trial.batch_size:,} {had} {words}: {differ}."
-    return GoodputInfo(
-        points=tuple(points),
-        incomplete_sizes=tuple((s, names.outcome(t)) for s, t in trials.items() if s not in rates),
-        noise_scale=scale,
-        best=bests[0],
-        notes=(used, other, bars, common.best_of_size_note(study)),
-    )
+    incomplete = tuple((s, names.outcome(t)) for s, t in trials.items() if s not in rates)
+    notes = used, other, bars, common.best_of_size_note(study)
+    return GoodputInfo(tuple(points), incomplete, scale, bests[0], notes)
 
 
 def _measured_scale(study: Study) -> tuple[float, Interval | None, str]:

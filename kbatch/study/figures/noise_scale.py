@@ -55,17 +55,14 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
             "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
             f"Received: {pluralize(len(study.trials), 'trial')} without gradient moments."
         )
-    return NoiseScaleInfo(
-        curves=tuple(curves),
-        epochs=max((e for curve in curves for run in curve.runs for e, _ in run), default=1),
-        notes=(
-            "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half "
-            "of training, with its 95 % interval; an arrow stands for a lower bound, where there "
-            "is no more.",
-            common.best_of_size_note(measured),
-        ),
-        incomplete=common.incomplete_text(study),
+    epochs = max((e for curve in curves for run in curve.runs for e, _ in run), default=1)
+    meaning = (
+        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
+        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
+        "more."
     )
+    notes = meaning, common.best_of_size_note(measured)
+    return NoiseScaleInfo(tuple(curves), epochs, notes, common.incomplete_text(study))
 
 
 def alt_text(info: NoiseScaleInfo) -> str:

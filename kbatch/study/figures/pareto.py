@@ -75,13 +75,10 @@ def pareto_info(study: Study) -> ParetoInfo:
         # Where there are several series, the legend names the rest.
         name = names.name(trial) if len(series) == 1 else f"{size:,}"
         points.append(ParetoPoint(name, size, own, rate, value, place in front))
-    return ParetoInfo(
-        points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
-        series=tuple(one.label for one in series),
-        quality=quality,
-        bars=bars_text(study.trials, of_metric=True),
-        incomplete=common.incomplete_text(study),
-    )
+    points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
+    labels = tuple(one.label for one in series)
+    words = bars_text(study.trials, of_metric=True), common.incomplete_text(study)
+    return ParetoInfo(tuple(points), labels, quality, *words)
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:

@@ -109,15 +109,9 @@ def trials_info(study: Study) -> TrialsInfo:
         if differ and combinations > common.MOST_SERIES:
             why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
         notes.append(f"Points are not joined: {why}.")
-    return TrialsInfo(
-        points=tuple(points.values()),
-        series=series,
-        quality=quality,
-        named=points[decided.trial.trial_id] if decided.trial else None,
-        best=decided.trial is decided.best,
-        objective=study.trials[0].objective,
-        notes=tuple(notes),
-    )
+    named = points[decided.trial.trial_id] if decided.trial else None
+    best, objective = decided.trial is decided.best, study.trials[0].objective
+    return TrialsInfo(tuple(points.values()), series, quality, named, best, objective, tuple(notes))
 
 
 def named_label(info: TrialsInfo) -> str:
