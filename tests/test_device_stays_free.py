@@ -4,6 +4,8 @@ import json
 import subprocess
 import sys
 
+import pytest
+
 # Each call is ended where it starts its worker, after a look at TensorFlow's context.
 _PROGRAM = """
 import json, sys, tempfile
@@ -68,6 +70,7 @@ print(json.dumps(found))
 """
 
 
+@pytest.mark.slow
 def test_no_call_starts_the_devices_before_its_worker():
     ended = subprocess.run(
         [sys.executable, "-c", _PROGRAM], capture_output=True, text=True, check=False

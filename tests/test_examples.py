@@ -42,6 +42,7 @@ def check(module, study, tmp_path, capsys):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
+@pytest.mark.slow
 def test_mnist(tmp_path, capsys):
     module = example("mnist")
     x, y = module.load()

@@ -62,8 +62,8 @@ EXPERIMENTS = {
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # Both may only fall.
-MOST_LINES = 36_355
-MOST_FILES = 163
+MOST_LINES = 35_360
+MOST_FILES = 162
 
 
 def dotted(path):

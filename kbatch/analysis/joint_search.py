@@ -43,7 +43,6 @@ _STEEPER = np.arange(-1.0, 1.01, 0.25)
 _RATE_LENGTHS, _SIZE_LENGTH = (0.75, 1.5, 3.0), 8.0
 _SIGNALS, _NOISES = (3.0, 8.0), (0.15, 0.4, 1.0, 2.0)
 _STEEPER_SPREAD, _LEVEL, _SIZE_SLOPE = 0.4, 10.0, 1.0
-_DRAWS = 400
 
 
 class PairRun(NamedTuple):
@@ -73,11 +72,18 @@ def next_pair(
     most: int,
     pending: Sequence[tuple[int, float]] = (),
 ) -> NextPair:
-    """Choose the pair to run next of `most` in all, or describe why none is.
-
-    Each of the `pending` pairs counts as if it showed what the model expects of it.
-    """
-    left = [(b, a) for b in batch_sizes for a in factors if _may_run(b, a, runs)]
+    """Choose the pair to run next of `most` in all; the `pending` count as the model expects."""
+    left = [
+        (b, a)
+        for b in batch_sizes
+        for a in factors
+        if not any(
+            (run.outcome == "out_of_memory" and b >= run.batch_size)
+            or (run.outcome == "failed" and b == run.batch_size)
+            or (run.outcome == "diverged" and b == run.batch_size and a >= run.factor)
+            for run in runs
+        )
+    ]
     tried = [*((run.batch_size, run.factor) for run in runs), *pending]
     # It begins with the rule's rate at both ends and in the middle, and around that.
     rule = min(range(len(factors)), key=lambda i: abs(math.log(factors[i])))
@@ -93,7 +99,7 @@ def next_pair(
         more = untried and not pending and len(runs) < most
         return NextPair(untried[0], "start") if more else NextPair(None, "all tried")
     model = model.with_pending(pending)
-    best, chance = model.best, model.chance_of_better()
+    best, chance = model.pairs[model.best], model.chance_of_better()
     if len(tried) >= most:
         return NextPair(None, "budget", best, chance)
     finals = model.finals()
@@ -106,15 +112,6 @@ def next_pair(
         fewest = min(repeats, key=lambda pair: (tried.count(pair), finals.index(pair)))
         return NextPair(fewest, "final", best, chance)
     return NextPair(None, "settled" if untried else "all tried", best, chance)
-
-
-def _may_run(batch_size: int, factor: float, runs: Sequence[PairRun]) -> bool:
-    return not any(
-        (run.outcome == "out_of_memory" and batch_size >= run.batch_size)
-        or (run.outcome == "failed" and batch_size == run.batch_size)
-        or (run.outcome == "diverged" and batch_size == run.batch_size and factor >= run.factor)
-        for run in runs
-    )
 
 
 class PairModel(NamedTuple):
@@ -197,15 +194,10 @@ class PairModel(NamedTuple):
         covariance = np.tensordot(shares, whole, 1) - weighted.T @ weighted
         covariance += (shares[:, None] * apart).T @ apart
         kept = len(pairs)
-        return cls(
-            tuple(pairs),
-            np.where([pair in tried for pair in pairs], counts[:kept], 0.0),
-            mean[:kept],
-            covariance[:kept, :kept],
-            float(shares @ noise[parts] ** 2),
-            float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED)),
-            weights,
-        )
+        counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
+        known = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
+        margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
+        return cls(*known, float(shares @ noise[parts] ** 2), margin, weights)
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
         """Add pending runs at their expected value: means stay, variances shrink."""
@@ -226,17 +218,14 @@ class PairModel(NamedTuple):
         return float(middle), Interval(float(low), float(high))
 
     @property
-    def best(self) -> tuple[int, float]:
-        return self.pairs[self._best]
-
-    @property
-    def _best(self) -> int:
+    def best(self) -> int:
+        """The index of the best pair that was tried."""
         return int(np.argmax(np.where(self.counts > 0, self.means, -np.inf)))
 
     def chance_of_better(self) -> float:
         """Return the probability that some pair is better than the best by the tolerance."""
         draws = self._draws()
-        return float(np.mean(draws.max(axis=1) - draws[:, self._best] > self.tolerance))
+        return float(np.mean(draws.max(axis=1) - draws[:, self.best] > self.tolerance))
 
     def untried_by_gain(self) -> list[tuple[int, float]]:
         """Return the untried pairs, the one whose run promises the largest gain first."""
@@ -256,7 +245,7 @@ class PairModel(NamedTuple):
         found: dict[int, tuple[int, float]] = {}
         for i in order[: int((self.counts > 0).sum())]:
             size = self.pairs[i][0]
-            near = draws[:, i] >= draws[:, self._best] - self.tolerance
+            near = draws[:, i] >= draws[:, self.best] - self.tolerance
             if size not in found and (len(found) < 2 or np.mean(near) >= _LEAST_PROBABILITY):
                 found[size] = self.pairs[i]
         return list(found.values())
@@ -264,5 +253,5 @@ class PairModel(NamedTuple):
     def _draws(self) -> np.ndarray:
         values, vectors = np.linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        normal = np.random.default_rng(0).standard_normal((_DRAWS, len(self.means)))
+        normal = np.random.default_rng(0).standard_normal((400, len(self.means)))
         return self.means + normal @ root.T

@@ -21,7 +21,6 @@ themselves, and a fit without them would find the model faster than it is.
 import dataclasses
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -149,13 +148,8 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
     intercept, slope = (coefficients * unit).tolist()
-    return Line(
-        intercept,
-        slope,
-        variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit),
-        degrees_of_freedom=count - 2,
-        departure=measure_departure(x, residuals),
-    )
+    covariance = variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit)
+    return Line(intercept, slope, covariance, count - 2, measure_departure(x, residuals))
 
 
 def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarray]:
@@ -236,46 +230,9 @@ _LIKELIER = 12.0
 _APART = 2.0
 # Less scatter than this cannot be told from few rounds.
 _LEAST_SPREAD = 0.01
-# With fewer rounds in the fast group the slow ones are the model's own times.
-_LEAST_CALM = 1 / 3
-# A line needs so many of them.
-_FEWEST = 3
 # The fit ends after so many steps, or when no centre moves by more, in logarithms.
 _MOST_STEPS = 200
 _SAME = 1e-6
-
-
-class _TwoGroups(NamedTuple):
-    """Centres of the fast rounds of each size; how much higher the slow ones lie, and how many."""
-
-    centres: np.ndarray
-    slower: float
-    spread: float
-    slow_spread: float
-    share: float
-
-    def log_densities(self, logs: np.ndarray, sizes: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Return the logarithm of the density of each value, in the fast and in the slow group."""
-        residuals = logs - self.centres[sizes]
-        return (
-            _log_normal(residuals, self.spread) + math.log(1 - self.share),
-            _log_normal(residuals - self.slower, self.slow_spread) + math.log(self.share),
-        )
-
-    def likelier(self, logs: np.ndarray, sizes: np.ndarray) -> "_TwoGroups":
-        """Make one step of expectation and maximization."""
-        fast, slow = self.log_densities(logs, sizes)
-        slowness = np.exp(slow - np.logaddexp(fast, slow))
-        calm, late = (1 - slowness) / self.spread**2, slowness / self.slow_spread**2
-        pulled = calm * logs + late * (logs - self.slower)
-        centres = np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
-        residuals = logs - centres[sizes]
-        share = float(np.mean(slowness))
-        late_count, calm_count = share * len(logs), (1 - share) * len(logs)
-        slower = float(slowness @ residuals) / late_count
-        spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
-        slow_spread = max(spread, math.sqrt(slowness @ (residuals - slower) ** 2 / late_count))
-        return _TwoGroups(centres, slower, spread, slow_spread, min(max(share, 0.001), 0.999))
 
 
 def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
@@ -287,18 +244,37 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     logs, sizes = np.log(np.concatenate(everything)), np.repeat(np.arange(len(groups)), counts)
     residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
     spread = max(_LEAST_SPREAD, float(np.std(residuals)))
-    low = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
-    found = _TwoGroups(low, 2 * spread, spread / 2, spread / 2, 0.4)
-    for _ in range(_MOST_STEPS):
-        before, found = found, found.likelier(logs, sizes)
-        if np.max(np.abs(found.centres - before.centres)) < _SAME:
+    alone = np.sum(_log_normal(residuals, spread))
+    # Centres of the fast rounds of each size, how much higher the slow ones lie, how far both
+    # scatter, and the share of the slow ones: by expectation and maximization.
+    centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
+    slower, fast_spread, slow_spread, share = 2 * spread, spread / 2, spread / 2, 0.4
+    moved, steps = math.inf, 0
+    while True:
+        residuals = logs - centres[sizes]
+        fast = _log_normal(residuals, fast_spread) + math.log(1 - share)
+        slow = _log_normal(residuals - slower, slow_spread) + math.log(share)
+        either = np.logaddexp(fast, slow)
+        if moved < _SAME or steps == _MOST_STEPS:
             break
-    fast, slow = found.log_densities(logs, sizes)
-    gain = 2 * float(np.sum(np.logaddexp(fast, slow)) - np.sum(_log_normal(residuals, spread)))
-    scatter = math.sqrt((found.spread**2 + found.slow_spread**2) / 2)
-    calm = (fast > slow) | (logs <= found.centres[sizes])
-    told_apart = gain >= _LIKELIER and found.slower > max(_TOLERANCE, _APART * scatter)
-    if not told_apart or np.sum(calm) < _FEWEST or np.mean(calm) < _LEAST_CALM:
+        steps += 1
+        slowness = np.exp(slow - either)
+        calm, late = (1 - slowness) / fast_spread**2, slowness / slow_spread**2
+        pulled = calm * logs + late * (logs - slower)
+        before, centres = centres, np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
+        moved, residuals = np.max(np.abs(centres - before)), logs - centres[sizes]
+        share = float(np.mean(slowness))
+        late_count, calm_count = share * len(logs), (1 - share) * len(logs)
+        slower = float(slowness @ residuals) / late_count
+        fast_spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
+        late_spread = math.sqrt(slowness @ (residuals - slower) ** 2 / late_count)
+        slow_spread, share = max(fast_spread, late_spread), min(max(share, 0.001), 0.999)
+    gain = 2 * float(np.sum(either) - alone)
+    scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
+    calm = (fast > slow) | (logs <= centres[sizes])
+    told_apart = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
+    # A line needs three rounds, and where few are fast the slow ones are the model's own times.
+    if not told_apart or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)

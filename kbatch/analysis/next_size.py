@@ -190,7 +190,16 @@ class _Mixture(NamedTuple):
     def of(cls, costs: SizeCosts, tried: Sequence[FinishedRun], sizes: Sequence[int]) -> "_Mixture":
         """Condition the model on the runs, and ask it for some sizes."""
         runs = [run for run in tried if run.updates]
-        guesses, logs = _critical_sizes(costs, runs)
+        # B_crit on a grid, with the logarithm of what is believed of each.
+        if noise := [run.noise_scale for run in runs if run.noise_scale]:
+            centre, spread = float(np.mean(np.log(noise))), _RESOLVED
+        elif bounds := [run.noise_at_least for run in runs if run.noise_at_least]:
+            centre, spread = math.log(2 * max(bounds)), _BOUNDED
+        else:
+            ends = min(costs.update_costs), max(costs.update_costs)
+            centre, spread = 0.5 * math.log(ends[0] * ends[1]), _UNKNOWN
+        offsets = np.linspace(-3, 3, 61)
+        guesses, logs = np.exp(centre + spread * offsets), -0.5 * offsets**2
         every = sorted({*sizes, *(run.batch_size for run in runs)})
         known = np.array(every, float)
         means = np.log1p(guesses[:, None] / known)
@@ -216,14 +225,10 @@ class _Mixture(NamedTuple):
         weights = np.exp(logs - logs.max())
         asked = [every.index(size) for size in sizes]
         variances = np.diagonal(covariance, axis1=1, axis2=2)[:, asked]
-        return cls(
-            guesses,
-            weights / weights.sum(),
-            means[:, asked],
-            np.sqrt(np.maximum(variances, 0.0) + _RUN**2),
-            np.array([costs.update_costs[size] for size in sizes]),
-            costs.start_cost,
-        )
+        deviations = np.sqrt(np.maximum(variances, 0.0) + _RUN**2)
+        update_costs = np.array([costs.update_costs[size] for size in sizes])
+        shares = weights / weights.sum()
+        return cls(guesses, shares, means[:, asked], deviations, update_costs, costs.start_cost)
 
     def logs(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the mean of log S of each size, and half of its 95 % interval."""
@@ -248,18 +253,3 @@ class _Mixture(NamedTuple):
         costs = self.start_cost + np.exp(logs) * self.update_costs[:, None]
         saved = np.maximum(cost - costs, 0.0) @ (shares / shares.sum())
         return self.weights @ saved / self.medians()
-
-
-def _critical_sizes(costs: SizeCosts, runs: Sequence[FinishedRun]) -> tuple[np.ndarray, np.ndarray]:
-    """Return B_crit on a grid with the logarithm of what is believed of each."""
-    known = [run.noise_scale for run in runs if run.noise_scale]
-    bounds = [run.noise_at_least for run in runs if run.noise_at_least]
-    if known:
-        centre, spread = float(np.mean(np.log(known))), _RESOLVED
-    elif bounds:
-        centre, spread = math.log(2 * max(bounds)), _BOUNDED
-    else:
-        ends = min(costs.update_costs), max(costs.update_costs)
-        centre, spread = 0.5 * math.log(ends[0] * ends[1]), _UNKNOWN
-    offsets = np.linspace(-3, 3, 61)
-    return np.exp(centre + spread * offsets), -0.5 * offsets**2

@@ -160,14 +160,9 @@ def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
     variances, squared_norms, weights = map(np.concatenate, zip(*blocks, strict=True))
     ratio = ratio_of_means(variances, squared_norms, weights=weights)
     shares = weights / weights.sum()
-    return NoiseScale(
-        ratio.value,
-        ratio.interval,
-        ratio.at_least,
-        variance=float(shares @ variances),
-        squared_norm=float(shares @ squared_norms),
-        measurements=sum(counts),
-    )
+    variance, squared_norm = float(shares @ variances), float(shares @ squared_norms)
+    found = ratio.value, ratio.interval, ratio.at_least
+    return NoiseScale(*found, variance, squared_norm, measurements=sum(counts))
 
 
 def _block_length(runs: Sequence[_Run]) -> int:

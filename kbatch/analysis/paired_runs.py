@@ -31,7 +31,7 @@ one has left (Maron and Moore 1997, The racing algorithm, with paired difference
 
 import bisect
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -62,19 +62,19 @@ class Verdict(NamedTuple):
     """Which candidates are as good as the best, as far as their executions show it."""
 
     leader: int  # The best mean.
-    # How much worse each is than the leader (positive is worse in either direction); of the leader
-    # against the best other. All bounds of one side hold at once with the confidence. None where
-    # nothing is known.
-    gaps: tuple[Interval | None, ...]
     certified: tuple[int, ...]  # At most the tolerance worse than any that may be the best.
     worse: tuple[int, ...]  # More than the tolerance worse than the leader.
     named: int  # The fastest of those certified, the leader where none is.
     certain: bool  # One is certified, and each faster one is in `worse`.
+    # How much worse each is than the leader (positive is worse in either direction); of the leader
+    # against the best other. All bounds of one side hold at once with the confidence. None where
+    # nothing is known.
+    gaps: tuple[Interval | None, ...] = ()
     # Forecast of the executions of each that settle it; None where it is settled, where nothing is
     # known of seeds yet, or where no number would.
-    executions_needed: int | None
-    smallest_tolerance: float | None  # Too few validation examples: what they could settle.
-    promising: tuple[int, ...]  # Faster than `named`, perhaps certified after 40 executions.
+    executions_needed: int | None = None
+    smallest_tolerance: float | None = None  # Too few validation examples: what they could settle.
+    promising: tuple[int, ...] = ()  # Faster than `named`, perhaps certified after 40 executions.
 
 
 def judge(
@@ -85,58 +85,48 @@ def judge(
     confidence: float = DEFAULT_CONFIDENCE,
     looks: int = 1,
 ) -> Verdict:
-    """Judge which candidates are within a tolerance of the best, and which is the fastest of them.
-
-    A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
-    smallest size comes first, which is preferred where nothing else decides. A certain answer is
-    right with `confidence` at all `looks` at growing data, this one included.
-    """
-    counts = [len(candidate.values) for candidate in candidates]
-    rounds = max(counts)
-    dropped = {index for index, count in enumerate(counts) if count < rounds}
-    seconds = [candidate.seconds for candidate in candidates]
-    costs = [0.0 if None in seconds else float(value or 0.0) for value in seconds]
-    level = (1 - confidence) / max(1, len(counts) - 1)
-    pairs = _Pairs(candidates, 1.0 if larger_is_better else -1.0, level, looks)
+    """Judge which candidates lie within a tolerance of the best, and which is the fastest one."""
+    # A candidate with fewer executions than others was dropped by a race: it stays in `worse`. The
+    # first is the smallest, which is preferred where nothing else decides. A certain answer is
+    # right with `confidence` at all `looks` at growing data, this one included.
+    indices, level = range(len(candidates)), (1 - confidence) / max(1, len(candidates) - 1)
+    sign = 1.0 if larger_is_better else -1.0
+    pairs = _Pairs(candidates, sign=sign, tolerance=tolerance, level=level, looks=looks)
+    rounds, dropped, costs = pairs.rounds, pairs.dropped, pairs.costs
     half = pairs.half_widths(rounds)
-    found = _rule(pairs.gaps, half, costs, tolerance, dropped)
-    certain = found.settled and rounds > 1
-    others = (k for k in range(len(counts)) if k != found.leader)
+    found = pairs.rule(half)
+    certain = found.certain and rounds > 1
+    others = (k for k in indices if k != found.leader)
     second = min(others, key=lambda k: (k in dropped, pairs.gaps[found.leader, k]), default=None)
-    than = [second if k == found.leader else found.leader for k in range(len(counts))]
+    than = [second if k == found.leader else found.leader for k in indices]
     gaps = [_interval(pairs.gaps[i, k], half[i, k]) for k, i in enumerate(than) if i is not None]
     later = pairs.half_widths(max(rounds, _MANY_ROUNDS))
-    hopes = np.maximum(0.0, later - pairs.chance())
-    hopes = _rule(pairs.gaps, hopes, costs, tolerance, dropped).certified
+    hopes = pairs.rule(np.maximum(0.0, later - pairs.chance())).certified
     needed = smallest = None
     if not certain and rounds > 1:
 
         def settled(number: float, chance: float = 0.0) -> bool:
-            widths = np.maximum(0.0, pairs.half_widths(number) - chance * pairs.chance())
-            return _rule(pairs.gaps, widths, costs, tolerance, dropped).settled
+            widths = pairs.half_widths(number) - chance * pairs.chance()
+            return pairs.rule(np.maximum(0.0, widths)).certain
 
         if settled(math.inf):
             numbers = range(rounds + 1, _MOST_ROUNDS)
             needed = rounds + 1 + bisect.bisect_left(numbers, True, key=settled)
             needed = None if needed >= _MOST_ROUNDS else needed
         else:
-            rivals = [k for k in range(len(counts)) if k not in found.worse]
+            rivals = [k for k in indices if k not in found.worse]
             at_best = pairs.half_widths(math.inf)[np.ix_(rivals, rivals)].max()
             # Not even with equal means, or not if these move as far as seeds may take them.
             if at_best > tolerance or not settled(math.inf, 1.0):
                 uppers = np.maximum(0.0, pairs.gaps) + later
                 fastest = min(rivals, key=lambda k: (costs[k], k))
                 smallest = float(max(uppers[k, fastest] for k in rivals))
-    return Verdict(
-        found.leader,
-        tuple(gaps) or (None,),
-        found.certified,
-        found.worse,
-        found.named,
-        certain,
-        needed,
-        smallest,
-        tuple(k for k in hopes if costs[k] < costs[found.named] or not found.certified),
+    return found._replace(
+        certain=certain,
+        gaps=tuple(gaps) or (None,),
+        executions_needed=needed,
+        smallest_tolerance=smallest,
+        promising=tuple(k for k in hopes if costs[k] < costs[found.named] or not found.certified),
     )
 
 
@@ -144,46 +134,26 @@ def _interval(middle: float, half: float) -> Interval | None:
     return Interval(float(middle - half), float(middle + half)) if math.isfinite(half) else None
 
 
-class _Found(NamedTuple):
-    leader: int
-    certified: tuple[int, ...]
-    worse: tuple[int, ...]
-    named: int
-    settled: bool
-
-
-def _rule(
-    gaps: np.ndarray,
-    half: np.ndarray,
-    costs: Sequence[float],
-    tolerance: float,
-    dropped: Collection[int],
-) -> _Found:
-    """Apply the rule to gaps [than, of] and the half-widths of their intervals."""
-    indices = range(len(costs))
-    racing = [k for k in indices if k not in dropped]
-    leader = min(racing, key=lambda k: (gaps[racing[0], k], k))
-    low = gaps[leader] - half[leader]
-    worse = tuple(k for k in indices if k in dropped or (k != leader and low[k] > tolerance))
-    # One that is worse than the leader is not the best: nobody need be compared with it.
-    rivals = [k for k in indices if k not in worse]
-    certified = tuple(
-        k for k in rivals if all(gaps[i, k] + half[i, k] <= tolerance for i in rivals if i != k)
-    )
-    named = min(certified, key=lambda k: (costs[k], gaps[leader, k], k), default=leader)
-    faster = (k for k in indices if costs[k] < costs[named])
-    return _Found(leader, certified, worse, named, bool(certified) and set(faster) <= set(worse))
-
-
 class _Pairs:
     """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
 
-    def __init__(self, candidates: Sequence[Candidate], sign: float, level: float, looks: int):
-        self._levels = 1 - 2 * level / (looks + 1), 1 - level
+    def __init__(
+        self,
+        candidates: Sequence[Candidate],
+        *,
+        sign: float,
+        tolerance: float,
+        level: float,
+        looks: int,
+    ):
+        self._levels, self._tolerance = (1 - 2 * level / (looks + 1), 1 - level), tolerance
+        seconds = [candidate.seconds for candidate in candidates]
+        self.costs = [0.0 if None in seconds else float(value or 0.0) for value in seconds]
         counts = np.array([len(candidate.values) for candidate in candidates])
-        self._counts, self._longest = np.minimum.outer(counts, counts), int(counts.max())
+        self._counts, self.rounds = np.minimum.outer(counts, counts), int(counts.max())
+        self.dropped = {index for index, count in enumerate(counts) if count < self.rounds}
         # What was dropped long ago, often of another spread, is not in the pool.
-        pool = counts == self._longest if sum(counts == self._longest) > 1 else counts > 0
+        pool = counts == self.rounds if sum(counts == self.rounds) > 1 else counts > 0
         columns = int(counts[pool].min())
         table = np.array([c.values[:columns] for c, k in zip(candidates, pool, strict=True) if k])
         self._rows = len(table)
@@ -225,7 +195,7 @@ class _Pairs:
     def half_widths(self, rounds: float) -> np.ndarray:
         """Return the half-widths of the intervals once the longest have so many executions."""
         # A dropped one gets no more of them.
-        seeds = self._seeds / np.where(self._counts < self._longest, self._counts, rounds)
+        seeds = self._seeds / np.where(self._counts < self.rounds, self._counts, rounds)
         freedom = max(1.0, (self._rows - 1) * (rounds - 1)), self._blocks - 1
         of_seeds, of_examples = special.stdtrit(freedom, self._levels)
         return np.sqrt(of_seeds**2 * seeds + of_examples**2 * self._examples)
@@ -233,6 +203,21 @@ class _Pairs:
     def chance(self) -> np.ndarray:
         """Return two standard errors by seeds, by which the gaps may still move."""
         return 2 * np.sqrt(self._seeds / self._counts)
+
+    def rule(self, half: np.ndarray) -> Verdict:
+        """Judge by the gaps [than, of] and the half-widths of their intervals."""
+        gaps, costs, indices = self.gaps, self.costs, range(len(self.costs))
+        racing = [k for k in indices if k not in self.dropped]
+        leader = min(racing, key=lambda k: (gaps[racing[0], k], k))
+        far = gaps[leader] - half[leader] > self._tolerance
+        worse = tuple(k for k in indices if k in self.dropped or (k != leader and far[k]))
+        # One that is worse than the leader is not the best: nobody need be compared with it.
+        rivals = [k for k in indices if k not in worse]
+        near = gaps + half <= self._tolerance
+        certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
+        named = min(certified, key=lambda k: (costs[k], gaps[leader, k], k), default=leader)
+        faster = {k for k in indices if costs[k] < costs[named]}
+        return Verdict(leader, certified, worse, named, bool(certified) and faster <= set(worse))
 
 
 def _distances(rows: np.ndarray) -> np.ndarray:
@@ -253,8 +238,6 @@ def _example_share(candidates: Sequence[Candidate]) -> float:
 
 
 LOOKS = (3, 4, 5, 6, 8, 10, 12, 16, 20, 24, 32, 40)
-# At so many looks in a row the validation set must be too small before the race gives up.
-_LOOKS_TO_GIVE_UP = 2
 # A certified size is taken unless so many times the executions show that no faster one will do.
 _WORTH = 1.5
 
@@ -277,11 +260,8 @@ def race(
     confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
 ) -> RaceState:
-    """Compute the state of a race, and what it executes next, from the executions so far.
-
-    Candidates come smallest size first, without values where none was executed yet;
-    `max_executions` is of all together, None for 40 of each. See `judge` for the rest.
-    """
+    """Compute the state of a race, and what it executes next, from the executions so far."""
+    # The smallest size comes first; `max_executions` is of all together, None for 40 of each.
     counts = [len(candidate.values) for candidate in candidates]
     looks = race_looks(len(candidates), max_executions)
     left_at = dict.fromkeys(range(len(candidates)), 0)
@@ -312,7 +292,7 @@ def race(
         and ((verdict.executions_needed or math.inf) > _WORTH * rounds)
     ):
         ended = "certified"
-    elif too_small >= _LOOKS_TO_GIVE_UP:
+    elif too_small > 1:  # At two looks in a row the validation set was too small.
         ended = "examples"
     elif not upcoming or (max_executions and sum(counts) + missing > max_executions):
         ended = "executions"

@@ -10,7 +10,6 @@ import numpy as np
 
 SHORTEST_WINDOW_S = 0.05
 MOST_WINDOWS = 200
-_MOST_PIECES = 100
 
 
 @dataclasses.dataclass(frozen=True)
@@ -87,13 +86,9 @@ def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
 
 
 class ThinnedSeries:
-    """Keeps the means of consecutive pieces of a series, all of one length but the last.
+    """Keeps the means of pieces of a series; neighbours are joined where there are too many."""
 
-    Whenever the number of pieces reaches the bound, which is even, neighbours are joined: memory
-    and record stay small however long the series grows, and the mean of the whole is kept.
-    """
-
-    def __init__(self, *, columns: int, most: int = _MOST_PIECES):
+    def __init__(self, *, columns: int, most: int = 100):
         if most < 2 or most % 2:
             raise ValueError(f"`most` must be even and positive. Received: most={most}.")
         # Sum and count of each column, a row a piece.

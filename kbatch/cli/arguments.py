@@ -110,14 +110,14 @@ def named_data(text: str) -> Any:
 
 def named_x_y(text: str) -> tuple[Any, Any]:
     data = named_data(text)
-    if isinstance(data, (tuple, list)) and len(data) == 2:
-        return data[0], data[1]
-    if isinstance(data, (tuple, list)):
+    if not isinstance(data, (tuple, list)):
+        return data, None
+    if len(data) != 2:
         raise ValueError(
             f"`{DATA}` must give (x, y), a dataset or a function batch_size -> dataset. "
             f"Received: {DATA} {text}, which gives {len(data)} values."
         )
-    return data, None
+    return data[0], data[1]
 
 
 def split_name(text: str, option: str) -> tuple[str, str]:
@@ -167,17 +167,13 @@ def integers(text: str, *, example: str) -> list[int]:
         ) from error
 
 
-# Columns of a table in a log file, where no terminal says how wide it is.
-_LOG_WIDTH = 120
-
-
 def starting_console() -> "Console":
     """Return the console of a command, which says first that TensorFlow starts."""
     from rich.console import Console
 
     console = Console(emoji=False)
     if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=_LOG_WIDTH, emoji=False)
+        console = Console(width=120, emoji=False)  # No terminal says how wide a log file is.
     say(console, "Starting TensorFlow ...")
     return console
 

@@ -1,23 +1,18 @@
-"""The demos: searches over batch sizes on real data that need no download."""
+"""What the demos train: models and real data that need no download."""
 
 import ast
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import keras
 import numpy as np
 
-from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.tuner import BatchSizeTuner
-from kbatch.study.study import RECORD_NAME, Study, load_study
 from kbatch.training.dtype_policy import slow_float16_text
 
-PROJECT_NAME = "demo-search"
-MICRO_BATCH_SIZE = 128
 # Packages of the standard library with enough functions, on every machine with Python.
 PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 VOCABULARY, TOKENS = 4000, 80
@@ -31,41 +26,6 @@ class Task(NamedTuple):
     load: Callable[[], tuple[np.ndarray, np.ndarray]]
     build: Callable[[], keras.Model]
     epochs: int
-
-
-def run_demo(
-    directory: Path,
-    task: Task,
-    *,
-    batch_sizes: tuple[int, ...],
-    epochs: int,
-    dtype_policy: str,
-    seed: int,
-) -> Study:
-    folder = directory / PROJECT_NAME
-    if folder.exists() and not (folder / RECORD_NAME).exists():
-        raise FileExistsError(
-            "The demo replaces only an earlier demo: give another `--output`. Received: "
-            f"{folder}, which is no earlier demo."
-        )
-    x, y = task.load()
-    hypermodel = BatchSizeHyperModel(
-        task.build,
-        batch_sizes,
-        micro_batch_size=MICRO_BATCH_SIZE,
-        dtype_policy=dtype_policy,
-        learning_rate_scaling="sqrt",
-        seed=seed,
-    )
-    tuner = BatchSizeTuner(
-        hypermodel,
-        objective="val_accuracy",
-        directory=directory,
-        project_name=PROJECT_NAME,
-        overwrite=True,
-    )
-    tuner.search(x, y, validation_split=0.2, epochs=epochs)
-    return load_study(tuner)
 
 
 def default_policy(slowdown: float | None) -> tuple[str, str | None]:
@@ -117,12 +77,15 @@ def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
 def load_texts() -> tuple[np.ndarray, np.ndarray]:
     """Load the functions of Python's library as 80 padded token ids each, with their package."""
     library = Path(sysconfig.get_path("stdlib"))
-    texts = [
-        (re.findall(r"\w+|[^\w\s]", text), label)
-        for label, name in enumerate(PACKAGES)
-        for path in sorted((library / name).rglob("*.py"))
-        for text in _functions(path.read_text(encoding="utf-8"))
-    ]
+    texts = []
+    for label, name in enumerate(PACKAGES):
+        for path in sorted((library / name).rglob("*.py")):
+            source = path.read_text(encoding="utf-8")
+            lines = source.splitlines()
+            for node in ast.walk(ast.parse(source)):
+                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                    text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
+                    texts.append((re.findall(r"\w+|[^\w\s]", text), label))
     if not texts:
         raise FileNotFoundError(
             "The demo on texts reads Python's own sources, which are not here: use the demo on "
@@ -131,21 +94,10 @@ def load_texts() -> tuple[np.ndarray, np.ndarray]:
     counts = Counter(token for tokens, _ in texts for token in tokens)
     # 0 is padding and 1 every rarer token.
     known = {token: i for i, (token, _) in enumerate(counts.most_common(VOCABULARY - 2), start=2)}
-    x = keras.utils.pad_sequences(
-        [[known.get(token, 1) for token in tokens] for tokens, _ in texts],
-        maxlen=TOKENS,
-        padding="post",
-        truncating="post",
-    )
+    rows = [[known.get(token, 1) for token in tokens] for tokens, _ in texts]
+    x = keras.utils.pad_sequences(rows, maxlen=TOKENS, padding="post", truncating="post")
     order = np.random.default_rng(0).permutation(len(x))
     return x[order], np.array([label for _, label in texts])[order]
-
-
-def _functions(source: str) -> Iterator[str]:
-    lines = source.splitlines()
-    for node in ast.walk(ast.parse(source)):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-            yield "\n".join(lines[node.lineno - 1 : node.end_lineno])
 
 
 def build_text_model() -> keras.Model:

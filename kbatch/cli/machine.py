@@ -10,9 +10,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from kbatch.device.doctor import Examination
 
-_TOPIC_WIDTH = 14
-_TEXT_WIDTH = 76
-
 
 def add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="examine versions, devices, memory and speed")
@@ -74,8 +71,8 @@ def _examine(variables: Mapping[str, str]) -> "Examination":
 def examination_text(examination: "Examination") -> str:
     lines = []
     for finding in examination.findings:
-        head = f"{finding.status:<9}{finding.topic:<{_TOPIC_WIDTH}} "
-        indent, width = " " * len(head), _TEXT_WIDTH + len(head)
+        head = f"{finding.status:<9}{finding.topic:<14} "
+        indent, width = " " * len(head), 76 + len(head)
         lines += textwrap.wrap(finding.text, width, initial_indent=head, subsequent_indent=indent)
         lines += [f"{indent}$ {finding.command}"] if finding.command else []
     missing = [finding.topic for finding in examination.findings if finding.status == "missing"]
@@ -90,16 +87,16 @@ def examination_text(examination: "Examination") -> str:
 
 def add_distribute(commands: Any) -> None:
     """Add the command of earlier versions, which says what to write now."""
+
+    def refuse(options: argparse.Namespace) -> None:
+        raise ValueError(
+            "`kbatch distribute` was removed: give the tuner an executor, "
+            '`BatchSizeTuner(..., executor="local")` for the GPUs or cores of this host, or one of '
+            "Ray, Dask or SLURM for several hosts, and run the script once, as `python search.py`. "
+            f"Received: kbatch distribute {' '.join(options.words)}."
+        )
+
     # No word is an option: whatever follows is answered.
     distribute = commands.add_parser("distribute", add_help=False, prefix_chars="\0")
     distribute.add_argument("words", nargs="*")
-    distribute.set_defaults(run=_run_distribute)
-
-
-def _run_distribute(options: argparse.Namespace) -> None:
-    raise ValueError(
-        "`kbatch distribute` was removed: give the tuner an executor, "
-        '`BatchSizeTuner(..., executor="local")` for the GPUs or cores of this host, or one of '
-        "Ray, Dask or SLURM for several hosts, and run the script once, as `python search.py`. "
-        f"Received: kbatch distribute {' '.join(options.words)}."
-    )
+    distribute.set_defaults(run=refuse)

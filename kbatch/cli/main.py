@@ -7,24 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kbatch import __version__
-from kbatch.cli.machine import add_distribute, add_doctor
-from kbatch.cli.measure import add_inference, add_input, add_max_batch, add_recommend
-from kbatch.cli.study import add_demo, add_export, add_plot, add_report, add_view
-
-# In the order of the help.
-_COMMANDS = (
-    add_demo,
-    add_doctor,
-    add_max_batch,
-    add_inference,
-    add_input,
-    add_recommend,
-    add_distribute,
-    add_report,
-    add_view,
-    add_plot,
-    add_export,
-)
+from kbatch.cli import machine, measure, study
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -55,6 +38,16 @@ def command_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
-    for add in _COMMANDS:
-        add(commands)
+    # In the order of the help.
+    study.add_demo(commands)
+    machine.add_doctor(commands)
+    measure.add_max_batch(commands)
+    measure.add_inference(commands)
+    measure.add_input(commands)
+    measure.add_recommend(commands)
+    machine.add_distribute(commands)
+    study.add_report(commands)
+    study.add_view(commands)
+    study.add_plot(commands)
+    study.add_export(commands)
     return parser

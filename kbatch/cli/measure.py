@@ -9,7 +9,6 @@ from kbatch.cli import arguments
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 
-_UNITS_MS = {"us": 0.001, "ms": 1.0, "s": 1000.0}
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 
 
@@ -40,7 +39,8 @@ def add_inference(commands: Any) -> None:
 def milliseconds(text: str) -> float:
     """Read a time with its unit, such as 20ms or 0.5s."""
     required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
-    return arguments.quantity(text, _UNITS_MS, f"{required} Received: --slo")
+    units_ms = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+    return arguments.quantity(text, units_ms, f"{required} Received: --slo")
 
 
 def _run_inference(options: argparse.Namespace) -> None:

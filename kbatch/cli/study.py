@@ -15,14 +15,11 @@ if TYPE_CHECKING:
 
 def add_report(commands: Any) -> None:
     report = commands.add_parser("report", help="write a report of a study or of profiles")
-    report.add_argument(
-        "records",
-        type=Path,
-        nargs="+",
-        metavar="DIR|FILE",
-        help="project directory of a search, or the JSON file of a study, profile or result; "
-        "several make one document",
+    records = (
+        "project directory of a search, or the JSON file of a study, profile or result; "
+        "several make one document"
     )
+    report.add_argument("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
     add_output(report, "report to write, .html or .md", "kbatch-report.html")
     report.set_defaults(run=_report)
 
@@ -38,16 +35,10 @@ def _report(options: argparse.Namespace) -> None:
 
 def add_view(commands: Any) -> None:
     view = commands.add_parser("view", help="follow searches in a browser while they run")
-    view.add_argument(
-        "studies",
-        type=Path,
-        nargs="+",
-        metavar="DIR",
-        help="project directory of a search, running or ended; several are shown on one page",
-    )
-    view.add_argument(
-        "--port", type=int, default=8642, metavar="N", help="port; 0 for a free one (%(default)s)"
-    )
+    studies = "project directory of a search, running or ended; several are shown on one page"
+    view.add_argument("studies", type=Path, nargs="+", metavar="DIR", help=studies)
+    port = "port; 0 for a free one (%(default)s)"
+    view.add_argument("--port", type=int, default=8642, metavar="N", help=port)
     view.set_defaults(run=_view)
 
 
@@ -83,9 +74,6 @@ def _plot(options: argparse.Namespace) -> None:
     print(output)
 
 
-_FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\n")
-
-
 def add_export(commands: Any) -> None:
     text = "write the trials as a table, or to an experiment tracker"
     export = commands.add_parser("export", help=text)
@@ -101,9 +89,12 @@ def add_export(commands: Any) -> None:
 
 
 def _export(options: argparse.Namespace) -> None:
+    import tempfile
+
     from kbatch.records.json_codec import write_whole_file
+    from kbatch.report.pages import write_report
     from kbatch.study.study import load_study, refuse_empty
-    from kbatch.study.trackers import check_trackers
+    from kbatch.study.trackers import check_trackers, sync
 
     output = options.output or Path("kbatch-trials.csv")
     suffix = output.suffix.lower()
@@ -113,7 +104,16 @@ def _export(options: argparse.Namespace) -> None:
     study = load_study(options.study)
     refuse_empty(study)
     if options.to is not None:
-        _write_to_tracker(study, options.to, options.study)
+        with tempfile.TemporaryDirectory() as folder:
+            report = write_report(study, Path(folder, "report.html"))
+            try:
+                print(f"{options.to}: {sync(study, options.to, options.study, files=report)}")
+            except Exception as error:  # Whatever the tracker raises.
+                raise OSError(
+                    f"{options.to} could not be written: run the same command again once it can be "
+                    f"reached, which adds what is missing. Received: {type(error).__name__}: "
+                    f"{error}"
+                ) from error
         if options.output is None:
             return
     table = study.to_dataframe()
@@ -125,39 +125,19 @@ def _export(options: argparse.Namespace) -> None:
     print(output)
 
 
-def _write_to_tracker(study: "Study", tracker: str, source: Path) -> None:
-    import tempfile
-
-    from kbatch.report.pages import write_report
-    from kbatch.study.trackers import sync
-
-    with tempfile.TemporaryDirectory() as folder:
-        report = write_report(study, Path(folder, "report.html"))
-        try:
-            print(f"{tracker}: {sync(study, tracker, source, files=report)}")
-        except Exception as error:  # Whatever the tracker raises.
-            raise OSError(
-                f"{tracker} could not be written: run the same command again once it can be "
-                f"reached, which adds what is missing. Received: {type(error).__name__}: {error}"
-            ) from error
-
-
 def _no_formula(cell: object) -> object:
     """Put an apostrophe before a text that a spreadsheet would run as a formula."""
     if not isinstance(cell, str):
         return cell
     # pandas does not quote a carriage return, which would begin a new row.
     text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.startswith(_FORMULA_STARTS):
+    if not text.startswith(("=", "+", "-", "@", "\t", "\n")):
         return text
     try:
         float(text)
     except ValueError:
         return f"'{text}"
     return text
-
-
-_FEWEST_COLUMNS = 4
 
 
 def print_trials(study: "Study", console: "Console") -> None:
@@ -186,7 +166,7 @@ def print_trials(study: "Study", console: "Console") -> None:
             table = table._replace(rows=tuple(rows))
             widths, varying = measured()
     shown = varying
-    while len(shown) > _FEWEST_COLUMNS and not fit(shown):
+    while len(shown) > 4 and not fit(shown):
         shown = shown[:-1]
     print_table(console, table.select(shown), [widths[i] for i in shown])
     if left_out := [titles[i].lower() for i in varying if i not in shown]:
@@ -198,7 +178,6 @@ def print_trials(study: "Study", console: "Console") -> None:
 
 
 _DEMO_SIZES = "16,32,64,128,256,512,1024"
-_QUICK_SIZES = "32,128,512"
 
 
 def add_demo(commands: Any) -> None:
@@ -221,9 +200,8 @@ def _demo(options: argparse.Namespace) -> None:
     from kbatch.analysis.batch_sizes import check_batch_sizes
     from kbatch.device.quiet_start import quiet_start
 
-    sizes = _QUICK_SIZES if options.quick else _DEMO_SIZES
-    given = integers(options.batch_sizes or sizes, example="16,32,64")
-    batch_sizes = check_batch_sizes(given)
+    sizes = options.batch_sizes or ("32,128,512" if options.quick else _DEMO_SIZES)
+    batch_sizes = check_batch_sizes(integers(sizes, example="16,32,64"))
     try:
         options.output.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -233,25 +211,34 @@ def _demo(options: argparse.Namespace) -> None:
         ) from error
     console = starting_console()
     with quiet_start():
-        from kbatch.cli.demo import TASKS, default_policy, run_demo
+        from kbatch.cli.demo import TASKS, default_policy
+        from kbatch.search.hypermodel import BatchSizeHyperModel
+        from kbatch.search.tuner import BatchSizeTuner
         from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
     from kbatch.study.answer import answer
     from kbatch.study.figures.trials import plot_trials
+    from kbatch.study.study import RECORD_NAME, load_study
 
     policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
     if why is not None:
         say(console, why)
+    where = {"directory": options.output, "project_name": "demo-search"}
+    folder = options.output / where["project_name"]
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            "The demo replaces only an earlier demo: give another `--output`. Received: "
+            f"{folder}, which is no earlier demo."
+        )
     task = TASKS[options.data]
-    study = run_demo(
-        options.output,
-        task,
-        batch_sizes=batch_sizes,
-        epochs=2 if options.quick else task.epochs,
-        dtype_policy=policy,
-        seed=options.seed,
-    )
+    x, y = task.load()
+    settings = {"micro_batch_size": 128, "learning_rate_scaling": "sqrt", "seed": options.seed}
+    hypermodel = BatchSizeHyperModel(task.build, batch_sizes, dtype_policy=policy, **settings)
+    tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
+    epochs = 2 if options.quick else task.epochs
+    tuner.search(x, y, validation_split=0.2, epochs=epochs)
+    study = load_study(tuner)
     print_trials(study, console)
     console.print(" ".join(filter(None, answer(study))), highlight=False)
     figure, report = options.output / "trials.png", options.output / "report.html"

@@ -203,8 +203,10 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def _start(self) -> None:
         words = program_words(__name__, str(os.getpid()), str(self.folder))
+        # TensorFlow writes source code there, which a process that is killed does not remove.
+        environment = {**os.environ, "TMPDIR": str(self.folder), **self._environment}
         with open(self.folder / "output.txt", "wb") as output:
-            self._process = _ProcessGroup(words, {**os.environ, **self._environment}, output)
+            self._process = _ProcessGroup(words, environment, output)
         if self._subject is not None:
             try:
                 self._ask("subject", self._subject)

@@ -7,11 +7,7 @@ from kbatch.analysis.intervals import Interval
 
 
 def format_number(value: float, digits: int = 3) -> str:
-    """Write a measured number with a few significant digits.
-
-    >>> format_number(12345.6), format_number(0.97222)
-    ('12,300', '0.972')
-    """
+    """Write a measured number with a few significant digits, such as 12,300 or 0.972."""
     if value == 0:
         return "0"
     # Rounding may carry into the next power of ten: 999.7 has three digits as 1,000.
@@ -23,11 +19,7 @@ def format_number(value: float, digits: int = 3) -> str:
 
 
 def interval_text(interval: Interval, digits: int = 3) -> str:
-    """Write an interval.
-
-    >>> interval_text(Interval(1.234, 1200.0))
-    '1.23 to 1,200'
-    """
+    """Write an interval, such as "1.23 to 1,200"."""
     return f"{format_number(interval.low, digits)} to {format_number(interval.high, digits)}"
 
 
@@ -37,21 +29,13 @@ def in_brackets(interval: Interval | None, digits: int = 3) -> str:
 
 
 def setting(value: float) -> str:
-    """Write a chosen number, such as a learning rate, without trailing zeros.
-
-    >>> setting(0.001), setting(0.00012345)
-    ('0.001', '0.000123')
-    """
+    """Write a chosen number, such as a learning rate of 0.001, without trailing zeros."""
     mantissa, mark, exponent = format_number(value).partition("e")
     return (mantissa.rstrip("0").rstrip(".") if "." in mantissa else mantissa) + mark + exponent
 
 
 def percent(share: float) -> str:
-    """Write a share from 0 to 1 in percent.
-
-    >>> percent(0.254), percent(0.0004)
-    ('25 %', '<1 %')
-    """
+    """Write a share from 0 to 1 in percent, such as "25 %" or "<1 %"."""
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
@@ -60,11 +44,7 @@ def gibibytes(size_bytes: int) -> str:
 
 
 def memory_text(size_bytes: float) -> str:
-    """Write a size of memory in the binary unit that suits it.
-
-    >>> memory_text(123), memory_text(5 * 2**20), memory_text(1.5 * 2**30)
-    ('123 B', '5.00 MiB', '1.50 GiB')
-    """
+    """Write a size of memory in the binary unit that suits it, such as "1.50 GiB"."""
     power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
     unit = ("B", "KiB", "MiB", "GiB", "TiB")[power]
     size = size_bytes / 2 ** (10 * power)
@@ -72,39 +52,23 @@ def memory_text(size_bytes: float) -> str:
 
 
 def join_words(words: Iterable[str]) -> str:
-    """Join words as in a sentence.
-
-    >>> join_words(["16", "32", "64"])
-    '16, 32 and 64'
-    """
+    """Join words as in a sentence, such as "16, 32 and 64"."""
     *head, last = words
     return f"{', '.join(head)} and {last}" if head else last
 
 
 def pluralize(number: int, noun: str) -> str:
-    """Write a number with its noun.
-
-    >>> pluralize(1, "trial"), pluralize(1200, "trial")
-    ('1 trial', '1,200 trials')
-    """
+    """Write a number with its noun, such as "1 trial" or "1,200 trials"."""
     return f"{number:,} {noun}" if number == 1 else f"{number:,} {noun}s"
 
 
 def count_range(numbers: Iterable[int], noun: str) -> str:
-    """Write the fewest and the most of several counts.
-
-    >>> count_range([9, 6, 7], "round"), count_range([6, 6], "round")
-    ('6 to 9 rounds', '6 rounds')
-    """
+    """Write the fewest and the most of several counts, such as "6 to 9 rounds"."""
     ordered = sorted(numbers)
     low, high = ordered[0], ordered[-1]
     return pluralize(low, noun) if low == high else f"{low:,} to {pluralize(high, noun)}"
 
 
 def shortened(text: str, characters: int) -> str:
-    """Cut a text that is too long, and mark the cut.
-
-    >>> shortened("learning_rate", 9)
-    'learning…'
-    """
+    """Cut a text that is too long, and mark the cut, as in "learning…"."""
     return text if len(text) <= characters else f"{text[: characters - 1]}…"

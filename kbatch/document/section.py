@@ -1,5 +1,6 @@
 """What a report says before it is rendered: sections, environment facts and short lines."""
 
+import contextlib
 from collections.abc import Callable, Iterable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
@@ -66,8 +67,12 @@ def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]
     if environment is None:
         return ()
     memory, load = environment.memory_bytes, environment.load_average
+    started = environment.created_at
+    with contextlib.suppress(ValueError):  # What is no time stays as it is.
+        at = datetime.fromisoformat(started)
+        started = f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".strip()
     return (
-        Fact("Started", _readable_time(environment.created_at)),
+        Fact("Started", started),
         Fact("Device", environment.device),
         Fact("Processor", f"{environment.cpu}, {environment.cpu_count} usable"),
         Fact("Host memory", gibibytes(memory) if memory else _UNKNOWN),
@@ -77,18 +82,6 @@ def environment_facts(environment: EnvironmentRecord | None) -> tuple[Fact, ...]
     )
 
 
-def _readable_time(created_at: str) -> str:
-    """Write the start to the minute, with its offset from UTC; what is no time stays as it is."""
-    try:
-        started = datetime.fromisoformat(created_at)
-    except ValueError:
-        return created_at
-    return f"{started:%Y-%m-%d %H:%M} {started.tzname() or ''}".strip()
-
-
-_NAMES = {"tensorflow": "TensorFlow", "keras": "Keras"}
-# What a clock differs by where nothing lowers it.
-_CLOCKS_ALIKE = 1.05
 UNKNOWN_DEVICE = "n/a (device not recorded)"
 
 
@@ -112,7 +105,7 @@ def processes_text(processes: Sequence[GpuProcess]) -> str:
 def clocks_text(clocks: Iterable[tuple[str, float | None]]) -> str:
     """Say between which clocks a GPU ran what is compared, where that is more than 5 %."""
     known = sorted((mhz, name) for name, mhz in clocks if mhz is not None)
-    if not known or known[-1][0] <= _CLOCKS_ALIKE * known[0][0]:
+    if not known or known[-1][0] <= 1.05 * known[0][0]:
         return ""
     (slow, slow_name), (fast, fast_name) = known[0], known[-1]
     return f"GPU clock from {slow:,.0f} MHz at {slow_name} to {fast:,.0f} MHz at {fast_name}"
@@ -128,9 +121,8 @@ def where_measured(environment: EnvironmentRecord | None) -> list[str]:
 def versions_text(environment: EnvironmentRecord | None) -> list[str]:
     """List the versions alone, none where they were not recorded."""
     versions = environment.versions if environment else {}
-    return [
-        f"{name} {versions[package]}" for package, name in _NAMES.items() if package in versions
-    ]
+    names = {"tensorflow": "TensorFlow", "keras": "Keras"}
+    return [f"{name} {versions[key]}" for key, name in names.items() if key in versions]
 
 
 def one_line(text: str) -> str:

@@ -9,7 +9,6 @@ profile.
 import contextlib
 import dataclasses
 import math
-import numbers
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
@@ -36,7 +35,7 @@ from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
 from kbatch.memory.workload import Workload
-from kbatch.timing.rounds import TimingPlan
+from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
 
@@ -87,11 +86,7 @@ def inference_plan(
                 f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
             )
     needed_calls = calls_for_quantile(quantile)
-    if not isinstance(time_budget_s, numbers.Real) or not 0 < time_budget_s < math.inf:
-        raise InputError(
-            "`time_budget_s` must be positive, in seconds. "
-            f"Received: time_budget_s={time_budget_s!r}."
-        )
+    check_seconds(time_budget_s=time_budget_s)
     timing = TimingPlan(time_budget_s=float(time_budget_s), needed_calls=needed_calls)
     sizes = powers_of_two(1, _LARGEST_DEFAULT)
     larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)

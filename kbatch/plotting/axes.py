@@ -22,12 +22,6 @@ _LABELS = (
 _FEWER = ((1, 2, 5), (1, 3), (1,))
 # Less than a factor of two may hold no such number: there plain steps are labelled.
 _MOST_STEPS = 4
-# Beyond so many every second one is labelled.
-_MOST_DECADES = 9
-# Numbers with more digits would be written with an exponent.
-_WHOLE_FROM = 1e5
-# Between two labels, in characters.
-_GAP = 1.5
 
 
 def batch_axis(ax: Axes, batch_sizes: Iterable[int], label: str) -> None:
@@ -70,7 +64,7 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     fewer = (subs for subs in (most, *_FEWER) if len(subs) <= len(most))
     single: list[float] = []
     for locator in (
-        *(LogLocator(subs=subs, numticks=_MOST_DECADES) for subs in fewer),
+        *(LogLocator(subs=subs, numticks=9) for subs in fewer),
         *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
         *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
     ):
@@ -93,13 +87,14 @@ def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> 
     low, high = sorted(axis.get_view_interval())
     room = label_room(axis.axes) / math.log(high / low)
     return all(
-        room * math.log(right / left) >= _GAP + (len(write(left)) + len(write(right))) / 2
+        room * math.log(right / left) >= 1.5 + (len(write(left)) + len(write(right))) / 2
         for left, right in itertools.pairwise(places)
     )
 
 
 def _plain(value: float) -> str:
-    return f"{value:,.0f}" if value >= _WHOLE_FROM else f"{value:,g}"
+    # With an exponent otherwise.
+    return f"{value:,.0f}" if value >= 1e5 else f"{value:,g}"
 
 
 def _short(value: float) -> str:

@@ -19,34 +19,16 @@ LEAST_WIDTH_IN = 3.25
 MOST_WIDTH_IN = 40.0
 SMALL_PT = 7.5
 TEXT_PT = 8
-# Mean width of a character, in font sizes.
-_CHARACTER_EM = 0.5
-# The same of digits, which tick labels consist of.
-_DIGIT_EM = 0.62
-# What the labels of the y axis take of the width.
-_LABELS_IN = 0.7
-# The same, with its title in two lines.
-_BESIDE_CAPTION_IN = 1.2
+# Mean width of a character, and of the digits that tick labels consist of, in font sizes.
+_CHARACTER_EM, _DIGIT_EM = 0.5, 0.62
+# What the labels of the y axis take of the width, without its title and with two lines of it.
+_LABELS_IN, _BESIDE_CAPTION_IN = 0.7, 1.2
 _LINE_SPACING = 1.35
 _CAPTION = "_caption"
-# In characters: a study of thousands of hyperparameters lists them.
-_LONGEST_LINE = 600
 # What a row of the legend holds, and what the mark before a name takes of it.
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
 _TITLE_CHARACTERS = 58
-# What a line of a title holds, where one is longer.
-_TITLE_LINE_CHARACTERS = 64
-
-
-def new_axes(height_in: float) -> Axes:
-    """Make Axes in a figure of their own."""
-    # In a notebook pyplot owns the figure, which shows it; elsewhere the caller alone holds it.
-    if "ipykernel" not in sys.modules:
-        return detached_axes(height_in)
-    from matplotlib import pyplot
-
-    return pyplot.figure(figsize=(WIDTH_IN, height_in), layout="constrained").add_subplot()
 
 
 def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
@@ -66,10 +48,12 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
     drawn = draw(detached_axes(usual.get_figheight(), width_in=width_in))
     figure = figure_of(drawn)
     # What is narrower has its captions in more lines.
-    more_lines = _caption_lines(figure) - _caption_lines(usual)
-    if more_lines > 0:
-        more_in = more_lines * 1.2 * _LINE_SPACING * SMALL_PT / 72
-        figure.set_figheight(usual.get_figheight() + more_in)
+    few, many = (
+        sum(1 + t.get_text().count("\n") for t in one.findobj(Text) if t.get_label() == _CAPTION)
+        for one in (usual, figure)
+    )
+    more_in = max(0, many - few) * 1.2 * _LINE_SPACING * SMALL_PT / 72
+    figure.set_figheight(usual.get_figheight() + more_in)
     return drawn
 
 
@@ -81,11 +65,6 @@ def figure_of(ax_or_figure: Axes | Figure) -> Figure:
             f"Received: ax_or_figure={ax_or_figure!r}."
         )
     return figure
-
-
-def _caption_lines(figure: Figure) -> int:
-    captions = (t for t in figure.findobj(Text) if t.get_label() == _CAPTION)
-    return sum(1 + text.get_text().count("\n") for text in captions)
 
 
 def width_share(ax: Axes) -> float:
@@ -108,7 +87,16 @@ def panels(
     ax: Axes | None, height_in: float, heights: Sequence[float] = (1,), *, share_x: bool = True
 ) -> list[Axes]:
     """Make tidy panels, one above the other, in a new figure or in the place of Axes."""
-    first = new_axes(height_in) if ax is None else ax
+    if ax is not None:
+        first = ax
+    elif "ipykernel" in sys.modules:
+        # In a notebook pyplot owns the figure, which shows it; elsewhere the caller alone holds it.
+        from matplotlib import pyplot
+
+        size = WIDTH_IN, height_in
+        first = pyplot.figure(figsize=size, layout="constrained").add_subplot()
+    else:
+        first = detached_axes(height_in)
     place, shared = first.get_subplotspec(), first if share_x else None
     if len(heights) == 1:
         below = []
@@ -137,15 +125,10 @@ def beside(
     order = [i for i in range(len(widths)) if i != at]
     if place is None:
         divider, below = make_axes_locatable(ax), ax
-        more = [
-            divider.append_axes(
-                "left" if i < at else "right",
-                f"{100 * widths[i] / widths[at]:.0f}%",
-                pad=0.15,
-                sharey=ax,
-            )
-            for i in order
-        ]
+        more = []
+        for i in order:
+            side, size = "left" if i < at else "right", f"{100 * widths[i] / widths[at]:.0f}%"
+            more.append(divider.append_axes(side, size, pad=0.15, sharey=ax))
     else:
         rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
         cells = rows[0].subgridspec(1, len(widths), width_ratios=widths, wspace=gap)
@@ -179,17 +162,8 @@ def vertical_grid(ax: Axes) -> None:
 def write_message(ax: Axes, text: str) -> None:
     """Write in the middle of Axes that hold no data why they hold none."""
     ax.set_yticks([])
-    ax.text(
-        0.5,
-        0.5,
-        textwrap.fill(text, 70),
-        transform=ax.transAxes,
-        ha="center",
-        va="center",
-        fontsize=TEXT_PT,
-        color=MUTED,
-        parse_math=False,
-    )
+    look: dict[str, Any] = {"ha": "center", "va": "center", "color": MUTED, "fontsize": TEXT_PT}
+    ax.text(0.5, 0.5, textwrap.fill(text, 70), transform=ax.transAxes, parse_math=False, **look)
 
 
 def write_title(
@@ -231,7 +205,7 @@ def write_title(
         legend.set_in_layout(False)
     title = shortened(title, characters)
     ax.set_title(
-        textwrap.fill(title, int(share * _TITLE_LINE_CHARACTERS)),
+        textwrap.fill(title, int(share * 64)),
         loc="left",
         pad=6 + 1.6 * TEXT_PT * rows,
         fontsize=TEXT_PT + 1.5,
@@ -249,7 +223,8 @@ def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) 
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
     top_pt = below_pt
     for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
-        short = (shortened(line, _LONGEST_LINE) for line in texts if line)
+        # A study of thousands of hyperparameters lists them.
+        short = (shortened(line, 600) for line in texts if line)
         wrapped = [part for line in short for part in _wrapped(line, characters)]
         ax.annotate(
             "\n".join(wrapped),

@@ -132,16 +132,7 @@ def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> 
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    panel.plot(
-        [place],
-        [value],
-        marker="o",
-        markersize=13,
-        markerfacecolor="none",
-        markeredgecolor=INK,
-        markeredgewidth=1.2,
-        linestyle="none",
-    )
+    panel.plot([place], [value], "o", markersize=13, mfc="none", mec=INK, markeredgewidth=1.2)
 
 
 def text(
@@ -172,12 +163,6 @@ def text(
         path_effects=[withStroke(linewidth=2.5, foreground=PAPER)],
         parse_math=False,
     )
-
-
-def height_share(panel: Axes, words: str) -> float:
-    """Estimate the share of a panel's height that a bold text takes."""
-    height_pt = 72 * figure_of(panel).get_size_inches()[1] * panel.get_position().height
-    return min(0.6, TEXT_PT * _LINE_EM * (1 + words.count("\n") + 0.5) / height_pt)
 
 
 def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -> None:
@@ -235,19 +220,9 @@ def answers(
 
 def missing(panel: Axes, *places: float, words: str = "") -> None:
     """Mark runs without a result at the bottom edge, and write above the last why there is none."""
-    marked = list(dict.fromkeys(places))
-    panel.plot(
-        marked,
-        [0] * len(marked),
-        transform=panel.get_xaxis_transform(),
-        color=ALARM,
-        marker="X",
-        markersize=8,
-        markeredgecolor=PAPER,
-        linestyle="none",
-        clip_on=False,
-        zorder=4,
-    )
+    marked, edge = list(dict.fromkeys(places)), panel.get_xaxis_transform()
+    look = {"color": ALARM, "markersize": 8, "markeredgecolor": PAPER, "zorder": 4}
+    panel.plot(marked, [0] * len(marked), "X", transform=edge, clip_on=False, **look)
     if words:
         reason(panel, places[-1], words)
 

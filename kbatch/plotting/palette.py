@@ -16,7 +16,6 @@ PAPER = "#ffffff"
 ALARM = "#d55e00"
 # Vermilion, dark enough for small text on paper.
 ALARM_TEXT = "#a84300"
-_LIGHTEST = 0.82
 
 
 class SeriesStyle(NamedTuple):
@@ -48,7 +47,7 @@ def ordered_color(share: float) -> tuple[float, float, float]:
     # of colour vision; its yellow end would be lost on paper.
     from matplotlib import colormaps
 
-    red, green, blue, _ = colormaps["viridis"](_LIGHTEST * (1 - share))
+    red, green, blue, _ = colormaps["viridis"](0.82 * (1 - share))
     return float(red), float(green), float(blue)
 
 

@@ -56,13 +56,7 @@ _EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
-    """Write a figure as `.png`, `.svg` or `.pdf`.
-
-    The same figure gives the same bytes, and a PDF holds its fonts as TrueType. The file carries
-    the description of the figure that the label of its Axes holds.
-
-    >>> save_figure(kbatch.plot_trials(study), "trials.pdf")
-    """
+    """Write a figure as `.png`, `.svg` or `.pdf`, with the label of its Axes as description."""
     path = Path(path)
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 
@@ -110,7 +104,13 @@ class SvgPage:
             for name, outline in _GLYPH.findall(svg)
         }
         svg = _LEFT_OUT.sub("", _GLYPH.sub("", svg))
-        svg = self._with_ids(svg, names).replace("xlink:href", "href")
+        # Ids that nothing refers to are dropped, the others become names of the page.
+        for _, name in _REFERENCE.findall(svg):
+            if name not in names:
+                names[name] = f"i{self._ids}"
+                self._ids += 1
+        svg = _ID.sub(lambda f: f' id="{names[f[1]]}"' if f[1] in names else "", svg)
+        svg = _REFERENCE.sub(lambda f: f"{f[1]}{names[f[2]]}", svg).replace("xlink:href", "href")
         svg = _PLACES.sub(lambda found: _shorter(found[0]), svg)
         svg = _SHIFTED.sub(r'x="\1"/>', re.sub(r">\s+<", "><", svg))
         svg = _HALO.sub(_stroked_first, svg)
@@ -133,21 +133,15 @@ class SvgPage:
         """Write the style sheet of the figures; dark colours are lighter on a dark page."""
         rules = "\n".join(f".{name}{{{style}}}" for style, name in self._styles.items())
         dark = sorted({color for color in _COLOR.findall(rules) if _luminance(color) < _DARK})
+        own = lighter = ""
         for color in dark:
             rules = rules.replace(color, f"var(--{color[1:]})")
-        own = "".join(f"--{color[1:]}:{color};" for color in dark)
-        lighter = "".join(f"--{color[1:]}:{_lighter(color)};" for color in dark)
+            own += f"--{color[1:]}:{color};"
+            red, green, blue = to_rgb(color)
+            mixed = to_hex(((red + 1) / 2, (green + 1) / 2, (blue + 1) / 2))
+            lighter += f"--{color[1:]}:{mixed};"
         scheme = "@media screen and (prefers-color-scheme: dark)"
         return f":root{{{own}}}\n{scheme}{{:root{{{lighter}}}}}\n{rules}"
-
-    def _with_ids(self, svg: str, names: dict[str, str]) -> str:
-        """Drop ids that nothing refers to, and return the others names of the page."""
-        for _, name in _REFERENCE.findall(svg):
-            if name not in names:
-                names[name] = f"i{self._ids}"
-                self._ids += 1
-        svg = _ID.sub(lambda f: f' id="{names[f[1]]}"' if f[1] in names else "", svg)
-        return _REFERENCE.sub(lambda f: f"{f[1]}{names[f[2]]}", svg)
 
     def _style_class(self, found: re.Match[str]) -> str:
         name = self._styles.setdefault(found[1], f"k{len(self._styles)}")
@@ -158,12 +152,6 @@ def _luminance(color: str) -> float:
     """Return the relative luminance of a colour, from 0 to 1 (WCAG 2.2)."""
     linear = [s / 12.92 if s <= 0.04045 else ((s + 0.055) / 1.055) ** 2.4 for s in to_rgb(color)]
     return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-
-def _lighter(color: str) -> str:
-    """Mix a colour with white in equal parts."""
-    red, green, blue = to_rgb(color)
-    return to_hex(((red + 1) / 2, (green + 1) / 2, (blue + 1) / 2))
 
 
 def _stroked_first(halo: re.Match[str]) -> str:

@@ -165,12 +165,8 @@ class TrainedRuns:
         way, seconds, forecast = self.ways.get(size), self.costs.update_costs, self.forecast
         by_round = self.times_s(size)
         rates = over_rounds([size / s for s in by_round.values()])
-        row = SizeOutlook(
-            size,
-            way.micro_batch_size if way else size,
-            None,
-            Estimate(size / seconds[size], rates and rates.interval),
-        )
+        rate = Estimate(size / seconds[size], rates and rates.interval)
+        row = SizeOutlook(size, way.micro_batch_size if way else size, None, rate)
         if best is None or forecast is None:
             return row
         updates, intervals = forecast.updates, forecast.intervals
@@ -200,13 +196,12 @@ class TrainedRuns:
                 Interval(ratio / factor, ratio * factor),
                 ratio_over_rounds([s for s, _ in pairs], [s for _, s in pairs]),
             )
+        to_target_s, times_s = updates[size] * seconds[size], over_rounds([*by_round.values()])
         return dataclasses.replace(
             row,
             ended_by=TARGET if run else None,
             updates=Estimate(updates[size], intervals[size]),
-            seconds=_product(
-                updates[size] * seconds[size], intervals[size], over_rounds([*by_round.values()])
-            ),
+            seconds=_product(to_target_s, intervals[size], times_s),
             relative_time=relative,
         )
 
@@ -251,9 +246,9 @@ class TrainedRuns:
             return []
         made = Counter(run.batch_size for run in self.tried)
         outlooks, end = self.forecast.against(self.best), smallest_broken(self.tried)
-        near = [size for size in made if size < end and outlooks[size].may_tie]
-        few = [size for size in near if made[size] < _MOST_RUNS]
-        return sorted(few, key=lambda size: (made[size], -outlooks[size].gain))
+        few = [size for size in made if size < end and made[size] < _MOST_RUNS]
+        near = [size for size in few if outlooks[size].may_tie]
+        return sorted(near, key=lambda size: (made[size], -outlooks[size].gain))
 
 
 def _product(value: float, first: Interval, second: RoundEstimate | None) -> Estimate:
@@ -299,11 +294,9 @@ def decide(
         fastest = max(found.ways.values(), key=lambda w: w.samples_per_second, default=None)
         micro = fastest and fastest.micro_batch_size
         return BatchDecision(None, micro, None, missing, tuple(map(found.outlook, found.ways)))
-    costs = found.costs.update_costs
-    best = found.best
-    sizes = tuple(found.outlook(size, best) for size in costs)
+    best, short_s = found.best, short_s or {}
+    sizes = tuple(found.outlook(size, best) for size in found.costs.update_costs)
     outlooks, promising = forecast.against(best), found.promising(best)
-    short_s = short_s or {}
 
     def budget(size: int) -> float | None:
         if short_s.get(size, 0.0) <= 0:
@@ -313,12 +306,11 @@ def decide(
         unit = 10.0 ** math.floor(math.log10(seconds))
         return next(step * unit for step in _BUDGETS if step * unit >= seconds * (1 - 1e-9))
 
+    ratio = learning_rate_ratio(batch_size=best, base_batch_size=base_batch_size, rule=rule)
     return BatchDecision(
         batch_size=best,
         micro_batch_size=next(row.micro_batch_size for row in sizes if row.batch_size == best),
-        learning_rate_ratio=learning_rate_ratio(
-            batch_size=best, base_batch_size=base_batch_size, rule=rule
-        ),
+        learning_rate_ratio=ratio,
         missing=None,
         sizes=sizes,
         as_good=tuple(b for b in found.reached if b != best and outlooks[b].may_tie),
@@ -347,11 +339,7 @@ class CheckPlan(NamedTuple):
 
 
 class CandidateSearch:
-    """Which sizes to train to the pilot's loss, while one may be better and time is left.
-
-    Of the sizes that can finish in the time left, the one with the largest expected gain is next;
-    then the best ones are trained again with other seeds.
-    """
+    """Which sizes to train to the pilot's loss, while one may be better and time is left."""
 
     def __init__(
         self,
@@ -392,7 +380,7 @@ class CandidateSearch:
             self.ended = "; ".join([*self._failures, *short]) or None
             self.short_s = {size: seconds - left_s for size, seconds in needed_s.items()}
             return None
-        update_costs, best = found.costs.update_costs, found.best
+        costs, best = found.costs.update_costs, found.best
         return CheckPlan(
             size,
             found.ways[size].micro_batch_size,
@@ -400,9 +388,7 @@ class CandidateSearch:
             target=pilot.target or 0.0,
             held_out=pilot.has_held_out,
             stretch=max(1, round(updates[size] / _STRETCHES)),
-            most_updates=max(
-                1, round(_LOST * updates[best] * update_costs[best] / update_costs[size])
-            ),
+            most_updates=max(1, round(_LOST * updates[best] * costs[best] / costs[size])),
             budget_s=most_s,
             seed=pilot.seed,
             run=sum(run.batch_size == size for run in found.tried),

@@ -1,5 +1,6 @@
 """The figure of the limits: what a batch size gains and wastes, above the limits themselves."""
 
+import math
 import textwrap
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -30,8 +31,6 @@ CurvePoint = tuple[int, float, Interval | None]  # A batch size, its value and 9
 
 
 class LimitRow(NamedTuple):
-    """One limit on the batch axis."""
-
     name: str  # One of `kbatch.recommendation.limits.LIMITS`.
     size: float | None  # In examples; None where it limits nothing shown, or is unknown.
     interval: Interval | None  # Its 95 % interval, in examples, None where unknown.
@@ -60,33 +59,24 @@ def limits_info(recommendation: Recommendation) -> LimitsInfo:
         parts += where_measured(recommendation.environment)
     if pilot is not None:
         parts.append(f"pilot of {pilot.updates:,} updates at batch size {pilot.batch_size:,}")
-    return LimitsInfo(
-        title=title,
-        batch_size=size,
-        curves=_curves(recommendation),
-        rows=tuple(_rows(recommendation)),
-        conditions=" · ".join([*parts, "bands and bars: 95 % intervals"]),
-    )
-
-
-def alt_text(info: LimitsInfo) -> str:
-    rows = "; ".join(f"{row.name}: {row.words}" for row in info.rows)
-    return f"{info.title}. Limits on a common batch axis: {rows}."
-
-
-def _curves(found: Recommendation) -> dict[str, tuple[CurvePoint, ...]]:
-    """Read the curves off the stored answer; worth times throughput is progress."""
-    rows = found.decision.sizes
+    rows = recommendation.decision.sizes
     rates = {row.batch_size: row.samples_per_second.value or 0.0 for row in rows}
     most = max(rates.values(), default=1.0)
     # What needs the target is known of the sizes that reached it.
     reached = [row for row in rows if row.ended_by == TARGET and row.updates.value]
     unit = reached[0].batch_size * (reached[0].updates.value or 0.0) if reached else 0.0
-    return {
+    curves = {
         THROUGHPUT: tuple((size, rate / most, None) for size, rate in rates.items()),
         WORTH: tuple((r.batch_size, *_over(unit / r.batch_size, r.updates)) for r in reached),
         PROGRESS: tuple((r.batch_size, *_over(1.0, r.relative_time)) for r in reached),
     }
+    conditions = " · ".join([*parts, "bands and bars: 95 % intervals"])
+    return LimitsInfo(title, size, curves, tuple(_rows(recommendation)), conditions)
+
+
+def alt_text(info: LimitsInfo) -> str:
+    rows = "; ".join(f"{row.name}: {row.words}" for row in info.rows)
+    return f"{info.title}. Limits on a common batch axis: {rows}."
 
 
 def _over(value: float, estimate: Estimate) -> tuple[float, Interval | None]:
@@ -160,13 +150,20 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     wide = ax is None or canvas.width_share(ax) == 1
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
     upper.set_label(alt_text(info))
-    batch_axis(lower, _axis_sizes(info), "Batch size (examples)")
+    # The axis holds the sizes that were timed, and powers of two around the limits.
+    sizes = {size for size, _, _ in info.curves[THROUGHPUT]} or {1}
+    places = [end for row in info.rows for end in (row.size, *(draw.ends(row.interval) or ()))]
+    within = [end for end in places if end is not None and 1 <= end <= _WIDEST * max(sizes)]
+    sizes |= {2 ** math.ceil(math.log2(end)) for end in within}
+    if len(sizes) == 1:
+        sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
+    batch_axis(lower, sorted(sizes), "Batch size (examples)")
     for index, (label, curve) in enumerate(info.curves.items()):
         if curve:
-            sizes, values, intervals = zip(*curve, strict=True)
+            timed, values, intervals = zip(*curve, strict=True)
             color, marker = series_style(index)
-            draw.band(upper, sizes, [draw.ends(one) for one in intervals], color)
-            draw.points(upper, sizes, values, color, marker, size=5, line="-", label=label)
+            draw.band(upper, timed, [draw.ends(one) for one in intervals], color)
+            draw.points(upper, timed, values, color, marker, size=5, line="-", label=label)
     upper.set_ylim(0, 1.06)
     upper.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     upper.set_ylabel("Share of the largest")
@@ -177,20 +174,6 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
             panel.axvline(info.batch_size, color=INK, linewidth=1.2, linestyle="--", zorder=1.5)
     canvas.write_caption(lower, info.conditions)
     return upper
-
-
-def _axis_sizes(info: LimitsInfo) -> list[int]:
-    """Return the sizes that the axis holds: those timed, and powers of two around the limits."""
-    sizes = {size for size, _, _ in info.curves[THROUGHPUT]} or {1}
-    most = _WIDEST * max(sizes)
-    for row in info.rows:
-        for end in (row.size, *(draw.ends(row.interval) or ())):
-            if end is not None and 1 <= end <= most:
-                # The least power of two that is no smaller.
-                sizes.add(2 ** (int(-(-end // 1)) - 1).bit_length())
-    if len(sizes) == 1:
-        sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
-    return sorted(sizes)
 
 
 def _draw_rows(panel: Axes, info: LimitsInfo) -> None:

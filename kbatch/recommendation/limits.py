@@ -17,7 +17,6 @@ its throughput.
 import dataclasses
 import itertools
 import math
-import operator
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
@@ -39,11 +38,7 @@ TIE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class TimeInFit:
-    """The time from update to update in `fit`: lines through the times of one or two batch sizes.
-
-    Beside the train step it holds what Keras does for each update, which does not grow with the
-    batch, the wait for data, and a batch's share of what each epoch takes to start, which do.
-    """
+    """The time from update to update in `fit`: lines through times of one or two batch sizes."""
 
     times_s: Mapping[int, float]  # Positive, by batch size; a single one has no fixed part.
     # What `fit` adds to the step of a batch that goes through the device in parts: the lines are of
@@ -102,14 +97,12 @@ def relative_time(
 
 def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
     """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
-    found: list[TimedUpdate] = []
-    key = operator.attrgetter("batch_size")
-    for _, same in itertools.groupby(sorted(updates, key=key), key):
-        ways = list(same)
-        limit = (1 + TIE) * min(way.time_s for way in ways)
-        near = [way for way in ways if way.time_s <= limit]
-        found.append(max(near, key=lambda way: way.micro_batch_size))
-    return tuple(found)
+    ways: dict[int, list[TimedUpdate]] = {}
+    for update in sorted(updates, key=lambda way: (way.batch_size, way.time_s)):
+        ways.setdefault(update.batch_size, []).append(update)
+    # The first of each size is its fastest.
+    near = ([w for w in same if w.time_s <= (1 + TIE) * same[0].time_s] for same in ways.values())
+    return tuple(max(same, key=lambda way: way.micro_batch_size) for same in near)
 
 
 def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
@@ -147,9 +140,8 @@ def binding_limits(
             return {SATURATION, NOISE}
         return {SATURATION if end < scale else NOISE for end in (saturation.low, saturation.high)}
 
-    found: set[str] = set()
-    for scale, in_fit in itertools.product(noise_bounds(noise), spans_in_fit or (None,)):
-        found |= binding(scale, in_fit)
+    cases = itertools.product(noise_bounds(noise), spans_in_fit or (None,))
+    found = set().union(*itertools.starmap(binding, cases))
     return tuple(limit for limit in LIMITS if limit in found)
 
 
@@ -163,10 +155,9 @@ def with_more_memory(
         return ()
     before, last = whole[-2:]
     example_s = (last.time_s - before.time_s) / (last.batch_size - before.batch_size)
-    if example_s <= 0:
-        return ()
-    doubled = (last.batch_size * 2**k for k in itertools.count(1))
-    return tuple(
-        TimedUpdate(size, size, last.time_s + example_s * (size - last.batch_size))
-        for size in itertools.takewhile(lambda size: size <= largest_batch_size, doubled)
-    )
+    found, size = [], 2 * last.batch_size
+    while example_s > 0 and size <= largest_batch_size:
+        time_s = last.time_s + example_s * (size - last.batch_size)
+        found.append(TimedUpdate(size, size, time_s))
+        size *= 2
+    return tuple(found)

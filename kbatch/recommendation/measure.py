@@ -4,9 +4,7 @@ Everything is measured within one budget of time.
 """
 
 import contextlib
-import math
-import numbers
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -36,13 +34,14 @@ from kbatch.recommendation.pilot_record import FitTime, PilotRecord, SizeCheck, 
 from kbatch.recommendation.record import Recommendation
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import time_updates
+from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
-from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 from kbatch.training.learning_rate import Schedule, current_learning_rate
 from kbatch.training.model import user_step
@@ -116,11 +115,7 @@ def recommend(
         ValueError: If the model is not compiled, or an argument cannot be used.
     """
     given_seed = check_seed(seed)
-    real = isinstance(budget_s, numbers.Real) and not isinstance(budget_s, bool)
-    if not (real and 0 < budget_s < math.inf):
-        raise ValueError(
-            f"`budget_s` must be a positive number of seconds. Received: budget_s={budget_s!r}."
-        )
+    check_seconds(budget_s=budget_s)
     task = Task(
         build=model_builder(build),
         is_given=isinstance(build, keras.Model),
@@ -166,7 +161,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
         memory = budget.run(MEMORY, lambda: measure_memory(task, largest=largest))
     else:
         budget.reserved_s = _MEMORY_SHARE * budget.budget_s
-    with task.refusals_told():
+    with refusals_told(task.build, task.source):
         model: Any = task.load.start().model
         if replica_count(model) > 1:
             raise InputError(
@@ -182,7 +177,6 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
         if examples is None or base <= examples:
             sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
         pilot = budget.try_run(NOISE, lambda: measure_noise(task))
-        pipeline, fit_times = None, ()
         with kept_state(model):
             sum_sparse_gradients(model)  # As the sizes are trained.
             model.make_train_function()  # All that is timed shares its graphs.
@@ -198,11 +192,10 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
                     checks=task.checks,
                 ),
             )
+            given = None
             if timings:
-                measured = budget.try_run(
-                    INPUT, lambda: measure_input(task, model, timings=timings)
-                )
-                pipeline, fit_times = measured or (None, ())
+                given = budget.try_run(INPUT, lambda: measure_input(task, model, timings))
+            pipeline, fit_times = given or (None, ())
     optimizer = inner_optimizers(model)[0]
     rule = scaling
     if scaling == "auto":
@@ -217,11 +210,11 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
         memory = MemoryFound(None, None, reason)
     elif memory is None:
         memory = budget.run(MEMORY, lambda: measure_memory(task, largest=largest))
-    not_timed = None if timings else "not even the smallest batch size could be run"
     if memory.result is not None:  # Sizes that ran while nothing else held memory may not fit.
         most = memory.result.max_batch_size
         timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
         checks = tuple(check for check in checks if check.micro_batch_size <= most)
+    not_timed = None if timings else "not even the smallest batch size could be run"
     reasons = {MEMORY: memory.reason, SATURATION: not_timed, OTHER_SIZES: runs.ended}
     return Recommendation(
         model_name=model.name,
@@ -285,17 +278,6 @@ class Task(NamedTuple):
         """Put a model of the user's back as it was."""
         return kept_state(self.build()) if self.is_given else contextlib.nullcontext()
 
-    @contextlib.contextmanager
-    def refusals_told(self) -> Iterator[None]:
-        """Turn what a model says of data that do not suit it into what to give instead."""
-        try:
-            yield
-        except (ValueError, TypeError, *REFUSALS) as error:
-            told = refusal_text(error, model=self.build, source=self.source)
-            if told is None:
-                raise
-            raise InputError(told) from error
-
 
 def measure_noise(task: Task) -> PilotRecord:
     size = task.base_batch_size
@@ -326,7 +308,7 @@ def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str
 
 
 def measure_input(
-    task: Task, model: keras.Model, *, timings: Sequence[TimedRounds]
+    task: Task, model: keras.Model, timings: Sequence[TimedRounds]
 ) -> tuple[InputPipelineProfile | None, tuple[FitTime, ...]]:
     """Measure what the pipeline of a dataset delivers, and what `fit` takes at some batch sizes."""
     sizes = sizes_to_time(timings, task.base_batch_size)
@@ -367,7 +349,7 @@ def measure_memory(task: Task, *, largest: int) -> MemoryFound:
     """Search for the largest batch that fits, as far as its part of the budget goes."""
     window, limit_bytes = task.memory_window, task.memory_limit_bytes
     with (
-        task.refusals_told(),
+        refusals_told(task.build, task.source),
         open_probes(task.load, memory_limit_bytes=limit_bytes, memory_window=window) as probes,
     ):
         notes, limited = probes.facts.notes, _TimeLimitedProbes(probes, task)

@@ -250,15 +250,13 @@ class _StretchWatch(keras.callbacks.Callback):
         end = "updates" if self._made >= self._most_updates else None
         end = "budget" if now_s > self._ends_s else end
         long = now_s - self._looked_s >= self._longest_s
-        if end or long or self._made - self._looked_at >= self._stretch:
-            self._look(logs or {}, end)
-
-    def _look(self, logs: Mapping[str, Any], end: str | None) -> None:
+        if not (end or long or self._made - self._looked_at >= self._stretch):
+            return
+        logs = logs or {}
         if "loss" not in logs:
             names = sorted(logs)
             raise InputError(f"The `train_step` must return its `loss`. Received: metrics {names}.")
         began_s = time.perf_counter()
-        model: Any = self.model
         model.reset_metrics()
         held_out: Mapping[str, Any] = {}
         if self._held_out:
@@ -268,8 +266,7 @@ class _StretchWatch(keras.callbacks.Callback):
             held_out = model.test_function(iter((batch,)))
         loss, *moments = (_finite(logs.get(name)) for name in ("loss", *MOMENT_METRICS))
         made = updates_made(model) - self._before
-        held_out_loss = _finite(held_out.get("loss"))
-        found = PilotStretch(made - self.updates, loss, held_out_loss, *moments)
+        found = PilotStretch(made - self.updates, loss, _finite(held_out.get("loss")), *moments)
         model.reset_metrics()
         self.updates, self._looked_at = made, self._made
         self._looked_s = time.perf_counter()

@@ -209,7 +209,6 @@ def settings_line(found: Recommendation) -> list[str]:
 
 
 def binding_line(found: Recommendation) -> list[str]:
-    """Describe which limit binds and what that means; nothing where nothing was timed."""
     if len(found.binding) != 1:
         names = join_words(found.binding) if found.binding else ""
         line = f"Which limit binds is not clear: {names} are too close to separate with what was"
@@ -356,7 +355,6 @@ def _cannot_tell(found: Recommendation, limit: str) -> str:
 
 
 def certainty_lines(found: Recommendation) -> list[str]:
-    """Describe how sure the answer is, a line an aspect."""
     pilot, decision, size = found.pilot, found.decision, found.batch_size
     lines, sizes = [], sorted({update.batch_size for update in found.updates} | {size or 0} - {0})
     if pilot is not None and decision.missing is None:
@@ -419,21 +417,20 @@ def _trained_line(found: Recommendation) -> str:
     ended = f" No further one: {why}." if why else ""
     if pilot is None or not found.checks:
         return f"No size but the pilot's was trained.{ended}"
-    reached, short, broken = {pilot.batch_size: [pilot.updates_to_target]}, {}, {}
+    made = {(pilot.batch_size, ""): [pilot.updates_to_target]}
+    broken = {}
     for check in found.checks:
         if check.ended_by in _BROKEN:
             broken[check.batch_size] = _BROKEN[check.ended_by]
         else:
-            counts = reached if check.reached else short
-            counts.setdefault(check.batch_size, []).append(check.updates)
-    runs = []
-    for size in sorted({*reached, *short, *broken}):
-        for counts, word in ((reached, ""), (short, "not in ")):
-            if size in counts:
-                made = join_words(f"{updates:,}" for updates in counts[size])
-                runs.append(f"{word}{made} updates at {size:,}")
-        if size in broken:
-            runs.append(f"not at {size:,}, {broken[size]}")
+            word = "" if check.reached else "not in "
+            made.setdefault((check.batch_size, word), []).append(check.updates)
+    runs = [
+        (size, f"{word}{join_words(f'{count:,}' for count in counts)} updates at {size:,}")
+        for (size, word), counts in sorted(made.items())
+    ]
+    runs += [(size, f"not at {size:,}, {why}") for size, why in broken.items()]
+    runs = [text for _, text in sorted(runs, key=lambda run: run[0])]
     loss = "held-out" if pilot.has_held_out else "training"
     return (
         f"Trained from the start to the pilot's {loss} loss, {format_number(pilot.target or 0.0)}: "

@@ -74,7 +74,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
 def read_json(path: Path) -> typing.Any:
     """Read a JSON file that anybody may have written."""
     document = _parsed(path)
-    if _nested_deeper(document, _DEEPEST):
+    if _too_deep(document):
         name = printable(str(path))
         raise RecordError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep.")
     return document
@@ -126,16 +126,12 @@ def _encode(value: object) -> object:
     return value if to_json is None else to_json()
 
 
-def _nested_deeper(value: object, levels: int) -> bool:
-    """Return whether lists and mappings lie deeper in each other, level by level."""
-    found = [value]
-    for _ in range(levels):
-        found = [
-            item
-            for one in found
-            if isinstance(one, (dict, list))
-            for item in (one.values() if isinstance(one, dict) else one)
-        ]
+def _too_deep(value: object) -> bool:
+    """Return whether lists and mappings lie too deep in each other, level by level."""
+    found: list[typing.Any] = [value]
+    for _ in range(_DEEPEST):
+        inner = [one for one in found if isinstance(one, (dict, list))]
+        found = [each for one in inner for each in (one.values() if type(one) is dict else one)]
     return bool(found)
 
 
@@ -154,7 +150,20 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return kind.from_json
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        return _union_decoder(arguments)
+        others = [one for one in arguments if one is not types.NoneType]
+        decoders = [_decoder(one) for one in others]
+        if len(others) == 1:
+            return lambda value: None if value is None else decoders[0](value)
+
+        def decode_one(value: typing.Any) -> typing.Any:
+            if value is None and len(others) < len(arguments):
+                return None
+            for one, decoder in zip(others, decoders, strict=True):
+                if _is_plain(one, value):
+                    return decoder(value)
+            raise TypeError(f"{value!r} is none of {arguments}")
+
+        return decode_one
     if origin is tuple:
         item_of = _decoder(arguments[0])
         return lambda value: tuple([item_of(item) for item in _plain(list, value)])
@@ -173,23 +182,6 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
     return functools.partial(_plain, kind)
 
 
-def _union_decoder(kinds: tuple[typing.Any, ...]) -> Callable[[typing.Any], typing.Any]:
-    others = [kind for kind in kinds if kind is not types.NoneType]
-    decoders = [_decoder(kind) for kind in others]
-    if len(others) == 1:
-        return lambda value: None if value is None else decoders[0](value)
-
-    def decode_one(value: typing.Any) -> typing.Any:
-        if value is None and len(others) < len(kinds):
-            return None
-        for kind, decoder in zip(others, decoders, strict=True):
-            if _is_plain(kind, value):
-                return decoder(value)
-        raise TypeError(f"{value!r} is none of {kinds}")
-
-    return decode_one
-
-
 def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
     """Check a value that is no record: text that can be shown, numbers to compute with."""
     if not _is_plain(kind, value):
@@ -198,7 +190,7 @@ def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
         return printable(value)
     if isinstance(value, (int, float)) and not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise ValueError(f"{value} is not finite, or too large to compute with")
-    if kind is object and _nested_deeper(value, _DEEPEST):
+    if kind is object and _too_deep(value):
         raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     return value
 

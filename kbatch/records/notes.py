@@ -71,14 +71,6 @@ class RunNote(str):
         return _KINDS[self.code].column if self.code in _KINDS else "batch_size"
 
 
-def _coupled_parts(parts: str) -> str:
-    return (
-        f"Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
-        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
-        "for an exact large batch."
-    )
-
-
 def _parts_differ(found: str, source: str | None = None) -> str:
     advice: dict[str | None, str] = {
         "layer": " A micro-batch as large as the batch is exact.",
@@ -127,15 +119,20 @@ def _rounded(value: float, digits: int) -> str:
     return f"{float(f'{value:.{digits}g}'):,g}"
 
 
+_COUPLED_PARTS = (
+    "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
+    "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
+    "for an exact large batch."
+)
 _SIZE = ("micro-batch size", "micro_batch_size")
 _CUT = ("batch cut in micro-batches", "quality")
 _RATE = ("learning rate", "learning_rate")
 _KINDS = {
     "batch_normalization_in_parts": _Kind(
-        "BatchNormalization in micro-batches", "quality", _coupled_parts
+        "BatchNormalization in micro-batches", "quality", _COUPLED_PARTS
     ),
     "parts_differ": _Kind(*_CUT, _parts_differ, ("Not equal to the whole batch when it is cut",)),
-    "coupled_parts": _Kind(*_CUT, _coupled_parts, ("Not equal to the whole batch",)),
+    "coupled_parts": _Kind(*_CUT, _COUPLED_PARTS, ("Not equal to the whole batch",)),
     "parts_not_compared": _Kind(
         *_CUT,
         "Not known to be equal to the whole batch: {found}.",

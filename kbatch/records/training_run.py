@@ -70,16 +70,14 @@ COST_NAMES = {
 
 def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | None:
     """Sum what the epochs took up to the first that meets a target, that one included."""
-    met = (i for i, e in enumerate(epochs) if target.is_met(e.metrics.get(target.metric)))
-    last = next(met, None)
-    if last is None:
-        return None
-    spent = epochs[: last + 1]
-    return Cost(
-        train_s=sum(epoch.train_s for epoch in spent),
-        updates=sum(epoch.updates for epoch in spent),
-        examples=sum(epoch.examples for epoch in spent),
-    )
+    train_s, updates, examples = 0.0, 0, 0
+    for epoch in epochs:
+        train_s += epoch.train_s
+        updates += epoch.updates
+        examples += epoch.examples
+        if target.is_met(epoch.metrics.get(target.metric)):
+            return Cost(train_s, updates, examples)
+    return None
 
 
 # Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.

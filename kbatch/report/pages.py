@@ -9,18 +9,12 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.document.section import Figure
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
 from kbatch.report.content import ReportContent, Reported, report_content, section_of
 from kbatch.report.what_if import what_if
 from kbatch.study.study import Study
-
-# On a telephone this width keeps the texts of a figure as large as those of a small print.
-_NARROW_IN = 3.6
-# Captions take more lines there.
-_NARROW_TALLER = 1.15
 
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
@@ -29,27 +23,22 @@ def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
 
 def render_page(content: ReportContent, template: str, **more: object) -> str:
     """Render what a report says with one of the templates."""
-    page = SvgPage()
-    drawings = {
-        (place, figure.name): _drawing(figure, page)
-        for place, section in enumerate(content.sections, start=1)
-        for figure in section.figures
-    }
+    page, drawings = SvgPage(), {}
+    # For a desk and print; and for a telephone, where texts stay as large and captions take more
+    # lines.
+    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
+    for place, section in enumerate(content.sections, start=1):
+        for figure in section.figures:
+            drawing: dict[str, Any] = {"wide": None, "narrow": None}
+            left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
+            for name, (width_in, taller) in widths.items():
+                if name != left_out:
+                    axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
+                    drawing[name] = Markup(page.element(transparent_svg(axes)))
+                    drawing["alt_text"] = str(axes.get_label())
+            drawings[place, figure.name] = drawing
     shared = {"glyphs": Markup(page.glyphs()), "rules": Markup(page.rules()), **more}
     return templates().get_template(template).render(content=content, drawings=drawings, **shared)
-
-
-def _drawing(figure: Figure, page: SvgPage) -> dict[str, Any]:
-    """Draw a figure, wide for a desk and for print, narrow for a telephone, None for neither."""
-    drawing: dict[str, Any] = {"wide": None, "narrow": None}
-    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (_NARROW_IN, _NARROW_TALLER)}
-    left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
-    for name, (width_in, taller) in widths.items():
-        if name != left_out:
-            axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-            drawing[name] = Markup(page.element(transparent_svg(axes)))
-            drawing["alt_text"] = str(axes.get_label())
-    return drawing
 
 
 def markdown_files(
@@ -69,8 +58,7 @@ def markdown_files(
 
 
 # Characters that Markdown or the HTML inside it would take for markup.
-_MARKDOWN_MARKUP = re.compile(r"([\\`*\[\]<>|])")
-_CODE = re.compile(r"`([^`]+)`")
+_MARKUP = re.compile(r"([\\`*\[\]<>|])")
 _RANGE = re.compile(r"\(?[\d.,]+ (?:±|to) [\d.,]+\)?")
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
 
@@ -103,25 +91,18 @@ def in_cell(text: str) -> Markup:
 
 def prose(text: str) -> Markup:
     """Write a sentence as HTML: what stands between back-ticks as code."""
-    return Markup(_CODE.sub(r"<code>\1</code>", str(escape(glued(text)))))
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(glued(text)))))
 
 
 def plain_prose(text: str) -> str:
     """Write a sentence as Markdown, in which back-ticks mark code too."""
-    text, parts, end = " ".join(text.split()), [], 0
-    for code in _CODE.finditer(text):
-        parts += [_escaped(text[end : code.start()]), code[0]]
-        end = code.end()
-    return "".join([*parts, _escaped(text[end:])])
+    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    return "".join(one if i % 2 else _MARKUP.sub(r"\\\1", one) for i, one in enumerate(parts))
 
 
 def plain(text: str) -> str:
     """Keep Markdown from reading markup into a text."""
-    return _escaped(" ".join(text.split()))
-
-
-def _escaped(text: str) -> str:
-    return _MARKDOWN_MARKUP.sub(r"\\\1", text)
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
 
 
 def write_report(
@@ -168,19 +149,13 @@ def write_report(
     return tuple(files)
 
 
-_MOST_ROWS = 40
-
-
 def notebook_html(record: Any) -> str | None:
-    """Write a record as a piece of HTML for the output of a cell.
-
-    It has no style sheet, which notebooks take away, and no colours, so that it suits light and
-    dark pages. Where its script is taken away as well, a table stands in the place of the slider.
-    """
+    """Write a record as a piece of HTML for the output of a cell."""
+    # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
     try:
         section = section_of(record)
     except ValueError as error:
         # An object that is looked at must not raise: what is missing is said in its place.
         return Markup("<p>{}</p>").format(prose(str(error))) if isinstance(record, Study) else None
     template = templates().get_template("notebook.html")
-    return template.render(section=section, possible=what_if(record), most=_MOST_ROWS)
+    return template.render(section=section, possible=what_if(record), most=40)

@@ -35,18 +35,7 @@ class SearchStatus(NamedTuple):
 
 
 def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
-    """Make the server of a page of searches, for this machine's own browsers.
-
-    It only reads: `GET /` is the page, `GET /version` changes when a file of a search does.
-
-    Args:
-        projects: Project directories (`directory/project_name`).
-        port: Port to listen at, 0 for any that is free.
-
-    Raises:
-        FileNotFoundError: If a directory holds no study.
-        OSError: If the port is taken, with what to do.
-    """
+    """Make the server of a page of searches, which only reads, for this machine's own browsers."""
     for project in projects:
         if not project.is_dir() or not any(project.glob("trial_*/trial.json")):
             load_study(project)  # It says where a study may lie instead.
@@ -63,7 +52,7 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
                 with drawing:
                     page = drawn(tuple(projects), version_of(projects))
                 self._send(page, "text/html")
-            elif self.path == "/version":
+            elif self.path == "/version":  # Changes when a file of a search does.
                 self._send(version_of(projects), "text/plain")
             else:
                 self.send_error(404)
@@ -82,13 +71,12 @@ def view_server(projects: Sequence[Path], port: int) -> ThreadingHTTPServer:
             """Print nothing: the page asks every two seconds."""
 
     try:
-        server = ThreadingHTTPServer((HOST, port), Handler)
+        return ThreadingHTTPServer((HOST, port), Handler)
     except (OSError, OverflowError) as error:
         raise OSError(
             "`--port` must be a free port from 1 to 65535, or 0 for any that is free. "
             f"Received: --port {port} ({error})."
         ) from error
-    return server
 
 
 def version_of(projects: Sequence[Path]) -> str:
@@ -105,7 +93,12 @@ def version_of(projects: Sequence[Path]) -> str:
 
 
 def view_page(projects: Sequence[Path], version: str) -> str:
-    studies = [_study_or_none(project) for project in projects]
+    studies: list[Study | None] = []
+    for project in projects:
+        try:
+            studies.append(load_study(project))
+        except FileNotFoundError:  # It begins, or was deleted.
+            studies.append(None)
     if len({project.name for project in projects}) < len(projects):
         pairs = zip(projects, studies, strict=True)
         studies = [study and dataclasses.replace(study, name=str(at)) for at, study in pairs]
@@ -115,13 +108,6 @@ def view_page(projects: Sequence[Path], version: str) -> str:
         content = report_content([study for study in ended if study.trials])
     progress = [progress_of(*pair) for pair in zip(projects, studies, strict=True)]
     return render_page(content, "view.html", progress=progress, version=version)
-
-
-def _study_or_none(project: Path) -> Study | None:
-    try:
-        return load_study(project)
-    except FileNotFoundError:  # It begins, or was deleted.
-        return None
 
 
 def progress_of(project: Path, study: Study | None) -> SearchStatus:

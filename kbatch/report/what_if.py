@@ -16,7 +16,7 @@ from kbatch.document.numbers import format_number, memory_text
 from kbatch.inference.profile import InferenceProfile
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import MemoryFit
-from kbatch.recommendation.choice import CUT_SHORT, DIVERGED, TARGET, Estimate, SizeOutlook
+from kbatch.recommendation.choice import CUT_SHORT, TARGET, Estimate, SizeOutlook
 from kbatch.recommendation.record import Recommendation
 from kbatch.study.figures.common import best_of_size, best_of_size_note
 from kbatch.study.figures.goodput import goodput_info
@@ -26,17 +26,7 @@ from kbatch.study.study import Study
 from kbatch.throughput.record import TrainingProfile
 
 _OUT_OF_MEMORY = "ran out of memory"
-_WITHOUT_TARGET = {
-    CUT_SHORT: "training was cut short before the target",
-    DIVERGED: "training diverged or failed",
-}
-# A fit that holds is extrapolated up to this many times the largest size.
-_BEYOND = 4
-# Nobody moves through more sizes than these: of more, every second or third one is left out.
-_MOST_SIZES = 40
 WIDTH, HEIGHT, _MARGIN = 240, 72, 5
-# Values that span more than this factor get a logarithmic axis; the others start at 0.
-_WIDE = 30
 
 
 class Reading(NamedTuple):
@@ -58,13 +48,45 @@ class Mark(NamedTuple):
 
 
 class Quantity(NamedTuple):
-    """A quantity at every size."""
+    """What a record knows of a quantity, and what that makes of it at every size."""
 
     name: str
     write: Callable[[float], str]  # Writes a value with its unit.
-    readings: tuple[Reading, ...]  # One a size.
-    marks: tuple[Mark, ...]
-    span: str  # From the lower to the upper edge of the chart.
+    tried: Mapping[int, Reading]  # What was found at each size that was tried.
+    fit: Callable[[int], Reading] | None = None  # Its value and interval at other sizes.
+    extrapolates: bool = False  # Whether the fit answers beyond the measured sizes.
+    out_of_memory_at: int | None = None  # The smallest such size: beyond it the fit is silent.
+    limit_bytes: int | None = None
+    readings: tuple[Reading, ...] = ()  # One a size.
+    marks: tuple[Mark, ...] = ()
+    span: str = ""  # From the lower to the upper edge of the chart.
+
+    def at(self, size: int) -> Reading:
+        """Return what was found at a size, else what the fit predicts there."""
+        found = self.tried.get(size) or self._fitted(size)
+        value, interval, basis, _ = found
+        if value is None or not 0 < value < math.inf:
+            return found._replace(value=None, interval=None)
+        if interval is not None and not 0 < interval.low < interval.high < math.inf:
+            found = found._replace(interval=None)  # A size compared with itself has no width.
+        if self.limit_bytes is not None and value > self.limit_bytes:
+            over = f"more than the limit of {memory_text(self.limit_bytes)}"
+            return found._replace(basis=f"{basis}; {over}" if basis else over)
+        return found
+
+    def _fitted(self, size: int) -> Reading:
+        measured = sorted(b for b, reading in self.tried.items() if reading.value is not None)
+        inside = bool(measured) and measured[0] <= size <= measured[-1]
+        if self.fit is None or not measured or not (inside or self.extrapolates):
+            return Reading(basis="not measured")
+        failed = self.out_of_memory_at
+        if failed is not None and size > failed and not inside:
+            return Reading(basis=f"not measured: {failed:,} {_OUT_OF_MEMORY}")
+        value, interval, *_ = self.fit(size)
+        if value is None or not value > 0 or (interval is not None and not interval.low > 0):
+            return Reading(basis="not measured; the fit is not certain enough here")
+        basis = "from the fit, between measured sizes" if inside else _beyond("measured", measured)
+        return Reading(value, interval, basis, not inside)
 
     def texts(self, index: int) -> tuple[str, str, str]:
         """Write value, interval and basis at a size: `"12.5 ms"`, `"12.4 to 12.6 ms"`, ..."""
@@ -131,45 +153,6 @@ def what_if(record: object) -> WhatIf | None:
     return None
 
 
-class _Known(NamedTuple):
-    """What a record knows of a quantity."""
-
-    name: str
-    write: Callable[[float], str]
-    tried: Mapping[int, Reading]  # What was found at each size that was tried.
-    fit: Callable[[int], Reading] | None = None  # Its value and interval at other sizes.
-    extrapolates: bool = False  # Whether the fit answers beyond the measured sizes.
-    out_of_memory_at: int | None = None  # The smallest such size: beyond it the fit is silent.
-    limit_bytes: int | None = None
-
-    def at(self, size: int) -> Reading:
-        """Return what was found at a size, else what the fit predicts there."""
-        found = self.tried.get(size) or self._fitted(size)
-        value, interval, basis, _ = found
-        if value is None or not 0 < value < math.inf:
-            return found._replace(value=None, interval=None)
-        if interval is not None and not 0 < interval.low < interval.high < math.inf:
-            found = found._replace(interval=None)  # A size compared with itself has no width.
-        if self.limit_bytes is not None and value > self.limit_bytes:
-            over = f"more than the limit of {memory_text(self.limit_bytes)}"
-            return found._replace(basis=f"{basis}; {over}" if basis else over)
-        return found
-
-    def _fitted(self, size: int) -> Reading:
-        measured = sorted(b for b, reading in self.tried.items() if reading.value is not None)
-        inside = bool(measured) and measured[0] <= size <= measured[-1]
-        if self.fit is None or not measured or not (inside or self.extrapolates):
-            return Reading(basis="not measured")
-        failed = self.out_of_memory_at
-        if failed is not None and size > failed and not inside:
-            return Reading(basis=f"not measured: {failed:,} {_OUT_OF_MEMORY}")
-        value, interval, *_ = self.fit(size)
-        if value is None or not value > 0 or (interval is not None and not interval.low > 0):
-            return Reading(basis="not measured; the fit is not certain enough here")
-        basis = "from the fit, between measured sizes" if inside else _beyond("measured", measured)
-        return Reading(value, interval, basis, not inside)
-
-
 def _of_training(profile: TrainingProfile) -> WhatIf | None:
     points, line = profile.measured, None
     # No line is fitted to steps that accumulate, as in the figure of the profile.
@@ -210,7 +193,7 @@ def _of_inference(profile: InferenceProfile) -> WhatIf | None:
     refused = {m.batch_size for m in probes if m.outcome == "out_of_memory"}
     known = [
         *_times("Time of a batch", times, line, failed),
-        _Known(f"p{100 * profile.quantile:g} latency, at most", _milliseconds, tails),
+        Quantity(f"p{100 * profile.quantile:g} latency, at most", _milliseconds, tails),
         _memory(peaks, profile.memory_fit, profile.memory_limit_bytes, refused),
     ]
     answer = max(timings, key=lambda t: t.samples_per_second or 0.0).batch_size
@@ -229,7 +212,9 @@ def _of_recommendation(found: Recommendation) -> WhatIf | None:
         if field == "samples_per_second" or row.ended_by == TARGET:
             return found
         if row.ended_by is not None:
-            return Reading(basis=_WITHOUT_TARGET[row.ended_by])
+            cut_short = row.ended_by == CUT_SHORT
+            why = "was cut short before the target" if cut_short else "diverged or failed"
+            return Reading(basis=f"training {why}")
         if reached[0] <= row.batch_size <= reached[-1]:
             return found._replace(basis="forecast between trained sizes; not trained")
         basis = f"{_beyond('trained', reached)}; not trained"
@@ -237,7 +222,7 @@ def _of_recommendation(found: Recommendation) -> WhatIf | None:
 
     relative = f"Time to the target, relative to batch size {answer:,}"
     known = [
-        _Known(name, write, {row.batch_size: reading(row, field) for row in rows})
+        Quantity(name, write, {row.batch_size: reading(row, field) for row in rows})
         for field, name, write in (
             ("relative_time", relative, format_number),
             ("seconds", "Time to the target", _seconds),
@@ -249,7 +234,7 @@ def _of_recommendation(found: Recommendation) -> WhatIf | None:
         # A batch needs the memory of its micro-batch.
         part = _memory(memory.memory_bytes, memory.fit, memory.limit_bytes, ())
         of = {row.batch_size: part.at(row.micro_batch_size) for row in rows}
-        known.append(_Known("Peak memory of its micro-batch", memory_text, of))
+        known.append(Quantity("Peak memory of its micro-batch", memory_text, of))
     return _what_if("Batch size", answer, known, fitted=True)
 
 
@@ -259,7 +244,7 @@ def _of_study(study: Study) -> WhatIf | None:
         b: _plotted(throughput_estimate(t) if t.status == "completed" else None, outcome(t))
         for b, t in trials.items()
     }
-    known = [_Known("Throughput", _rate, rates)]
+    known = [Quantity("Throughput", _rate, rates)]
     single = not spreads(study.trials).intervals
     ranges = "quartiles of timing windows" if single else "95 % intervals over executions"
     notes = [best_of_size_note(study)]
@@ -267,7 +252,7 @@ def _of_study(study: Study) -> WhatIf | None:
         info, fitted = goodput_info(study), True
         points = {size: Reading(basis=words) for size, words in info.incomplete_sizes}
         points |= {p.batch_size: _plotted(p.goodput) for p in info.points}
-        known.append(_Known("Goodput", _rate, points))
+        known.append(Quantity("Goodput", _rate, points))
         base, scale = info.points[0].batch_size, format_number(info.noise_scale)
         notes.append(
             f"Goodput counts examples of batch size {base:,}, by a noise scale of {scale} "
@@ -284,7 +269,7 @@ def _of_study(study: Study) -> WhatIf | None:
                 cost: PlottedEstimate = getattr(point, field)
                 spent = f"not met in {write(cost.value)}"
                 costs[point.batch_size] = _plotted(cost if point.met else None, spent)
-            known.append(_Known(f"{name} to {target.target_text}", write, costs))
+            known.append(Quantity(f"{name} to {target.target_text}", write, costs))
         if target.fit is not None and target.fit.holds is not False:
             line, sure = target.fit.line, target.fit.holds is True
 
@@ -308,11 +293,8 @@ def _times(
     times: Mapping[int, tuple[int, float, Interval | None]],
     line: Line | None,
     failed: Collection[int],
-) -> list[_Known]:
-    """Return throughput and time from the examples, the seconds and their interval at each size.
-
-    The line is the fit of both, unless the times depart from it.
-    """
+) -> list[Quantity]:
+    """Return throughput and time from the examples, the seconds and their interval at each size."""
 
     def rate(examples: int, time_s: float, span: Interval | None) -> Reading:
         if span is None or span.low <= 0:
@@ -322,7 +304,7 @@ def _times(
     lacks = {size: Reading(basis=_OUT_OF_MEMORY) for size in failed}
     rates = lacks | {size: rate(*one) for size, one in times.items()}
     steps = lacks | {size: Reading(*one[1:]) for size, one in times.items()}
-    known = [_Known("Throughput", _rate, rates), _Known(name, _milliseconds, steps)]
+    known = [Quantity("Throughput", _rate, rates), Quantity(name, _milliseconds, steps)]
     if line is None or line.departure.holds is False or line.slope_interval.low <= 0:
         return known
     beyond = line.departure.holds is True, min(failed, default=None)
@@ -330,7 +312,7 @@ def _times(
         lambda b: rate(b, line(b), line.interval_at(b)),
         lambda b: Reading(line(b), line.interval_at(b)),
     )
-    return [_Known(*one[:3], fit, *beyond) for one, fit in zip(known, fits, strict=True)]
+    return [Quantity(*one[:3], fit, *beyond) for one, fit in zip(known, fits, strict=True)]
 
 
 def _memory(
@@ -338,11 +320,11 @@ def _memory(
     fit: MemoryFit | None,
     limit_bytes: int | None,
     failed: Collection[int],
-) -> _Known:
+) -> Quantity:
     tried = {size: Reading(basis=_OUT_OF_MEMORY) for size in failed}
     tried |= {size: Reading(peak) for size, peak in memory_bytes.items()}
     # Beyond the sizes that ran out of memory, it is worth knowing how much they lack.
-    known = _Known("Peak memory", memory_text, tried, limit_bytes=limit_bytes)
+    known = Quantity("Peak memory", memory_text, tried, limit_bytes=limit_bytes)
     if fit is None:
         return known
     # Two sizes do not show that memory grows as a line.
@@ -359,7 +341,7 @@ def _beyond(kind: str, sizes: Sequence[int]) -> str:
 def _what_if(
     axis: str,
     answer: int,
-    known: Sequence[_Known],
+    known: Sequence[Quantity],
     *notes: str,
     fitted: bool = False,
     ranges: str = "95 % intervals",
@@ -369,17 +351,19 @@ def _what_if(
     tried = sorted({size for one in known for size in one.tried})
     if len(tried) < 2 or not (fitted or any(one.fit for one in known)):
         return None
-    most = (_BEYOND if any(one.extrapolates for one in known) else 1) * tried[-1]
+    # A fit that holds is extrapolated so far.
+    most = (4 if any(one.extrapolates for one in known) else 1) * tried[-1]
     powers = [1 << k for k in range(most.bit_length()) if tried[0] <= 1 << k]
     powers = [p for p in powers if any(one.at(p).value is not None for one in known)]
-    sizes = sorted({*powers, *tried[:: math.ceil(len(tried) / _MOST_SIZES)]})
+    # Nobody moves through more than 40 sizes: of more, every second or third one is left out.
+    sizes = sorted({*powers, *tried[:: math.ceil(len(tried) / 40)]})
     start = min(range(len(sizes)), key=lambda i: abs(math.log(sizes[i] / answer)))
-    quantities = []
+    quantities: list[Quantity] = []
     for one in known:
         readings = tuple(one.at(size) for size in sizes)
         if any(r.value is not None for r in readings):  # Else only at sizes that are left out.
-            chart = _chart(sizes, readings, one.write)
-            quantities.append(Quantity(one.name, one.write, readings, *chart))
+            marks, span = _chart(sizes, readings, one.write)
+            quantities.append(one._replace(readings=readings, marks=marks, span=span))
     written = tuple(filter(None, (f"Ranges are {ranges}.", *notes)))
     found = WhatIf(axis, tuple(sizes), start, tuple(quantities), written)
     return found if quantities else None
@@ -393,7 +377,8 @@ def _chart(
     # Intervals of what is extrapolated may be so wide that nothing else could be seen.
     spans = [r.interval for r in readings if r.interval is not None and not r.extrapolated]
     top = max([*values, *(span.high for span in spans)])
-    bottom = min(values) if top > _WIDE * min(values) else 0.0
+    # Values that span more get a logarithmic axis; the others start at 0.
+    bottom = min(values) if top > 30 * min(values) else 0.0
 
     def x(size: int) -> float:
         share = math.log(size / sizes[0]) / math.log(sizes[-1] / sizes[0])

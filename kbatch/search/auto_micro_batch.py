@@ -1,4 +1,4 @@
-"""How many examples go through the device at once: a size that was given, or the fastest found."""
+"""How many examples go through the device at once: a size that is given, or the fastest found."""
 
 import dataclasses
 import functools
@@ -95,11 +95,7 @@ class FoundMicroBatch(NamedTuple):
 
 @dataclasses.dataclass(eq=False)
 class MicroBatchCache:
-    """The micro-batch sizes of one model on its data: what fits, what is fastest, what ran out.
-
-    Each is measured once, and kept in the project directory for later searches. What was measured
-    beside other processes is kept in memory, for this search alone.
-    """
+    """What fits of one model and its data, what is fastest and what ran out, each measured once."""
 
     search: SearchMicroBatches
     model: keras.Model
@@ -108,10 +104,22 @@ class MicroBatchCache:
     directory: Path | None
 
     def __post_init__(self):
+        search, here = self.search, read_environment()
         # The most examples that a replica has of a batch.
-        self._rows = -(-self.search.largest_batch_size // replica_count(self.model))
+        self._rows = -(-search.largest_batch_size // replica_count(self.model))
         self._measured_s: dict[str, float] = {}
-        self.key = self._found_key()
+        # Without a limit these decide it: they differ between hosts.
+        group_bytes = read_control_group().memory_limit_bytes
+        host = (psutil.virtual_memory().total, group_bytes, workers_on_device())
+        limits = (self._rows, search.memory_limit_bytes or host, search.memory_window)
+        devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
+        if gpu_visible():
+            limit_bytes = DeviceMemory().limit_bytes or 0
+            # What a driver and a desktop leave differs between starts: to 1 part in 16, or finer.
+            step = 2 ** max(0, limit_bytes.bit_length() - 5)
+            devices += (limit_bytes // step * step,)
+        shapes = row_shapes(self.source, self.model)
+        self.key = _digest((model_fingerprint(self.model), shapes, limits, devices))
 
     @functools.cached_property
     def _exact(self) -> bool:
@@ -125,6 +133,11 @@ class MicroBatchCache:
     def _name(self) -> str:
         return f"{self.key}-exact" if self._exact else self.key
 
+    @functools.cached_property
+    def _may_cut(self) -> bool:
+        checks, directory = self.search.checks, self.directory
+        return self._exact or checks.may_cut(self.model, self.source, directory=directory)
+
     def max_fitting(self) -> int:
         """Return the most examples that fit at once, and did not run out of memory in training."""
         return min(self._fitting().max_batch_size, self._limit())
@@ -135,9 +148,22 @@ class MicroBatchCache:
         if most < batch_size:
             self._check_cutting(most)
         size, note = self._fastest(batch_size, most, left or TrainingLeft())
-        notes = (note, _memory_note(result, most, self._measured_s.get(self._name, 0.0)))
-        bound = most < result.max_batch_size or result.memory_bound
-        return FoundMicroBatch(size, most, bound, sum(self._measured_s.values()), notes)
+        fits, beside = result.max_batch_size, neighbours_text(result.other_processes)
+        more = f" {beside} So it is not kept for later searches." if beside else ""
+        if most < fits:
+            of_memory = RunNote.of("larger_ran_out", size=most, larger=fits, more=more)
+        else:
+            slow = slow_steps_text(result)
+            of_memory = RunNote.of(
+                "most_at_once",
+                size=most,
+                reason=result.reason,
+                search_s=self._measured_s.get(self._name, 0.0),
+                probes=len(result.probes),
+                more=more + (f" {slow}" if slow else ""),
+            )
+        bound, search_s = most < fits or result.memory_bound, sum(self._measured_s.values())
+        return FoundMicroBatch(size, most, bound, search_s, (note, of_memory))
 
     def halve(self, size: int) -> int:
         """Return half of a size that ran out of memory in training, and remember it."""
@@ -154,8 +180,7 @@ class MicroBatchCache:
         return not (check.equal or (self._exact and check.repaired))
 
     def _check_cutting(self, most: int) -> None:
-        checks, directory = self.search.checks, self.directory
-        if not self._exact and not checks.may_cut(self.model, self.source, directory=directory):
+        if not self._may_cut:
             raise OutOfMemoryError(
                 "A `train_step` of your own runs whole unless a comparison shows that parts or the "
                 f"exact mode train as the batch does, and at most {most} examples fit at once: "
@@ -177,12 +202,10 @@ class MicroBatchCache:
             reason = "the most that fit, since fewer at once may not train as the whole batch does"
         timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
         for size in timed_sizes if reason is None else ():
-            profile = self._known_times(size)
-            if profile is None:
-                reason = _reason_of_cost(left, size=size, example_s=self._example_s())
-                if reason is not None:
-                    break
-                profile = self._times(size, most)
+            profile = self._times(size, most, left)
+            if isinstance(profile, str):
+                reason = profile
+                break
             fits = tuple(point for point in profile.points if point.micro_batch_size <= most)
             fitting = dataclasses.replace(profile, points=fits)
             if not fitting.measured:
@@ -201,68 +224,14 @@ class MicroBatchCache:
 
     def _fitting(self) -> MaxBatchSizeResult:
         known = self._recall(MaxBatchSizeResult, self._name)
-        if known is None:
-            began_s, known = time.perf_counter(), self._probe()
-            self._measured_s[self._name] = time.perf_counter() - began_s
-            self._keep(self._name, known, beside=known.other_processes)
-        return known
-
-    def _limit(self) -> int:
-        """Return the largest size that may be tried; another worker may have learnt of it."""
-        name = f"{self._name}-limit"
-        known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
-        sizes = [limit.micro_batch_size for limit in known if limit]
-        return min([self.search.largest_batch_size, *sizes])
-
-    def _known_times(self, batch_size: int) -> TrainingProfile | None:
-        """Return times taken under about the present power cap, on which memory does not depend."""
-        known = self._recall(TrainingProfile, _times_name(self._name, batch_size))
-        if known and known.gpus and gpu_visible():
-            before_w, gpu = known.gpus[0].power_cap_w, nvml_gpu()
-            now_w = gpu and gpu.power_cap_w
-            if before_w and now_w and not 1 / _SAME_CAP <= now_w / before_w <= _SAME_CAP:
-                return None
-        return known
-
-    def _times(self, batch_size: int, most: int) -> TrainingProfile:
-        name, others = _times_name(self._name, batch_size), other_processes()
-        profile = self._time(batch_size, most, others)
-        self._measured_s[name] = profile.duration_s or 0.0
-        self._keep(name, profile, beside=others)  # What they do now slows the sizes by chance.
-        return profile
-
-    def _example_s(self) -> float:
-        """Return the seconds of training on an example, an upper bound for older records."""
-        result = self._fitting()
-        size = result.max_batch_size
-        probes = [probe for probe in result.probes if probe.batch_size == size]
-        return min(p.step_s or p.duration_s / STEPS for p in probes) / size
-
-    def _found_key(self) -> str:
-        """Return a digest of the model, its data, the limits and the device."""
-        search, here = self.search, read_environment()
-        # Without a limit these decide it: they differ between hosts.
-        group_bytes = read_control_group().memory_limit_bytes
-        host = (psutil.virtual_memory().total, group_bytes, workers_on_device())
-        limits = (self._rows, search.memory_limit_bytes or host, search.memory_window)
-        devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
-        if gpu_visible():
-            limit_bytes = DeviceMemory().limit_bytes or 0
-            # What a driver and a desktop leave differs between starts: to 1 part in 16, or finer.
-            step = 2 ** max(0, limit_bytes.bit_length() - 5)
-            devices += (limit_bytes // step * step,)
-        shapes = row_shapes(self.source, self.model)
-        return _digest((model_fingerprint(self.model), shapes, limits, devices))
-
-    def _probe(self) -> MaxBatchSizeResult:
-        search, replicas = self.search, replica_count(self.model)
-        checks, directory = search.checks, self.directory
-        cut = self._exact or checks.may_cut(self.model, self.source, directory=directory)
+        if known is not None:
+            return known
+        search, replicas, began_s = self.search, replica_count(self.model), time.perf_counter()
         workload = Workload(
             self.build,
             self.source,
             self.model.dtype_policy.name,
-            accumulate_below=self._rows if cut else 0,
+            accumulate_below=self._rows if self._may_cut else 0,
             moments_every=MOMENTS_EVERY,
             replicas=replicas,
             exact=self._exact,
@@ -274,17 +243,37 @@ class MicroBatchCache:
             model=lambda: self.model,
             here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
         ) as probes:
-            return probe_max_batch(
+            found = probe_max_batch(
                 probes,
                 memory_window=search.memory_window,
                 max_batch_size=self._rows,
                 confirm=False,
                 largest_first=True,
             )
+        self._measured_s[self._name] = time.perf_counter() - began_s
+        self._keep(self._name, found, beside=found.other_processes)
+        return found
 
-    def _time(self, batch_size: int, most: int, others: Sequence[GpuProcess]) -> TrainingProfile:
-        """Time train steps on a batch, in parts of up to `most` examples."""
+    def _limit(self) -> int:
+        """Return the largest size that may be tried; another worker may have learnt of it."""
+        name = f"{self._name}-limit"
+        known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
+        sizes = [limit.micro_batch_size for limit in known if limit]
+        return min([self.search.largest_batch_size, *sizes])
+
+    def _times(self, batch_size: int, most: int, left: TrainingLeft) -> TrainingProfile | str:
+        """Return the times of steps in parts of up to `most` examples, or why none are taken."""
+        name = _times_name(self._name, batch_size)
+        known = self._recall(TrainingProfile, name)
+        before_w = known.gpus[0].power_cap_w if known and known.gpus and gpu_visible() else None
+        now_w = gpu.power_cap_w if before_w and (gpu := nvml_gpu()) else None
+        same_cap = not now_w or not before_w or 1 / _SAME_CAP <= now_w / before_w <= _SAME_CAP
+        if known is not None and same_cap:
+            return known
+        if (reason := self._reason_of_cost(left, batch_size)) is not None:
+            return reason
         began_s, points, gpus, notes = time.perf_counter(), (), (), []
+        others = other_processes()
         if others:
             notes.append(f"{neighbours_text(others)} So times are not kept for later searches.")
         try:
@@ -299,16 +288,41 @@ class MicroBatchCache:
             points, gpus = time_micro_batches(
                 self.model, batch, largest=most, moments_every=MOMENTS_EVERY, exact=self._exact
             )
-        return TrainingProfile(
+        self._measured_s[name] = duration_s = round(time.perf_counter() - began_s, 3)
+        profile = TrainingProfile(
             self.model.name,
             self.model.dtype_policy.name,
             bool(self.model.jit_compile),
             points,
-            duration_s=round(time.perf_counter() - began_s, 3),
+            duration_s=duration_s,
             notes=tuple(notes),
             environment=read_environment(),
             gpus=gpus,
         )
+        self._keep(name, profile, beside=others)  # What they do now slows the sizes by chance.
+        return profile
+
+    def _reason_of_cost(self, left: TrainingLeft, size: int) -> str | None:
+        """Say why updates of a size are not timed, None where the training left repays it."""
+        result = self._fitting()
+        fits = result.max_batch_size
+        probes = [probe for probe in result.probes if probe.batch_size == fits]
+        # An upper bound for older records.
+        example_s = min(p.step_s or p.duration_s / STEPS for p in probes) / fits
+        cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * size * example_s)
+        left_s = left.seconds(example_s)
+        if left_s is None and cost_s > TIMING.time_budget_s:
+            return (
+                "the most that fit, since timing smaller ones would take "
+                f"{format_number(cost_s, 2)} s and it is not known how much training is left to "
+                "repay it"
+            )
+        if left_s is not None and left_s * (1 - 1 / _PLAUSIBLE_GAIN) < cost_s:
+            return (
+                "the most that fit, since smaller ones could not save what timing them takes in "
+                f"about {format_number(left_s, 2)} s of training at the largest sizes"
+            )
+        return None
 
     def _recall(self, kind: type[Record], name: str) -> Record | None:
         known = self.search.known.get(name) or load_if_readable(kind, self._file(name))
@@ -338,25 +352,6 @@ def _digest(described: object) -> str:
     return hashlib.sha256(repr(described).encode()).hexdigest()[:16]
 
 
-def _reason_of_cost(left: TrainingLeft, *, size: int, example_s: float) -> str | None:
-    """Say why updates of a size are not timed, None where the training that is left repays it."""
-    cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * size * example_s)
-    left_s = left.seconds(example_s)
-    if left_s is None:
-        if cost_s == TIMING.time_budget_s:
-            return None
-        return (
-            f"the most that fit, since timing smaller ones would take {format_number(cost_s, 2)} s "
-            "and it is not known how much training is left to repay it"
-        )
-    if left_s * (1 - 1 / _PLAUSIBLE_GAIN) >= cost_s:
-        return None
-    return (
-        "the most that fit, since smaller ones could not save what timing them takes in about "
-        f"{format_number(left_s, 2)} s of training at the largest sizes"
-    )
-
-
 def _speed_note(
     choice: MicroBatchChoice, timed_size: int, batch_size: int, others: Sequence[str]
 ) -> RunNote:
@@ -368,18 +363,3 @@ def _speed_note(
     gain, interval = choice.gain.value, choice.gain.interval
     low, high = (None, None) if interval is None else (interval.low, interval.high)
     return RunNote.of("parts_faster", size=size, gain=gain, low=low, high=high, more=more)
-
-
-def _memory_note(result: MaxBatchSizeResult, size: int, search_s: float) -> RunNote:
-    beside, slow = neighbours_text(result.other_processes), slow_steps_text(result)
-    more = f" {beside} So it is not kept for later searches." if beside else ""
-    if size < result.max_batch_size:
-        return RunNote.of("larger_ran_out", size=size, larger=result.max_batch_size, more=more)
-    return RunNote.of(
-        "most_at_once",
-        size=size,
-        reason=result.reason,
-        search_s=search_s,
-        probes=len(result.probes),
-        more=more + ("" if slow is None else f" {slow}"),
-    )

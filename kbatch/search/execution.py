@@ -18,11 +18,9 @@ from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
-from kbatch.records.usage import UsageRecord
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
-from kbatch.search.trial_files import TrialFiles, readable_trials
+from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_trials
 from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.search.trial_states import CHECKPOINT_NAME
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
 from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
@@ -79,8 +77,13 @@ class Execution:
         self._write(self.so_far())
         try:
             results = self._completed(self._trained(fit))
-            reported = {} if self._files is None else self._files.reported(results)
-            self._keep_weights()
+            files, best = self._files, self._fit.best_epoch
+            reported = {} if files is None else files.reported(results)
+            if files and best and getattr(files.tuner, "keep_checkpoints", 0):
+                record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
+                best.write_weights(
+                    self._model, files.folder, record and record.best_objective_value
+                )
             outcomes, order = self._outcomes()
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
@@ -134,8 +137,8 @@ class Execution:
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
         wanted = () if self._files is None else self._files.measured_names
-        clock, target, usage = self._fit.clock, self._fit.target, self._usage
-        throughput = clock.throughput
+        clock, target, monitor = self._fit.clock, self._fit.target, self._fit.monitor
+        throughput, usage = clock.throughput, monitor and monitor.usage
         if "samples_per_second" in wanted and throughput is None:
             raise keras_tuner.errors.FailedTrialError(
                 "There were too few steps to measure samples/s, which is the objective: train "
@@ -172,14 +175,6 @@ class Execution:
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
 
-    def _keep_weights(self) -> None:
-        """Write the checkpoint of the trial, where its tuner keeps such."""
-        files, best = self._files, self._fit.best_epoch
-        if files is None or best is None or not getattr(files.tuner, "keep_checkpoints", 0):
-            return
-        record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
-        best.write_weights(self._model, files.folder, record and record.best_objective_value)
-
     def _outcomes(self) -> tuple[Outcomes | None, tuple[RunNote, ...]]:
         """Measure the metric by blocks of validation examples, which are those of other trials."""
         best = self._fit.best_epoch
@@ -201,10 +196,6 @@ class Execution:
             f"({outcomes.set_key}), {earlier.examples} before ({earlier.set_key})."
         )
 
-    @property
-    def _usage(self) -> UsageRecord | None:
-        return None if self._fit.monitor is None else self._fit.monitor.usage
-
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
             self._files.write(self._plan.number, record)
@@ -212,12 +203,9 @@ class Execution:
     def _record(
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
-        """Return what the execution showed until now."""
         fit, micro_batch, started = self._fit, self._micro_batch, self._started
-        clock = fit.clock
-        sparse = sparse_note(
-            self._model, self._plan.sparse_gradients, in_parts=micro_batch.in_parts
-        )
+        clock, given = fit.clock, self._plan.sparse_gradients
+        sparse = sparse_note(self._model, given, in_parts=micro_batch.in_parts)
         notes = (*started.notes, *([sparse] if sparse else []), *micro_batch.notes)
         record = dataclasses.replace(
             started,
@@ -227,20 +215,17 @@ class Execution:
             most_in_memory=micro_batch.most_in_memory,
             failure=failure,
             reported=reported or {},
-            usage=self._usage,
+            usage=fit.monitor and fit.monitor.usage,
             budget=fit.budget,
             target=fit.target,
             notes=notes,
         )
         if clock.first_step_s is None:
-            if status != "running":
-                note = RunNote.of("nothing_timed")
-                record = dataclasses.replace(record, notes=(*notes, note))
-            return record
-        ruled, seen = started.learning_rate, clock.first_learning_rate
-        fit_notes = list(fit.notes)
+            end = () if status == "running" else (RunNote.of("nothing_timed"),)
+            return dataclasses.replace(record, notes=(*notes, *end))
+        ruled, seen, notes = started.learning_rate, clock.first_learning_rate, (*notes, *fit.notes)
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
-            fit_notes.append(RunNote.of("first_learning_rate", used=seen, built=ruled))
+            notes = (*notes, RunNote.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
         return dataclasses.replace(
             record,
@@ -257,15 +242,12 @@ class Execution:
             data_wait_s=reading.wait_s,
             total_s=fit.total_s,
             epochs=tuple(clock.epochs),
-            notes=(*notes, *fit_notes),
+            notes=notes,
         )
 
 
 class Float32Fallback:
-    """Trains a whole search in float32 where its model cannot train under its dtype policy.
-
-    It decides for all trials: sizes under several policies cannot be compared.
-    """
+    """Trains a whole search in float32 where its model cannot train under its dtype policy."""
 
     def __init__(self, policies: Sequence[str]):
         self._policies = policies
@@ -273,9 +255,7 @@ class Float32Fallback:
 
     def may_begin(self, project: Path | None) -> bool:
         """Return whether the whole search may go to float32: no trial has completed."""
-        runs = [run for trial in readable_trials(project) for run in trial.executions]
-        completed = any(run.status == "completed" for run in runs)
-        return len(self._policies) == 1 and not self.note and not completed
+        return len(self._policies) == 1 and not self.note and not completed_trials(project)
 
     def run(
         self,
@@ -303,13 +283,10 @@ class Float32Fallback:
 
 
 class FreshCallbacks:
-    """Keeps copies of callbacks, and trains with these when training starts again.
+    """Copies of callbacks to start again with: best values would else go on from what failed."""
 
-    A checkpoint's best value or a user's counts would else go on from the attempt that failed.
-    Callbacks of keras-tuner and of kbatch's search stay themselves, for others hold them, and get
-    back their best value. One that cannot be copied stays itself too. What a callback keeps in
-    files is as the attempt left it.
-    """
+    # Those of keras-tuner and of kbatch's search stay themselves, for others hold them, and get
+    # back their best value. One that cannot be copied stays itself too.
 
     def __init__(self):
         self._kept: dict[int, tuple[Any, Any]] = {}
@@ -361,11 +338,7 @@ _PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLog
 
 
 def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[RunNote, ...]:
-    """Let callbacks write to a folder of their execution, as keras-tuner does with TensorBoard.
-
-    Else every trial writes over the file of the one before, and the last one's model is taken for
-    the best one's.
-    """
+    """Let callbacks write to a folder of their execution, and not over the file of another's."""
     notes = []
     for callback in keras.tree.flatten(callbacks or []):
         if isinstance(callback, keras.callbacks.BackupAndRestore):

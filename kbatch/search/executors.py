@@ -55,12 +55,8 @@ class TaskResult(NamedTuple):
 
 
 def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
-    """Run a task in a process of its own, in a temporary folder; an engine calls it.
-
-    `search` is the pickled tuner with what its `search` was given. `worker` starts the process,
-    None for one in the environment of this process. If a job of an earlier driver has completed the
-    task, or still runs it, its result is returned.
-    """
+    """Run a task in a process of its own, in a temporary folder; an engine calls it."""
+    # A job of an earlier driver may have completed the task, or still run it.
     with _left_result(task.result_file, wait=True) as left:
         result = left or _run_task(search, task, worker)
         if left is None and result.status == "completed":
@@ -75,8 +71,7 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
 
 
 def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
-    own = worker or Worker()
-    try:
+    with contextlib.closing(worker or Worker()) as own:
         project = own.folder / "project"
         for name, content in task.files.items():
             path = project / name
@@ -95,8 +90,6 @@ def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
         }
         changed = {name: data for name, data in found.items() if task.files.get(name) != data}
         return TaskResult(changed, status, text, exit_code, socket.gethostname())
-    finally:
-        own.close()
 
 
 def _train(project: str, search: bytes, task: Task) -> tuple[str, str]:
@@ -123,7 +116,6 @@ class LeftResult:
             return False
 
     def result(self) -> TaskResult:
-        """Return the result that the job has left."""
         if self._result is None:
             raise InterruptedError("The job that ran it ended without a result.")
         return self._result

@@ -1,7 +1,6 @@
 """What an update of each batch size takes, by a throughput sweep, and what trials took in all."""
 
 import contextlib
-import dataclasses
 import inspect
 import statistics
 import time
@@ -22,7 +21,7 @@ from kbatch.throughput.record import TrainingPoint
 from kbatch.throughput.update_timing import StepConfig, TrainingSweep
 from kbatch.timing.rounds import TimingPlan
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.model_inputs import REFUSALS, refusal_text
+from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, build_on
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import uninstall_step
@@ -35,21 +34,11 @@ _LAST_PART = 4
 
 
 def sweep_throughput(
-    hypermodel: Any,
-    space: Any,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    *,
-    directory: Path | None,
+    tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
 ) -> GoodputRecord:
-    """Time an update of each batch size of a hypermodel, in interleaved rounds.
-
-    One model takes all sizes in turn, and is thrown away. Under "auto" no more examples go through
-    at once than were found to fit. Sizes larger than the one that is fastest as a whole are timed
-    in micro-batches too, and the faster way counts; of a model that trains differently on parts of
-    a batch, only what does not fit is cut. Sizes that run out of memory or data, and those above
-    them, get the seconds of the line through the others.
-    """
+    """Time an update of each batch size of a tuner's hypermodel, in interleaved rounds."""
+    # Sizes that run out of memory or data, and those above them, get the seconds of the line
+    # through the others.
     began_s = time.perf_counter()
     try:
         call = _SIGNATURE.bind(None, *arguments, **keywords).arguments
@@ -59,8 +48,8 @@ def sweep_throughput(
             f"its data are timed first. Received: {error}."
         ) from error
     data = FitData(**{name: call[name] for name in FitData._fields if name in call})
+    hypermodel, hp = tuner.hypermodel, tuner.oracle.get_space().copy()
     sizes, given = hypermodel.batch_sizes, hypermodel.micro_batch_size
-    hp = space.copy()
     hp.values["batch_size"] = sizes[0]
     model = hypermodel.build(hp)
     # The step of a trial measures its moments too, which takes longer to trace.
@@ -68,20 +57,16 @@ def sweep_throughput(
     source = Samples().source(data, model)
     with dtype_policy_scope(model.dtype_policy.name):
         build_on(model, source)
-        try:
+        with refusals_told(lambda: model, source):
             if given == "auto":
-                cache = hypermodel._micro_batch(hp, model, directory=directory).cache(source)
+                project = Path(tuner.project_dir)
+                cache = hypermodel._micro_batch(hp, model, directory=project).cache(source)
                 most, whole_only = cache.max_fitting(), cache.trains_whole_only()
                 first = [_setting(size, size) for size in sizes if size <= most]
             else:
                 most, whole_only = None, False
                 first = [_setting(size, given or size) for size in sizes]
             timed = _timed(model, source, sizes, first, most=most, whole_only=whole_only)
-        except (ValueError, TypeError, *REFUSALS) as error:
-            text = refusal_text(error, model=lambda: model, source=source)
-            if text is None:
-                raise
-            raise InputError(text) from error
     times_s = {size: statistics.median(point.step_times_s) for size, point in timed.items()}
     missing = tuple(size for size in sizes if size not in times_s)
     if missing and len(timed) < 2:
@@ -113,11 +98,9 @@ def _timed(
     most: int | None,
     whole_only: bool,
 ) -> dict[int, TrainingPoint]:
-    """Return what was timed of an update of each size, in the faster of the ways that were tried.
-
-    `first` is timed in any case. Where the most that fit are known, larger sizes are timed in parts
-    of these and, unless parts train otherwise, of the size that is fastest whole.
-    """
+    """Return what was timed of an update of each size, in the fastest way that was tried."""
+    # `first` is timed in any case. Where the most that fit are known, larger sizes are timed in
+    # parts of these and, unless parts train otherwise, of the size that is fastest whole.
     timing = TimingPlan(
         time_budget_s=_SECONDS_A_SIZE * len(sizes),
         needed_calls=8,
@@ -154,8 +137,7 @@ def _timed(
 
 
 def _setting(batch_size: int, micro_batch_size: int) -> StepConfig:
-    micro_batch_size = min(micro_batch_size, batch_size)
-    return StepConfig(micro_batch_size=micro_batch_size, batch_size=batch_size)
+    return StepConfig(batch_size, min(micro_batch_size, batch_size))
 
 
 def _warm_up(sweep: TrainingSweep, settings: Sequence[StepConfig]) -> None:
@@ -168,60 +150,42 @@ def _warm_up(sweep: TrainingSweep, settings: Sequence[StepConfig]) -> None:
 def runs_of(
     trials: Sequence[TrialRecord], objective: Objective, costs: SizeCosts
 ) -> list[FinishedRun]:
-    """Return what each trial took; on another kind of device, what its updates cost here.
-
-    Here is where the first trial ran that completed.
-
-    Where the objective is the cost of a target, it is that. Where it is a metric, for runs of equal
-    time, it is the seconds to what the first trial held in the end, the median of the last quarter
-    of its epochs: the size that is there first has the most time left.
-    """
+    """Return what each trial took to the target; on another device than the first, at its costs."""
     pilot = next((t for t in trials if t.status == "completed"), None)
     target = None
     if pilot is not None and objective.name in COST_NAMES:
         target = pilot.target
     elif pilot is not None:
+        # For runs of equal time it is what the first trial held in the end: the size that is there
+        # first has the most time left.
         epochs = pilot.executions[0].epochs
         values = [v for e in epochs if (v := e.finite(objective.name)) is not None]
         if values:
             held = statistics.median(values[-max(1, len(values) // _LAST_PART) :])
             target = Target(objective.name, held, objective.direction)
     part = COST_NAMES.get(objective.name, COST_NAMES["seconds_to_target"])
-    runs = [_run(trial, target, part) for trial in trials]
-    for k, (run, trial) in enumerate(zip(runs, trials, strict=True)):
-        if run.cost is not None and pilot and len(device_kinds([pilot, trial])) > 1:
-            cost = costs.start_cost + (run.updates or 0) * costs.update_costs[run.batch_size]
-            runs[k] = dataclasses.replace(run, cost=cost)
-    return runs
-
-
-def _run(trial: TrialRecord, target: Target | None, part: str) -> FinishedRun:
-    scale = trial.noise_scale
-    costs = [None if target is None else cost_to_target(target, e.epochs) for e in trial.executions]
-    met = [cost for cost in costs if cost is not None]
-    reached = trial.status == "completed" and len(met) == len(costs)
-    if reached:
-        updates = statistics.fmean(cost.updates for cost in met)
-    else:
-        updates = statistics.fmean(e.updates or 0 for e in trial.executions) or None
-    return FinishedRun(
-        trial.batch_size,
-        cost=statistics.fmean(getattr(cost, part) for cost in met) if reached else None,
+    runs = []
+    for trial in trials:
+        found = [target and cost_to_target(target, run.epochs) for run in trial.executions]
+        met = [one for one in found if one is not None]
+        cost, updates, scale = None, None, trial.noise_scale
         # One that failed, diverged or ran out of memory says nothing of its size's speed.
-        updates=updates if trial.status == "completed" else None,
-        noise_scale=scale and scale.value,
-        noise_at_least=scale and scale.at_least,
-    )
+        if trial.status == "completed" and len(met) < len(found):
+            updates = statistics.fmean(run.updates or 0 for run in trial.executions) or None
+        elif trial.status == "completed":
+            updates = statistics.fmean(one.updates for one in met)
+            cost = statistics.fmean(getattr(one, part) for one in met)
+            if pilot and len(device_kinds([pilot, trial])) > 1:
+                cost = costs.start_cost + updates * costs.update_costs[trial.batch_size]
+        known = (scale and scale.value, scale and scale.at_least)
+        runs.append(FinishedRun(trial.batch_size, cost, updates, *known))
+    return runs
 
 
 def costs_of(
     sweep: GoodputRecord, trials: Sequence[TrialRecord], *, objective: Objective
 ) -> SizeCosts:
-    """Return what updates cost, by the sweep and the first trial.
-
-    A search trains with callbacks and an input pipeline, whose seconds an update are those that
-    the first trial took above the sweep.
-    """
+    """Return what updates cost: the sweep's seconds, and those that the first trial took above."""
     if objective.name == "updates_to_target":
         return SizeCosts(dict.fromkeys(sweep.batch_sizes, 1.0))
     if objective.name == "examples_to_target":
@@ -239,16 +203,13 @@ def costs_of(
 def expected_runs(
     costs: SizeCosts, runs: Sequence[FinishedRun], pending: Sequence[int]
 ) -> list[FinishedRun]:
-    """Return what is expected of the sizes that run, in the order in which they began.
-
-    Nothing is known of the pilot while it runs, and only ratios of costs matter: it counts as a
-    run of one update. Runs that ended without a target tell nothing of the others.
-    """
+    """Return what is expected of the sizes that run, in the order in which they began."""
     known, found = list(runs), []
     for size in pending:
         forecast = forecast_updates(costs, known)
         if known and forecast is None:
             break
+        # Only ratios of costs matter: a pilot that runs counts as a run of one update.
         updates = forecast.updates[size] if forecast else 1.0
         cost = costs.start_cost + updates * costs.update_costs[size]
         found.append(FinishedRun(size, cost=cost, updates=updates))

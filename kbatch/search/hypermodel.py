@@ -319,11 +319,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return results
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Describe the model that the wrapped HyperModel builds, for the identity of a search.
-
-        It is built with the hyperparameters that the identity in the project has, or those of the
-        first model that was built here; they are returned with the facts.
-        """
+        """Return the hyperparameters of the search's identity, else the first here, and facts."""
         known = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
         values = known and known.hyperparameters
         if self._first is None or (values is not None and values != self._first[0]):
@@ -334,11 +330,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return self._first
 
     def _take_over(self, project: Path) -> None:
-        """Keep what an earlier run of the search derived from its sizes, and its fallback.
-
-        Adding sizes must not change the learning rates of the trials there, by another smallest
-        size, or the batches that all of them are validated with.
-        """
+        """Keep what an earlier run of the search derived from its sizes, and its fallback."""
+        # Adding sizes must not change the learning rates of the trials there, by another smallest
+        # size, or the batches that all of them are validated with.
         found = recorded_search(project)
         if found is None:
             return
@@ -353,10 +347,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         validation, default = settings.get("validation_batch_size"), self._default_validation(sizes)
         if self._chosen_validation is None and validation == default:
             self.validation_batch_size = default
-
-    def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Set which execution of its trial, from 0, `hp` comes to next."""
-        self._executed = hp, number
 
     def _number(self, hp: keras_tuner.HyperParameters) -> int:
         """Return the number of the execution that `hp` comes to next, from 0."""
@@ -417,12 +407,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _check_identity(
         self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
-        """Compare what a trial trains with the search of the directory, unless its tuner has.
-
-        A tuner of keras-tuner knows nothing of it, and asks for no trial where a search is at its
-        end; the space is the one that it keeps.
-        """
-        if getattr(files.tuner, "_compares_searches", False):
+        """Compare what a trial trains with the search of the directory, unless its tuner has."""
+        if hasattr(files.tuner, "_compare_search"):
             return
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
@@ -494,10 +480,7 @@ def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
 
 @contextlib.contextmanager
 def _ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
-    """End the search at a mistake in what was given: no other trial would fare better.
-
-    Where not even one example fits, the trial fails and not the search.
-    """
+    """End the search at a mistake in what was given, and only the trial where no example fits."""
     try:
         yield
     except kinds as error:

@@ -20,11 +20,9 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import NewerRecordError, RecordError, load_if_readable, read_record
-from kbatch.search.trial_files import write_needed
-from kbatch.search.trial_states import ENDED, read_trial_states
-from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, RECORD_NAME, SearchIdentity
-from kbatch.study.trial import TrialRecord
+from kbatch.records.json_codec import NewerRecordError, RecordError, read_record
+from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
+from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, SearchIdentity
 from kbatch.training.fingerprint import function_code, model_description
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -50,7 +48,6 @@ _LONGEST_TEXT = 100
 
 
 def model_facts(model: keras.Model) -> dict[str, str]:
-    """Describe a compiled model as its build function returned it."""
     described = model_description(model)
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     # The configuration of an optimizer, without the loss scaling around it.
@@ -96,25 +93,24 @@ def fit_facts(
     for name, value in call.items():
         if value is None or name in left_out:
             continue
+        leaves = [(name, value)]
         if name in _DATA or not _is_plain(value):
-            facts |= _data_facts(name, value)
-        else:
-            facts[name] = _text(value)
+            leaves = list(_leaves(name, value))
+        texts = {path: _leaf_text(leaf) for path, leaf in leaves}
+        if len(leaves) > _MOST_LEAVES:
+            texts = {name: f"{len(leaves)} parts ({_digest([*texts.items()])})"}
+        facts |= texts
     return facts | _callback_facts(call.get("callbacks"))
 
 
 def objective_facts(objective: Any) -> dict[str, str]:
-    """Describe keras-tuner's objective."""
     parts = getattr(objective, "objectives", [objective])
     return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
 
 
 def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | None) -> str | None:
-    """Write the identity of a search that begins, or compare it with that of the directory.
-
-    `unchecked` is None where a person cannot ask for it. Returns what is to be said where trials
-    were kept unchecked.
-    """
+    """Write the identity of a search, or compare it; return a note on trials kept unchecked."""
+    # `unchecked` is None where a person cannot ask for it.
     known, damage, file = None, None, project / IDENTITY_NAME
     try:
         known = read_record(SearchIdentity, file) if file.exists() else None
@@ -123,7 +119,8 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
     except RecordError as error:
         damage = str(error)
     difference = None if known is None else known.difference(present)
-    if not _holds_results(project):
+    ended = any(trial.status in ENDED for trial in read_trial_states(project))
+    if not ended and not completed_trials(project):
         if known is None or difference is not None:
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)
@@ -151,22 +148,6 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
     return note
 
 
-def note_in_identity(project: Path, note: str) -> None:
-    """Keep a note of a search beside its identity, where that can be read."""
-    file = project / IDENTITY_NAME
-    if (known := load_if_readable(SearchIdentity, file)) is not None:
-        write_needed(known.with_note(note), file)
-
-
-def _holds_results(project: Path) -> bool:
-    """Return whether a trial has ended or an execution of one has completed."""
-    for folder in project.glob("trial_*"):
-        record = load_if_readable(TrialRecord, folder / RECORD_NAME)
-        if record is not None and any(e.status == "completed" for e in record.executions):
-            return True
-    return any(trial.status in ENDED for trial in read_trial_states(project))
-
-
 def _callback_facts(callbacks: Any) -> dict[str, str]:
     """Describe what the constructor of each callback was given, where that is kept by its name."""
     facts: dict[str, str] = {}
@@ -189,14 +170,6 @@ def _callback_facts(callbacks: Any) -> dict[str, str]:
     return facts
 
 
-def _data_facts(name: str, value: Any) -> dict[str, str]:
-    leaves = list(_leaves(name, value))
-    if len(leaves) > _MOST_LEAVES:
-        texts = [(path, _leaf_text(leaf)) for path, leaf in leaves]
-        return {name: f"{len(leaves)} parts ({_digest(texts)})"}
-    return {path: _leaf_text(leaf) for path, leaf in leaves}
-
-
 def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
     if isinstance(value, Mapping):
         for key in sorted(value, key=str):
@@ -209,15 +182,12 @@ def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
 
 
 def _leaf_text(leaf: Any) -> str:
-    if _is_plain(leaf):
-        return _text(leaf)
     if isinstance(leaf, tf.data.Dataset):
         length = int(leaf.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
         return f"a dataset of {elements} elements {_text(str(leaf.element_spec))}"
-    if (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "iloc"):
-        return _array_text(leaf)
-    return _text(leaf)
+    has_rows = (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "iloc")
+    return _array_text(leaf) if has_rows and not _is_plain(leaf) else _text(leaf)
 
 
 def _array_text(leaf: Any) -> str:

@@ -20,6 +20,7 @@ from kbatch.plotting.palette import series_style
 from kbatch.plotting.saving import figure_bytes
 from kbatch.records.json_codec import write_whole_file
 from kbatch.records.training_run import ExecutionRecord
+from kbatch.search.progress import NotebookLine
 from kbatch.search.trial_files import TrialFiles
 from kbatch.study.figures.trials import HEIGHT_IN, plot_trials, trials_info
 from kbatch.study.study import Study, load_study
@@ -75,15 +76,12 @@ class LivePlot(keras.callbacks.Callback):
         self._interval_s = interval_s
         self._now = now
         self._is_own_display = display is None
-        self._display = display
-        self._handle: Any = None
+        self._place = None if display is None else NotebookLine(display)
         # Whether others may clear the cell's output: then the figure must be shown again.
         self._wiped = True
         self._at_end: Callable[[], None] | None = None
-        self._project: Path | None = None
-        self._trial_id: str | None = None
-        self._number = 0
-        self._so_far: Callable[[], ExecutionRecord] | None = None
+        # Of the trial that runs, the number of its execution, and the record of that so far.
+        self._followed: tuple[TrialFiles, int, Callable[[], ExecutionRecord]] | None = None
         self._next_s = 0.0
         self._epoch = 0
 
@@ -100,14 +98,12 @@ class LivePlot(keras.callbacks.Callback):
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
         """Begin an execution, whose record so far is `so_far()`; a search calls it."""
-        project = files.project
-        self._project, self._trial_id, self._number = project, files.trial_id, number
-        self._so_far = so_far
-        in_notebook = self._is_seen() and self._display is not None and self._is_own_display
+        self._followed = files, number, so_far
+        in_notebook = self._is_seen() and self._place is not None and self._is_own_display
         # The cell ends after the last clearing.
         if in_notebook and self._wiped and self._at_end is None:
             _events().register("post_run_cell", self._end_cell)
-        self._at_end = lambda: self.show_ended(project)
+        self._at_end = lambda: self.show_ended(files.project)
 
     def stay(self) -> None:
         """Keep to one place: nobody clears the output of the cell; a search calls it."""
@@ -134,18 +130,18 @@ class LivePlot(keras.callbacks.Callback):
         self._draw_running()
 
     def _draw_running(self) -> None:
-        if self._project is None or self._so_far is None or not self._is_seen():
+        if self._followed is None or not self._is_seen():
             return
-        study = load_study(self._project)
+        files, number, so_far = self._followed
+        study, execution = load_study(files.project), so_far()
         # Its file has the record of when it began.
-        execution, number = self._so_far(), self._number
         trials = tuple(
             dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
-            if trial.trial_id == self._trial_id
+            if trial.trial_id == files.trial_id
             else trial
             for trial in study.trials
         )
-        self._draw(dataclasses.replace(study, trials=trials), self._trial_id)
+        self._draw(dataclasses.replace(study, trials=trials), files.trial_id)
 
     def _draw(self, study: Study, running: str | None) -> None:
         ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
@@ -156,39 +152,25 @@ class LivePlot(keras.callbacks.Callback):
             of = f" of {epochs}" if epochs else ""
             status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
         begun_s = self._now()
-        self._show(draw_live(study, running=running, status=status))
+        axes = draw_live(study, running=running, status=status)
+        if self._path is not None:
+            write_whole_file(self._path, figure_bytes(axes, self._path.suffix.lower()))
+        if self._place is not None:
+            picture = base64.b64encode(figure_bytes(axes, ".png")).decode()
+            shown = {"image/png": picture, "text/plain": str(axes.get_label())}
+            self._place.show(shown, metadata={"image/png": {"width": _WIDTH_PX}})
         ended_s = self._now()
         self._next_s = ended_s + max(self._interval_s, (ended_s - begun_s) / _SHARE)
 
-    def _show(self, axes: Axes) -> None:
-        """Show a figure in place of the one before."""
-        suffix = ".png" if self._path is None else self._path.suffix.lower()
-        content = figure_bytes(axes, suffix)
-        if self._path is not None:
-            write_whole_file(self._path, content)
-        if self._display is None:
-            return
-        picture = content if suffix == ".png" else figure_bytes(axes, ".png")
-        data = {
-            "image/png": base64.b64encode(picture).decode(),
-            "text/plain": str(axes.get_label()),
-        }
-        metadata = {"image/png": {"width": _WIDTH_PX}}
-        if self._handle is None:
-            self._handle = self._display(data, raw=True, metadata=metadata, display_id=True)
-        else:
-            self._handle.update(data, raw=True, metadata=metadata)
-
     def _is_seen(self) -> bool:
         # Rich sees a notebook only while a cell runs, which has ended at its end: it is kept.
-        if self._display is None and Console().is_jupyter:
-            self._display = importlib.import_module("IPython.display").display
-        return self._path is not None or self._display is not None
+        if self._place is None and Console().is_jupyter:
+            self._place = NotebookLine(importlib.import_module("IPython.display").display)
+        return self._path is not None or self._place is not None
 
     def _leave_wiped_place(self) -> None:
-        if self._handle is not None and self._wiped:
-            self._handle.update({"text/plain": ""}, raw=True)
-            self._handle = None
+        if self._place is not None and self._wiped:
+            self._place.close()
 
     def _end_cell(self, result: Any = None) -> None:
         _events().unregister("post_run_cell", self._end_cell)

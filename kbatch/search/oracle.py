@@ -11,10 +11,11 @@ from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.library_internals import keras_metric_kind, project_directory
-from kbatch.search.trial_states import (
+from kbatch.search.trial_files import (
+    CHECKPOINT_NAME,
+    DRAFT_NAME,
     ENDED,
     decided_trials,
-    delete_checkpoints,
     open_trials,
     read_trial_states,
     write_trial_state,
@@ -40,7 +41,7 @@ def untried_in_grid(
 ) -> Iterator[Values]:
     """Return the combinations of a space that no trial has, in the order of the grid."""
     taken = {in_grid(space, values) for values in tried}
-    return (values for values in grid(space) if _key(values) not in taken)
+    return (values for values in grid(space) if in_grid(space, values) not in taken)
 
 
 def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Key:
@@ -49,15 +50,12 @@ def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Ke
     for parameter in space.space:
         if parameter.name not in found and _active(parameter, found):
             found[parameter.name] = values.get(parameter.name, parameter.default)
-    return _key(found)
+    # By their text True differs from 1, which are equal as values.
+    return frozenset((name, repr(value)) for name, value in found.items())
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
-    """Return every combination of a space: the last hyperparameter changes fastest.
-
-    Each hyperparameter begins with its default. A range without a step has the ten values that
-    keras-tuner samples from it.
-    """
+    """Return every combination of a space, defaults first, the last name changing fastest."""
     return _extensions({}, tuple(space.space))
 
 
@@ -78,27 +76,17 @@ def _extensions(values: Values, parameters: Sequence[Any]) -> Iterator[Values]:
     first, rest = parameters[0], parameters[1:]
     choices = [values]
     if first.name not in values and _active(first, values):
-        own = [_plain(value) for value in first.values]
-        if hasattr(first, "min_value"):
-            own.sort()  # keras-tuner's samples of a range come out of a set.
-        own = dict.fromkeys([_plain(first.default), *own])
-        choices = [values | {first.name: value} for value in own]
+        # keras-tuner's samples of a range come out of a set.
+        own = sorted(first.values) if hasattr(first, "min_value") else first.values
+        # A file gives back numbers of Python's, not NumPy's.
+        own = (one.item() if hasattr(one, "item") else one for one in (first.default, *own))
+        choices = [values | {first.name: value} for value in dict.fromkeys(own)]
     for choice in choices:
         yield from _extensions(choice, rest)
 
 
 def _active(parameter: Any, values: Values) -> bool:
     return all(condition.is_active(values) for condition in parameter.conditions)
-
-
-def _plain(value: Any) -> Any:
-    """Return one of NumPy's numbers as Python's, as it is read back from a file."""
-    return value.item() if hasattr(value, "item") else value
-
-
-def _key(values: Values) -> Key:
-    # By their text True differs from 1, which are equal as values.
-    return frozenset((name, repr(value)) for name, value in values.items())
 
 
 # Metrics that keras-tuner takes for errors, to be minimised.
@@ -120,21 +108,15 @@ _LARGER_IS_BETTER = {
 
 
 class BatchSizeOracle(keras_tuner.Oracle):
-    """Hands out trials, so that a search may be killed at any moment.
+    """Hands out trials; all its state is their files, so a search may be killed at any moment."""
 
-    All its state is the `trial.json` of each trial, one whole file each: what has not ended there
-    is run again under its own id, and the rest follows from the space and the trials. keras-tuner's
-    `oracle.json` is neither written nor read. A failed trial is a result: however many there are in
-    a row, the next one comes.
-
-    `strategy` returns the values still to try; those of a trial that ended for one more execution
-    of it.
-    """
+    # `oracle.json` is neither written nor read. What has not ended by its own `trial.json` is run
+    # again under its own id, and the rest follows from the space and the trials.
 
     def __init__(
         self,
         objective: Any,
-        strategy: Callable[[SearchState], Iterator[Values]],
+        strategy: Callable[[SearchState], Iterator[Values]],  # As `Strategy.__call__`.
         *,
         keep_checkpoints: int,
     ):
@@ -153,7 +135,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         """Hand out the trial that the tuner runs, one that was interrupted, or a new one."""
         if tuner_id in self.ongoing_trials:
             return self.ongoing_trials[tuner_id]
-        trial = self._interrupted() or self._proposed()
+        trial = self._next_trial()
         if trial is None:
             self.tuner_ids.discard(tuner_id)
             if self.ongoing_trials:  # Their results may ask for more.
@@ -174,15 +156,12 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self._delete_checkpoints(decided=False)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
-        """Return the best of the trials that completed, fewer than asked for if there are fewer.
-
-        Of trials with equal scores the smaller batch size comes first, as in `Study.best_trial`.
-        """
+        """Return the best trials that completed, of equal ones the smaller batch size first."""
+        objective = Objective(self.objective.name, self.objective.direction)
 
         def rank(trial: Any) -> tuple[float, int, str]:
             # A trial of another tuner may have no batch size.
             size = trial.hyperparameters.values.get("batch_size", 0)
-            objective = Objective(self.objective.name, self.objective.direction)
             return objective.rank(trial.score, batch_size=size, trial_id=trial.trial_id)
 
         completed = [t for t in self.ended_trials if t.status == TrialStatus.COMPLETED]
@@ -197,11 +176,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def state(self, *, without: Any = None) -> SearchState:
         """Return what the next trial follows from, one trial left out of those that run."""
         running = [trial for trial in self.ongoing_trials.values() if trial is not without]
-        tried, pending = (
-            [trial.hyperparameters.values for trial in trials]
-            for trials in (self.trials.values(), running)
-        )
-        return SearchState(self.get_space(), tried, pending)
+        tried = [trial.hyperparameters.values for trial in self.trials.values()]
+        return SearchState(self.get_space(), tried, [one.hyperparameters.values for one in running])
 
     def save(self) -> None:
         """Do nothing: each trial's own file is the state."""
@@ -223,25 +199,23 @@ class BatchSizeOracle(keras_tuner.Oracle):
         if self._keep_checkpoints:
             kept = {one.trial_id for one in self.get_best_trials(self._keep_checkpoints)}
             kept |= decided_trials(self._project) if decided else open_trials(self._project)
-            delete_checkpoints(self._project, {one.trial_id for one in self.ended_trials} - kept)
+            for trial_id in {one.trial_id for one in self.ended_trials} - kept:
+                for name in (CHECKPOINT_NAME, DRAFT_NAME):
+                    (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
 
     @property
     def _project(self) -> Path:
         return Path(project_directory(self))
 
-    def _interrupted(self) -> Any:
-        """Return a trial that nobody runs and that has not ended, as new under its own id."""
+    def _next_trial(self) -> Any:
+        """Return a trial that nobody runs and that has not ended, else one that is proposed."""
         running = {trial.trial_id for trial in self.ongoing_trials.values()}
         for trial_id in sorted(self.trials.keys() - running):
             trial = self.trials[trial_id]
             if trial.status not in ENDED:
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
-        return None
-
-    def _proposed(self) -> Any:
         state = self.state()
-        following = self._strategy(state)
-        values = next((values for values in following if values not in state.pending), None)
+        values = next((one for one in self._strategy(state) if one not in state.pending), None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():

@@ -27,9 +27,14 @@ from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_submitit
-from kbatch.search.trial_files import TrialFiles, readable_trials, same_settings
+from kbatch.search.trial_files import (
+    CHECKPOINT_NAME,
+    STATE_NAME,
+    TrialFiles,
+    completed_trials,
+    same_settings,
+)
 from kbatch.search.trial_process import check_no_dataset
-from kbatch.search.trial_states import CHECKPOINT_NAME, STATE_NAME
 from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
 from kbatch.training.dtype_policy import PolicyUnsupported
 
@@ -58,11 +63,7 @@ class _OpenTrial:
 
 
 class ParallelTrials:
-    """Runs the executions of a search's trials as tasks of an executor.
-
-    Trials run beside each other, the executions of one in order. The driver alone writes to the
-    project directory: what has completed there never runs again.
-    """
+    """Runs a search's trials as tasks of an executor, and alone writes to the project directory."""
 
     def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         check_no_dataset(arguments, keywords, given="executor=...")
@@ -71,6 +72,7 @@ class ParallelTrials:
         travelling = [one for one in given if not isinstance(one, LivePlot)]
         self._given = tuple(arguments), {**keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
+        self._say = tuner._progress.say
         executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
@@ -87,7 +89,6 @@ class ParallelTrials:
         self._gone: BaseException | None = None  # What the engine raised where nothing helps.
 
     def close(self) -> None:
-        """Cancel what runs, and remove the data."""
         for one in self._open:
             # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
             with contextlib.suppress(Exception):
@@ -120,8 +121,7 @@ class ParallelTrials:
         except (Exception, CancelledError) as error:  # Whatever the engine raises.
             if attempt:
                 raise self._engine_error(f"lost {what} twice", error) from error
-            said = f"The executor lost {what}, which is submitted again: {error}"
-            self._tuner._progress.say(said)
+            self._say(f"The executor lost {what}, which is submitted again: {error}")
         except BaseException:
             with contextlib.suppress(Exception):
                 future.cancel()
@@ -132,16 +132,16 @@ class ParallelTrials:
         """Measure the memory of train steps on the engine, unless a search here has done so."""
         file = self._project / MEMORY_NAME
         self._memory = load_if_readable(MeasuredMemory, file)
+        if self._memory is not None:
+            return
+        result = self._result_of("the measurement of memory", measures=True)
+        self._write(result)
+        self._memory = load_if_readable(MeasuredMemory, file)
         if self._memory is None:
-            result = self._result_of("the measurement of memory", measures=True)
-            self._write(result)
-            self._memory = load_if_readable(MeasuredMemory, file)
-            if self._memory is None:
-                said = "No resources are asked for, since memory could not be measured: "
-                self._tuner._progress.say(said + result.text.strip().rpartition("\n")[2])
+            reason = result.text.strip().rpartition("\n")[2]
+            self._say(f"No resources are asked for, since memory could not be measured: {reason}")
 
     def run(self) -> None:
-        """Run all trials that the oracle hands out."""
         self._search = self._pickle_search()
         if self._ask is not None:
             self._measure()
@@ -150,12 +150,17 @@ class ParallelTrials:
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        completed = (t.trial_id for t in readable_trials(self._project) if _completed(t))
-        self._first_completed = next(completed, None)
-        self._swept = read_goodput(self._project) is not None
+        completed = completed_trials(self._project)
+        self._first_completed = completed[0].trial_id if completed else None
+        hypermodel, swept = self._tuner.hypermodel, read_goodput(self._project) is not None
+        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
+        # The first execution finds what fits, and the policy, unless a sweep has done so.
+        decides = not swept and (hypermodel.micro_batch_size == "auto" or falls_back)
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
-            while len(self._open) < self._max_open and not (self._open and self._first_decides()):
+            while len(self._open) < self._max_open:
+                if self._open and decides and self._first_completed is None:
+                    break
                 one, waiting = waiting or self._open_next_trial(), None
                 if one is None:
                     break
@@ -166,8 +171,19 @@ class ParallelTrials:
             if not self._open:
                 shutil.rmtree(self._results, ignore_errors=True)
                 return
-            self._show_counts()
-            ended = [one for one in self._open if self._is_done(one)]
+            running = [_is_running(one.future) for one in self._open]
+            self._tuner._progress.show_counts(
+                submitted=len(running),
+                running=None if None in running else sum(map(bool, running)),
+                ended=len(self._tuner.oracle.ended_trials),
+            )
+            ended = []
+            for one in self._open:
+                try:
+                    if one.future.done():
+                        ended.append(one)
+                except (Exception, CancelledError) as error:  # Whatever the engine raises.
+                    self._gone = error
             if not ended and self._gone is None:
                 time.sleep(_CHECK_S)
             # All that has completed is written before more is asked of an executor that may fail.
@@ -222,16 +238,10 @@ class ParallelTrials:
                 self._end_trial(one)
                 return
         elif not one.future.done():
-            said = f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
-            self._tuner._progress.say(said)
+            self._say(
+                f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
+            )
         self._open.append(one)
-
-    def _is_done(self, one: _OpenTrial) -> bool:
-        try:
-            return one.future.done()
-        except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            self._gone = error
-            return False
 
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
@@ -245,8 +255,8 @@ class ParallelTrials:
             what = f"{type(error).__name__}: {error}".strip(" :")
             if one.lost == 1:
                 size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                said = f"The executor lost an execution of {size}, which is submitted again: {what}"
-                self._tuner._progress.say(said)
+                again = f"The executor lost an execution of {size}, which is submitted again"
+                self._say(f"{again}: {what}")
                 return True
             if isinstance(error, ConnectionError):
                 self._gone = error
@@ -267,15 +277,15 @@ class ParallelTrials:
             died = WorkerDied(result.exit_code, result.text)
             files.record_failure(hypermodel, trial.hyperparameters, died)
         record = files.record()
-        if record is not None and _completed(record):
+        if record is not None and any(run.status == "completed" for run in record.executions):
             self._first_completed = self._first_completed or trial.trial_id
         if record is not None and self._memory is not None:
             self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
             if record.status == "out_of_memory" and not (one.lost or one.ran_out):
                 one.ran_out = True
                 files.begin_attempt()
-                said = f"Batch size {record.batch_size} ran out of memory: asks for twice as much."
-                self._tuner._progress.say(said)
+                size = record.batch_size
+                self._say(f"Batch size {size} ran out of memory: asks for twice as much.")
                 return True
         one.lost, one.ran_out = 0, False
         one.completed += result.status == "completed"
@@ -287,7 +297,6 @@ class ParallelTrials:
         return False
 
     def _end_trial(self, one: _OpenTrial, host: str = "") -> None:
-        """End a trial by its record."""
         self._tuner._show_begun(
             one.trial,
             took_s=time.monotonic() - one.begun_s,
@@ -296,24 +305,6 @@ class ParallelTrials:
         )
         self._tuner._conclude(one.trial, one.files)
         self._tuner.on_trial_end(one.trial)
-
-    def _show_counts(self) -> None:
-        running = [_is_running(one.future) for one in self._open]
-        self._tuner._progress.show_counts(
-            submitted=len(running),
-            running=None if None in running else sum(map(bool, running)),
-            ended=len(self._tuner.oracle.ended_trials),
-        )
-
-    def _first_decides(self) -> bool:
-        """Return whether the first execution must complete alone: it decides for all others.
-
-        A search by goodput has found out what fits, and under which policy, in its sweep.
-        """
-        hypermodel = self._tuner.hypermodel
-        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        decides = hypermodel.micro_batch_size == "auto" or falls_back
-        return decides and self._first_completed is None and not self._swept
 
     def _needs_base(self, one: _OpenTrial) -> bool:
         """Return whether a trial must wait for the noise scale of one that runs."""
@@ -343,14 +334,9 @@ class ParallelTrials:
         return list(dict.fromkeys(named))
 
     def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
-        """Read what a task needs of the project directory."""
-        folders = [self._project / f"trial_{trial_id}" for trial_id in trial_ids]
-        paths = [
-            self._project / RECORD_NAME,
-            *self._project.glob("kbatch-micro-batches/*.json"),
-            *(folder / name for folder in folders for name in (RECORD_NAME, STATE_NAME)),
-        ]
-        found = [path for path in paths if path.exists()]
+        names = ["kbatch-micro-batches/*.json", RECORD_NAME]
+        names += [f"trial_{one}/{name}" for one in trial_ids for name in (RECORD_NAME, STATE_NAME)]
+        found = [path for name in names for path in self._project.glob(name)]
         return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
 
     def _write(self, result: TaskResult) -> None:
@@ -431,10 +417,6 @@ def _is_running(future: Any) -> bool | None:
         return future.running()
     except Exception:  # Few engines know; one that is gone is found by `done`.
         return None
-
-
-def _completed(trial: Any) -> bool:
-    return any(execution.status == "completed" for execution in trial.executions)
 
 
 def _travels(value: Any) -> bool:

@@ -50,7 +50,6 @@ class ConsoleLine:
         self._console.print(text, highlight=False, markup=False, emoji=False, soft_wrap=True)
 
     def close(self) -> None:
-        """Take the bar away."""
         self._bar.stop()
 
 
@@ -64,7 +63,7 @@ class NotebookLine:
         self._handle: Any = None
 
     def update(self, name: str, share: float | None, figures: str) -> None:
-        self._show(f"{name}: {figures}")
+        self.show({"text/plain": f"{name}: {figures}"})
 
     def print(self, text: str) -> None:
         """Print a line, below which the changing one begins again."""
@@ -72,21 +71,19 @@ class NotebookLine:
         print(text)
 
     def close(self) -> None:
-        """Leave its output empty."""
         if self._handle is not None:
-            self._show("")
+            self.show({"text/plain": ""})
             self._handle = None
 
-    def _show(self, text: str) -> None:
-        bundle = {"text/plain": text}
+    def show(self, bundle: Mapping[str, str], **given: Any) -> None:
+        """Show contents by their types in place of those before."""
         if self._handle is None:
-            self._handle = self._display(bundle, raw=True, display_id=True)
+            self._handle = self._display(bundle, raw=True, display_id=True, **given)
         else:
-            self._handle.update(bundle, raw=True)
+            self._handle.update(bundle, raw=True, **given)
 
 
 def live_line() -> ConsoleLine | NotebookLine:
-    """Return the line for where stdout goes."""
     console = Console()
     if console.is_jupyter:
         return NotebookLine(importlib.import_module("IPython.display").display)
@@ -95,8 +92,6 @@ def live_line() -> ConsoleLine | NotebookLine:
 
 @dataclasses.dataclass(frozen=True)
 class FitProgress:
-    """How far a trial is."""
-
     share: float  # From 0 to 1, by whole epochs where their steps are not known.
     epoch: int  # From 0.
     epochs: int  # Of an execution.
@@ -161,8 +156,6 @@ class FitReporter(keras.callbacks.Callback):
 
 
 class SearchProgress:
-    """Shows how far a search is, within its context."""
-
     def __init__(
         self,
         verbose: int = 1,  # 0 for nothing, 1 for trials, 2 for epochs too.
@@ -203,10 +196,9 @@ class SearchProgress:
         where: str = "",
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        if ended is None or left is None:
-            self._name = trial_name(values, None, None) + where
-        else:
-            self._name = trial_name(values, ended + 1, ended + left) + where
+        number = None if ended is None else ended + 1
+        total = None if ended is None or left is None else ended + left
+        self._name = trial_name(values, number, total) + where
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
         self._at_once, self._first, self._memory_bytes = at_once, None, None
         if self._line is not None and took_s is None:

@@ -66,9 +66,7 @@ class MeasuredMemory:
         )
 
 
-def measure_memory(
-    tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any], *, project: Path
-) -> None:
+def measure_memory(tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> None:
     """Measure the memory of train steps up to the largest that trials run, and keep it."""
     call = inspect.signature(keras.Model.fit).bind(None, *arguments, **keywords).arguments
     hypermodel, hp = tuner.hypermodel, tuner.oracle.get_space().copy()
@@ -78,7 +76,7 @@ def measure_memory(
     found = find_max_batch_size(lambda: hypermodel.build(hp), *data, max_batch_size=most)
     resource = importlib.import_module("resource")  # Not on Windows.
     host_bytes = 1024 * resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss
-    write_record(MeasuredMemory(found, host_bytes), project / MEMORY_NAME)
+    write_record(MeasuredMemory(found, host_bytes), Path(tuner.project_dir) / MEMORY_NAME)
 
 
 def ask_submitit(executor: Any, needed: Resources) -> Any:

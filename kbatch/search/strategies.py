@@ -69,20 +69,14 @@ _JOINT_ENDS = {
 
 
 class Strategy:
-    """Runs the whole grid, each trial as often as the tuner says.
-
-    The others read what has ended from the records on disk, so a search that is killed continues
-    where it was.
-    """
+    """Runs the whole grid; the others decide by the records on disk, after a kill too."""
 
     counts_trials = True  # Whether the number of trials is known.
     _project = Path()  # Until the search begins.
 
     def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str | None:
-        """Check that the search can lead to an answer, and describe how it begins.
-
-        Given are the `callbacks` of the search, and `sweep`, which times an update of each size.
-        """
+        """Check that the search can lead to an answer, and describe how it begins."""
+        # Given are the `callbacks` of the search, and `sweep`, which times an update of each size.
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
         """Return the values still to try; those of an earlier trial to execute it once more."""
@@ -100,12 +94,7 @@ class Strategy:
 
 
 class RaceStrategy(Strategy):
-    """Races batch sizes in rounds, until the answer is certain.
-
-    Each combination of the space is executed three times, in rounds. Then only the batch sizes at
-    the setting of the other hyperparameters with the best mean are raced. Failed trials are left
-    out.
-    """
+    """Executes all combinations three times, then races the sizes at the best other setting."""
 
     counts_trials = False
 
@@ -114,7 +103,6 @@ class RaceStrategy(Strategy):
         self._described = 0  # Executions at the last look that was described.
 
     def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> None:
-        """Check that the race can lead to an answer."""
         name = objective.name
         if hasattr(objective, "objectives") or name == "default_objective":
             raise InputError(
@@ -132,7 +120,6 @@ class RaceStrategy(Strategy):
             )
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
-        """Return the values of the trials to execute once more, in order; none at the end."""
         space, counts = state.space, {}
         trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
         known = {in_grid(space, values): values for values in state.tried}
@@ -164,7 +151,6 @@ class RaceStrategy(Strategy):
         return max(1, sum(len(trial.executions) for trial in found) + wanted)
 
     def news(self, state: SearchState, *, ended: bool) -> list[str]:
-        """Describe the last look, unless that was done."""
         trials, standing = self._standing()
         if standing is None or standing.rounds <= self._described:
             return []
@@ -201,11 +187,7 @@ class RaceStrategy(Strategy):
 
 
 class JointStrategy(Strategy):
-    """Searches batch size and learning rate together, one pair that may be the best at a time.
-
-    A pair that was executed before is proposed again to be repeated. Combinations of other
-    hyperparameters are searched one after the other, each by `max_executions`, or six a batch size.
-    """
+    """Searches batch size and learning rate together, one pair that may be the best at a time."""
 
     counts_trials = False
 
@@ -217,7 +199,6 @@ class JointStrategy(Strategy):
         self._end_described = False
 
     def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
-        """Check the objective, and describe how long the search will be."""
         name = getattr(objective, "name", None)
         if hasattr(objective, "objectives") or name in (None, "samples_per_second"):
             raise InputError(
@@ -235,7 +216,6 @@ class JointStrategy(Strategy):
         )
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
-        """Return the values of the next execution; none when the search is at its end."""
         for found, _, values in self._decisions(state):
             # One whose record cannot be read is not run for ever.
             if found.pair is not None and (found.kind == "final" or values not in state.tried):
@@ -253,12 +233,19 @@ class JointStrategy(Strategy):
         return 1
 
     def news(self, state: SearchState, *, ended: bool) -> list[str]:
-        """Describe why the search ended, once."""
         if state.pending or self._end_described:
             return []  # Their results may change it.
-        found = [(one, values) for one, _, values in self._decisions(state)]
-        self._end_described = all(one.pair is None for one, _ in found)
-        return [" ".join(_end_text(*one) for one in found)] if self._end_described else []
+        texts = []
+        for found, _, values in self._decisions(state):
+            if found.pair is not None:
+                return []
+            others = [f"{name} {value}" for name, value in other_hyperparameters(values).items()]
+            where = f" ({join_words(others)})" if others else ""
+            chance = found.probability
+            sure = "" if chance is None else f" (probability {percent(chance)})"
+            texts.append(f"Stopped{where}: {_JOINT_ENDS[found.kind]}{sure}.")
+        self._end_described = True
+        return [" ".join(texts)]
 
     def _decisions(self, state: SearchState) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
         """Return what to do for each combination of the other hyperparameters, with its values."""
@@ -284,30 +271,34 @@ class JointStrategy(Strategy):
             yield found, runs, values
 
 
-def _end_text(found: NextPair, values: Mapping[str, Any]) -> str:
-    others = [f"{name} {value}" for name, value in other_hyperparameters(values).items()]
-    where = f" ({join_words(others)})" if others else ""
-    chance = "" if found.probability is None else f" (probability {percent(found.probability)})"
-    return f"Stopped{where}: {_JOINT_ENDS[found.kind]}{chance}."
-
-
 class GoodputStrategy(Strategy):
-    """Times an update of each size, trains a pilot, then sizes that may be better by the model.
-
-    Combinations of other hyperparameters are searched one after the other. `pilot` is the batch
-    size to begin with, None for the one that suits most noise scales.
-    """
+    """Times an update of each size, trains a pilot, then sizes that may be better by the model."""
 
     counts_trials = False
 
     def __init__(self, batch_sizes: tuple[int, ...], pilot: int | None = None):
+        # None for the size that suits most noise scales.
         self._batch_sizes, self._pilot = batch_sizes, pilot
         self._objective = Objective("", "min")
         self._sweep: GoodputRecord | None = None
 
     def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
         """Read what an earlier run of the search measured of each size, or measure it."""
-        _check_comparable(objective, given["callbacks"])
+        callbacks = keras.tree.flatten(given["callbacks"] or [])
+        timed = any(isinstance(callback, TimeBudget) for callback in callbacks)
+        target = any(isinstance(callback, StopAtTarget) for callback in callbacks)
+        name = getattr(objective, "name", None)
+        single = isinstance(objective, keras_tuner.Objective)
+        single = single and not hasattr(objective, "objectives")
+        metric = timed and name not in ("samples_per_second", "default_objective")
+        if not single or not (target if name in COST_NAMES else metric):
+            raise ValueError(
+                '`strategy="goodput"` compares what batch sizes need for an equal result: search '
+                'for `keras_tuner.Objective("seconds_to_target", "min")` with `callbacks='
+                "[kbatch.StopAtTarget(monitor, value)]`, or for a metric with `callbacks="
+                f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "
+                f"{len(callbacks)} callbacks."
+            )
         self._project = project
         self._objective = Objective(objective.name, objective.direction)
         known = read_goodput(project)
@@ -321,7 +312,6 @@ class GoodputStrategy(Strategy):
         return f"Timed an update of {len(found.batch_sizes)} batch sizes {took}."
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
-        """Return the values of the next trial; none when the search is at its end."""
         for decision, values in self._decisions(state):
             # One whose record cannot be read is not run for ever.
             if values is not None and values not in state.tried:
@@ -331,7 +321,6 @@ class GoodputStrategy(Strategy):
                 return
 
     def time_cap_s(self, values: Values) -> float | None:
-        """Return the seconds of training after which a trial has lost, None where none is known."""
         if self._objective.name != "seconds_to_target" or self._sweep is None:
             return None
         trials = self._ended_trials(other_hyperparameters(values))
@@ -340,7 +329,6 @@ class GoodputStrategy(Strategy):
         return _LOST * best.cost if best and best.cost is not None else None
 
     def news(self, state: SearchState, *, ended: bool) -> list[str]:
-        """Keep why the search stopped, and describe it, when it has ended."""
         if not ended:
             return []
         decisions = [one for one, values in self._decisions(state) if values is None]
@@ -382,21 +370,3 @@ class GoodputStrategy(Strategy):
 def _are_of(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
     """Return whether a trial has these values of the hyperparameters beside its batch size."""
     return {name: value for name, value in values.items() if name in others} == others
-
-
-def _check_comparable(objective: Any, callbacks: Any) -> None:
-    given = keras.tree.flatten(callbacks or [])
-    timed = any(isinstance(callback, TimeBudget) for callback in given)
-    target = any(isinstance(callback, StopAtTarget) for callback in given)
-    name = getattr(objective, "name", None)
-    single = isinstance(objective, keras_tuner.Objective) and not hasattr(objective, "objectives")
-    metric = timed and name not in ("samples_per_second", "default_objective")
-    if single and (target if name in COST_NAMES else metric):
-        return
-    raise ValueError(
-        '`strategy="goodput"` compares what batch sizes need for an equal result: search for '
-        '`keras_tuner.Objective("seconds_to_target", "min")` with `callbacks='
-        "[kbatch.StopAtTarget(monitor, value)]`, or for a metric with `callbacks="
-        f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "
-        f"{len(given)} callbacks."
-    )

@@ -34,8 +34,6 @@ _RUN_NAME = "kbatch"
 
 
 class ExecutionPlan(NamedTuple):
-    """What an execution is asked to do."""
-
     number: int  # Of the execution in its trial, from 0.
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
@@ -52,20 +50,16 @@ class ExecutionPlan(NamedTuple):
 
 
 class TimedFit:
-    """Stands in for `model.fit` within its context: sets the batch size and times the training.
-
-    So a `HyperModel.fit` of the user's may prepare the data as it likes before it calls
-    `model.fit`. `prepare` is called with the data and the other arguments before the data are
-    batched, and returns the most examples that fit at once, None where that is not known.
-    `callbacks_of` returns the callbacks to train with, for those of a call and the model.
-    """
+    """Stands in for `model.fit` within its context: sets the batch size and times the training."""
 
     def __init__(
         self,
         model: keras.Model,
         plan: ExecutionPlan,
         *,
+        # Called with data and arguments before batching; returns the most that fit, where known.
         prepare: Callable[[FitData, Mapping[str, Any]], int | None] | None = None,
+        # Returns the callbacks to train with, for those of a call and the model.
         callbacks_of: Callable[[list[Any], keras.Model], list[Any]] | None = None,
     ):
         self._model: Any = model

@@ -1,38 +1,59 @@
-"""The sidecar files of a search: kbatch.json of the project and of each trial."""
+"""The files of a search: its records, the states of its trials, their checkpoints, its lock."""
 
+import contextlib
 import dataclasses
 import itertools
-from collections.abc import Mapping, Sequence
+import json
+import os
+import sys
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import keras
 import keras_tuner
 import numpy as np
-from keras_tuner.engine.trial import TrialStatus
+from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
 from kbatch.library_internals import trial_metrics
-from kbatch.records import json_codec
+from kbatch.records.json_codec import (
+    NewerRecordError,
+    RecordError,
+    load_if_readable,
+    read_json,
+    read_record,
+    write_record,
+    write_whole_file,
+)
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome
-from kbatch.study.study import RECORD_NAME, SearchRecord, Study, load_study
+from kbatch.study.study import RECORD_NAME, SearchRecord, Study, as_compared, load_study
 from kbatch.study.trial import Objective, TrialRecord
 
+if sys.platform != "win32":
+    import fcntl
+
+CHECKPOINT_NAME = "checkpoint.weights.h5"
+DRAFT_NAME = "draft.weights.h5"
+LOCK_NAME = "kbatch.lock"
+ENDED = (TrialStatus.COMPLETED, TrialStatus.FAILED, TrialStatus.INVALID)
+STATE_NAME = "trial.json"
+STATE_VERSION = 1
+_STATUSES = [status for name, status in vars(TrialStatus).items() if name.isupper()]
+_VERSION_KEY = "kbatch_state"
 # What kbatch measures is of the whole run, and stands in the record already, in full.
 _MEASURED = ("samples_per_second", *COST_NAMES, *USAGE_METRICS)
 
 
 class TrialFiles:
-    """Writes what a trial showed beside keras-tuner's own files.
-
-    keras-tuner keeps the best epoch only and averages executions away.
-    """
+    """Writes what a trial showed beside keras-tuner's own files, which average executions away."""
 
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
@@ -56,11 +77,8 @@ class TrialFiles:
         self.executions: int = getattr(tuner, "executions_per_trial", 1)
 
     def trainings_left(self, batch_sizes: Sequence[int]) -> float:
-        """Forecast how many trainings are left that fewer examples at once may speed up.
-
-        The best part of a batch is a half of the largest one, or less where most gain: smaller
-        batches go through whole.
-        """
+        """Forecast how many trainings are left that fewer examples at once may speed up."""
+        # The best part of a batch is a half of the largest one at most: smaller ones go whole.
         left = getattr(self.tuner.oracle, "remaining_trials", lambda: None)()
         trials = max(1, len(batch_sizes) if left is None else left)
         large = sum(2 * size > batch_sizes[-1] for size in batch_sizes)
@@ -84,10 +102,10 @@ class TrialFiles:
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
         try:
-            record = json_codec.read_record(TrialRecord, self._file)
-        except json_codec.NewerRecordError:
+            record = read_record(TrialRecord, self._file)
+        except NewerRecordError:
             raise
-        except json_codec.RecordError:
+        except RecordError:
             return None
         if record.trial_id != self.trial_id:
             return None
@@ -108,8 +126,7 @@ class TrialFiles:
         return kept
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
-        """Write execution number `index` of the trial after the ones before it."""
-        before = json_codec.read_record(TrialRecord, self._file).executions[:index] if index else ()
+        before = read_record(TrialRecord, self._file).executions[:index] if index else ()
         self._write_all((*before, execution))
 
     def earlier_outcomes(self, index: int) -> Outcomes | None:
@@ -119,17 +136,14 @@ class TrialFiles:
         for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
             if trial_id != self.trial_id and same_settings(trial, self._trial):
                 folder = Path(self.tuner.get_trial_dir(trial_id))
-                record = json_codec.load_if_readable(TrialRecord, folder / RECORD_NAME)
+                record = load_if_readable(TrialRecord, folder / RECORD_NAME)
                 for execution in record.executions[index : index + 1] if record else ():
                     if execution.outcomes is not None and execution.outcomes.key is not None:
                         return execution.outcomes
         return None
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
-        """Record why the trial ended, unless its last execution has done so.
-
-        It has not where the model could not be built, or where its process died.
-        """
+        """Record why the trial ended, unless its last execution has done so before its process."""
         record = self.record()
         executions = record.executions if record else ()
         last, number = executions[-1] if executions else None, len(executions)
@@ -170,7 +184,13 @@ class TrialFiles:
 def readable_trials(project: Path | None) -> list[TrialRecord]:
     """Read the trials of a project in order; loading the study names those that are damaged."""
     files = sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else []
-    return [record for file in files if (record := json_codec.load_if_readable(TrialRecord, file))]
+    return [record for file in files if (record := load_if_readable(TrialRecord, file))]
+
+
+def completed_trials(project: Path | None) -> list[TrialRecord]:
+    """Read the trials of a project of which an execution has completed."""
+    trials = readable_trials(project)
+    return [t for t in trials if "completed" in {run.status for run in t.executions}]
 
 
 def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
@@ -215,9 +235,9 @@ def _own(values: Mapping[str, Any]) -> dict[str, Any]:
 def write_needed(record: object, file: Path) -> None:
     """Write a record without which the search cannot go on."""
     try:
-        json_codec.write_record(record, file)
+        write_record(record, file)
     except OSError as error:
-        raise json_codec.RecordError(str(error)) from error
+        raise RecordError(str(error)) from error
 
 
 def check_local(project: str) -> None:
@@ -229,7 +249,6 @@ def check_local(project: str) -> None:
 
 
 def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
-    """Compare the settings of a search with those that its directory holds."""
     found = recorded_search(project)
     difference = None if found is None else found.difference(settings)
     if difference:
@@ -243,7 +262,7 @@ def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRec
 def recorded_search(project: Path) -> SearchRecord | None:
     """Read what holds for all trials of the search in a directory, None where there is none."""
     file = project / RECORD_NAME
-    return json_codec.read_record(SearchRecord, file) if file.exists() else None
+    return read_record(SearchRecord, file) if file.exists() else None
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:
@@ -282,7 +301,6 @@ def reopen_trials(tuner: Any) -> list[str]:
 
 
 def no_best_trial(project: Path) -> str:
-    """Say why a project has no best trial, and what to do."""
     try:
         study = load_study(project)
     except FileNotFoundError:
@@ -295,3 +313,132 @@ def no_best_trial(project: Path) -> str:
         "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
         f"Received: {'; '.join(at_most(causes))}."
     )
+
+
+def write_trial_state(trial: Any, project: Path) -> None:
+    """Write keras-tuner's state of a trial in one step, with a version that it passes over."""
+    state = {_VERSION_KEY: STATE_VERSION, **trial.get_state()}
+    # Scores may be NumPy's numbers.
+    text = json.dumps(state, default=lambda value: value.item())
+    write_whole_file(project / f"trial_{trial.trial_id}" / STATE_NAME, text.encode())
+
+
+def read_trial_states(project: Path) -> list[Any]:
+    """Read the trials of a project, also another tuner's; warn of damaged ones, which run again."""
+    found = [_read(file) for file in sorted(project.glob(f"trial_*/{STATE_NAME}"))]
+    return sorted((trial for trial in found if trial), key=lambda trial: trial.trial_id)
+
+
+def _read(file: Path) -> Any:
+    try:
+        state = read_json(file)
+        version = state.get(_VERSION_KEY, 0)
+        if version <= STATE_VERSION:
+            trial: Any = Trial.from_state(state)
+            # Its id names files, and its score is compared.
+            if f"trial_{trial.trial_id}" != file.parent.name:
+                raise ValueError(f"it holds trial {trial.trial_id!r}")
+            if trial.score is not None and not isinstance(trial.score, (int, float)):
+                raise ValueError(f"its score is {trial.score!r}")
+            if trial.status not in _STATUSES:
+                raise ValueError(f"its status is {trial.status!r}")
+            return trial
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        warnings.warn(f"{file} is damaged, its trial is run again: {error!r}.", stacklevel=2)
+        return None
+    raise RecordError(
+        f"{file} has state version {version}, this kbatch reads up to {STATE_VERSION}: upgrade "
+        "kbatch (pip install --upgrade kbatch)."
+    )
+
+
+def write_checkpoint(model: Any, folder: Path) -> None:
+    # One name a trial: what a killed process left is written over.
+    draft = folder / DRAFT_NAME
+    model.save_weights(draft)
+    os.replace(draft, folder / CHECKPOINT_NAME)
+
+
+def decided_trials(project: Path) -> set[str]:
+    """Return the id of the trial that the study of a project decides on, where it does."""
+    trial = load_study(project).decide().trial if any(project.glob("trial_*")) else None
+    return set() if trial is None else {trial.trial_id}
+
+
+def open_trials(project: Path) -> set[str]:
+    """Return the ids of trials with a checkpoint that their search may still decide on."""
+    # They are those that are not worse than the best, and of other settings, which are not
+    # compared, those within the tolerance of it: no other can be certified later.
+    files = [file.parent / RECORD_NAME for file in project.glob(f"trial_*/{CHECKPOINT_NAME}")]
+    trials = [trial for file in files if (trial := load_if_readable(TrialRecord, file))]
+    search = load_if_readable(SearchRecord, project / RECORD_NAME)
+    study = as_compared(Study(project.name, tuple(trials), search))
+    decision = study.decide()
+    best = None if decision.best is None else decision.best.objective_value
+    tolerance = decision.tolerance
+    if best is None or tolerance is None:
+        return set()
+    # A race goes on at the setting of the best mean, which may be another one later, and with what
+    # is worse between two of its looks.
+    raced = search is not None and search.settings.get("strategy") == "race"
+    others = {one.trial.trial_id for one in decision.left_out if one.why != "fewer executions"}
+
+    def is_open(trial: TrialRecord) -> bool:
+        value = trial.objective_value
+        if trial.status != "completed" or value is None:
+            return False
+        if trial.trial_id in others:
+            return raced or abs(value - best) <= tolerance
+        trained_on = raced and len(trial.executions) >= decision.executions
+        return trained_on or trial.batch_size not in decision.worse
+
+    return {trial.trial_id for trial in study.trials if is_open(trial)}
+
+
+# Of locks that this process holds. A child that is forked, as those of a pool are, would keep them
+# when this process is killed, and the search could not go on.
+_held: set[int] = set()
+
+
+def _close_held() -> None:
+    for descriptor in _held:
+        with contextlib.suppress(OSError):
+            os.close(descriptor)
+    _held.clear()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_close_held)
+
+
+@contextlib.contextmanager
+def search_lock(project: Path) -> Iterator[None]:
+    """Hold the lock of a project directory, where the system has locks and this process rights."""
+    if sys.platform == "win32":
+        yield
+        return
+    try:
+        descriptor = os.open(project / LOCK_NAME, os.O_RDWR | os.O_CREAT, 0o666)
+    except OSError:
+        yield
+        return
+    _held.add(descriptor)
+    try:
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError as error:
+            holder = os.pread(descriptor, 32, 0).decode(errors="replace").strip() or "unknown"
+            raise InputError(
+                f"Another search runs in the project directory {project}: wait for its end, or "
+                f"give another `project_name`. Received: a lock of process {holder}."
+            ) from error
+        except OSError:  # A file system without locks, as some over the network are.
+            pass
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"{os.getpid()}\n".encode(), 0)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)
+        _held.discard(descriptor)
+        os.close(descriptor)

@@ -25,8 +25,6 @@ from kbatch.training.state import KeptState
 
 @dataclasses.dataclass(eq=False)
 class TrialMicroBatch:
-    """The micro-batch size of one execution: given or found, set in its model, halved."""
-
     search: auto_micro_batch.SearchMicroBatches
     model: Any
     build: Callable[[], keras.Model]  # Builds it again, also in another process.
@@ -85,10 +83,8 @@ class TrialMicroBatch:
         return self._most
 
     def cache(self, source: Source) -> auto_micro_batch.MicroBatchCache:
-        """Return what is known of the model's sizes on its data."""
-        return auto_micro_batch.MicroBatchCache(
-            self.search, self.model, self.build, source, self.directory
-        )
+        known = self.search, self.model, self.build, source, self.directory
+        return auto_micro_batch.MicroBatchCache(*known)
 
     def shrink(self) -> None:
         """Halve the size and put the model back as it was before training."""
@@ -115,12 +111,10 @@ class TrialMicroBatch:
         return auto_micro_batch.TrainingLeft(most and most * count, train_s and train_s * count)
 
     def _apply(self, size: int, data: FitData) -> None:
-        """Set the train step for batches that go through in parts of `size` examples.
-
-        A `fit` of the user's may unfreeze layers, or compile the model again, between two
-        trainings: what was seen of it before then says nothing.
-        """
+        """Set the train step for batches that go through in parts of `size` examples."""
         model = self.model
+        # A `fit` of the user's may unfreeze layers or compile again between two trainings: what was
+        # seen of the model before then says nothing.
         if self._applied is not None:
             if self._applied == (size, model_fingerprint(model)):
                 return
@@ -139,10 +133,7 @@ class TrialMicroBatch:
         self._applied = size, model_fingerprint(model)
 
     def _cut(self, size: int, data: FitData) -> RunNote | None:
-        """Let the model accumulate, or measure its moments on every n-th batch; note what differs.
-
-        A batch is halved for its moments only if halves were seen to train as the whole does.
-        """
+        """Let the model accumulate, or measure moments on every n-th batch; note what differs."""
         model, checks, directory = self.model, self.search.checks, self.directory
         if user_step(model) is not None:
             self._cut_notes.append(OWN_STEP_NOTE)

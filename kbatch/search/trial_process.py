@@ -20,8 +20,7 @@ from kbatch.search.executors import Task
 from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
 from kbatch.search.resources import measure_memory
-from kbatch.search.trial_files import TrialFiles
-from kbatch.search.trial_states import write_trial_state
+from kbatch.search.trial_files import TrialFiles, write_trial_state
 from kbatch.study.study import GoodputRecord, write_goodput
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import TimeBudget
@@ -29,12 +28,7 @@ from kbatch.training.dtype_policy import PolicyUnsupported
 
 
 class IsolatedTrials:
-    """Runs each trial of a search in a fresh process, with the data of the search mapped.
-
-    The tuner travels by value: its copy trains, and what it reports comes back. TensorFlow's
-    graphs and the memory of a GPU go with the process. What cannot travel is refused with an
-    `InputError`, which says what to give.
-    """
+    """Runs each trial of a search in a fresh process, with the data of the search mapped."""
 
     def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         check_no_dataset(arguments, keywords, given="isolate=True")
@@ -94,9 +88,7 @@ def _run(tell: Callable[[Any], None], data: bytes, tuner: Any, trial: Any) -> An
 
 
 def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
-    arguments, keywords = pickle.loads(data)
-    space, project = tuner.oracle.get_space(), Path(tuner.project_dir)
-    return sweep_throughput(tuner.hypermodel, space, arguments, keywords, directory=project)
+    return sweep_throughput(tuner, *pickle.loads(data))
 
 
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
@@ -129,11 +121,9 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
         if task.measures:
-            measure_memory(tuner, arguments, keywords, project=project)
+            measure_memory(tuner, arguments, keywords)
         elif trial is None:
-            space = oracle.get_space()
-            found = sweep_throughput(hypermodel, space, arguments, keywords, directory=project)
-            write_goodput(found, project)
+            write_goodput(sweep_throughput(tuner, arguments, keywords), project)
         else:
             run_executions(lambda _: None, tuner, trial, arguments, keywords)
     except Exception as error:
@@ -170,7 +160,7 @@ def run_executions(
         callbacks = capped(trial_callbacks(tuner, trial, given, number), tuner._time_cap_s)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
         callbacks += [tuner_callback(tuner, trial), reporter]
-        tuner.hypermodel._begin_execution(trial.hyperparameters, number)
+        tuner.hypermodel._executed = trial.hyperparameters, number
         build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
         record = files.record()
         if record is None or record.status != "completed":
@@ -189,11 +179,7 @@ def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
 
 
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
-    """Return the result of a trial, the mean over its executions, or why there is none.
-
-    It is the metrics of the best epoch, with the throughput and the costs of a target, and the
-    number of that epoch, from 0.
-    """
+    """Return the metrics of a trial's best epoch, with its number from 0, or why there is none."""
     if record is None:
         return "Nothing was recorded."
     if record.status != "completed":

@@ -6,7 +6,7 @@ import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 import keras
 import keras_tuner
@@ -17,7 +17,7 @@ from kbatch.device.failures import device_is_lost
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
-from kbatch.records.json_codec import RecordError
+from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.record import check_choice
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.goodput_costs import sweep_throughput
@@ -27,10 +27,10 @@ from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import FitProgress, SearchProgress
 from kbatch.search.strategies import GoodputStrategy, JointStrategy, RaceStrategy, Strategy
+from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
-from kbatch.search.trial_states import CHECKPOINT_NAME, check_unlocked, decided_trials, search_lock
 from kbatch.study.decision import check_tolerance
-from kbatch.study.study import RECORD_NAME, GoodputRecord, SearchIdentity
+from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, GoodputRecord, SearchIdentity
 from kbatch.study.trackers import TrackerLog
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
@@ -112,8 +112,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     hypermodel: Any
     oracle: Any
-    # A hypermodel compares the searches of other tuners.
-    _compares_searches: ClassVar[bool] = True
 
     def __init__(
         self,
@@ -196,6 +194,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._time_cap_s: float | None = None
         self._live: list[LivePlot] = []
         self._resume = resume
+        # The facts of the space and the model, the hyperparameters that it was built with, and how
+        # many times as long float16 takes as float32, None where no trial runs under it.
         self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
         # What is said when a search begins.
         self._found: list[str] = []
@@ -204,8 +204,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if not overwrite:
             with contextlib.suppress(RecordError):  # The reload says so.
                 hypermodel._take_over(project)
-        else:
-            check_unlocked(project)
+        elif (project / trial_files.LOCK_NAME).exists():
+            with search_lock(project):  # No search runs in what is deleted.
+                pass
         super().__init__(
             BatchSizeOracle(objective, self._strategy, keep_checkpoints=keep_checkpoints),
             hypermodel,
@@ -361,11 +362,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.reload()
 
     def _explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
-        """Build the model to find the search space, in this process.
-
-        Returns the facts of the space and the model, the hyperparameters that it was built with,
-        and how many times as long float16 takes as float32, None where no trial runs under it.
-        """
+        """Build the model to find the space, in this process; return what `_explored` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel._described(Path(self.project_dir))
         halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
@@ -411,7 +408,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def _conclude(self, trial: Any, files: trial_files.TrialFiles) -> None:
-        """Set the status of a trial, and its result, by its record."""
         result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
@@ -434,26 +430,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(text)
 
     def _swept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GoodputRecord:
-        """Time an update of each batch size where trials run."""
-        elsewhere, project = self._parallel or self._isolated, Path(self.project_dir)
+        elsewhere = self._parallel or self._isolated
 
         def sweep() -> GoodputRecord:
-            if elsewhere is not None:
-                return elsewhere.sweep(self)
-            space = self.oracle.get_space()
-            return sweep_throughput(self.hypermodel, space, args, kwargs, directory=project)
+            return elsewhere.sweep(self) if elsewhere else sweep_throughput(self, args, kwargs)
 
-        return self.hypermodel.fallback.run(project, sweep)
+        return self.hypermodel.fallback.run(Path(self.project_dir), sweep)
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values, _) = Path(self.project_dir), self._explored
-        given = (
-            identity.objective_facts(self.oracle.objective)
-            | facts
-            | identity.fit_facts(args, kwargs)
-        )
-        present = SearchIdentity(given, values)
+        given = facts | identity.fit_facts(args, kwargs)
+        present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
         note = identity.check_identity(project, present, unchecked=self._resume == "unchecked")
         if note is not None:
             self._progress.say(note)
@@ -464,7 +452,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 dataclasses.replace(known, settings=settings), project / RECORD_NAME
             )
         for line in self._found:
-            identity.note_in_identity(project, line)
+            kept = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
+            if kept is not None:
+                trial_files.write_needed(kept.with_note(line), project / IDENTITY_NAME)
             self._progress.say(line)
         self._found = []
 

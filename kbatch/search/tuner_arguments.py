@@ -6,8 +6,7 @@ from typing import Any
 
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
-
-_STRATEGIES = ("grid", "race", "goodput")
+from kbatch.records.record import check_choice
 
 
 def check_strategy(
@@ -19,10 +18,7 @@ def check_strategy(
     max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
-    if strategy not in _STRATEGIES:
-        raise ValueError(
-            f"`strategy` must be one of {list(_STRATEGIES)}. Received: strategy={strategy!r}."
-        )
+    check_choice(("grid", "race", "goodput"), strategy=strategy)
     if isolate and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
@@ -67,7 +63,6 @@ def check_strategy(
 
 
 def check_executor(executor: Any, max_parallel: Any, resources: Any) -> None:
-    """Check that an executor can be given tasks, how many, and asked for resources."""
     submits = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
     if not (executor is None or submits or (isinstance(executor, str) and executor == "local")):
         raise ValueError(

@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kbatch.device.failures import failure_text
 from kbatch.records.training_run import Outcomes
-from kbatch.search.trial_states import write_checkpoint
+from kbatch.search.trial_files import write_checkpoint
 from kbatch.study.trial import Objective
 from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, each_part, gives_batches
@@ -25,23 +25,20 @@ _CLOSE, _CLOSE_ROUNDED = 1e-4, 2e-3
 
 
 class BestEpoch(keras.callbacks.Callback):
-    """Keeps the weights of the best epoch in memory, once, and what it was validated on.
+    """Keeps the weights of the best epoch in memory, once, and what it was validated on."""
 
-    It stands after all callbacks that change the logs. The metric is the objective, also the sum of
-    several, its `parts`, or where that is no metric of an epoch, such as a throughput, an accuracy
-    or the loss of validation.
-    `validation` is set before each `fit`: the data, in batches or as arrays, the size of a batch,
-    and how many are taken, None for all. `copy_s` adds up the seconds that copying weights takes.
-    """
+    # It stands after all callbacks that change the logs.
 
     def __init__(self, objective: Objective, parts: Sequence[Objective] = ()):
         super().__init__()
+        # Data, in batches or as arrays, the size of a batch, and how many are taken, None for all.
         self.validation: tuple[Any, int, int | None] = (None, 1, None)
-        self._objective, self._parts = objective, parts
+        self._objective, self._parts = objective, parts  # It may be the sum of several.
+        # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
         self._batches = 0
-        self.copy_s = 0.0
+        self.copy_s = 0.0  # Seconds that copying weights took.
 
     def on_test_batch_end(self, batch: int, logs: Any = None):
         self._batches = batch + 1
@@ -72,10 +69,7 @@ class BestEpoch(keras.callbacks.Callback):
             self.copy_s += time.perf_counter() - started_s
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
-        """Write the checkpoint of a trial: the best epoch, or the last one without the objective.
-
-        `best_before` is the best value of the objective in the trial's executions before.
-        """
+        """Write the best epoch if no earlier execution's is better, or the last one without one."""
         if self.model is None:  # No `fit` was timed.
             return
         if self._metric != self._objective:
@@ -87,10 +81,7 @@ class BestEpoch(keras.callbacks.Callback):
                 write_checkpoint(model, folder)
 
     def outcomes(self, model: Any) -> Outcomes:
-        """Evaluate the weights of the best epoch by blocks, or say why that cannot be done.
-
-        The model is as before afterwards, and nothing that is raised here fails its trial.
-        """
+        """Evaluate the weights of the best epoch by blocks, or say why that cannot be done."""
         name, best, self._best = self._metric.name if self._metric else "", self._best, {}
         if not name:
             return Outcomes(reason="no epoch was validated")
@@ -118,9 +109,8 @@ class BestEpoch(keras.callbacks.Callback):
                 f"they are read: {mean:.5g} by blocks of them, {value:.5g} in training"
             )
         except Exception as error:  # Out of memory, or what a user's data and steps raise.
-            reason = (
-                f"its values by validation example could not be measured: {failure_text(error)}"
-            )
+            text = failure_text(error)
+            reason = f"its values by validation example could not be measured: {text}"
         return Outcomes(metric=name, epoch=best["epoch"], reason=reason)
 
 
@@ -169,17 +159,17 @@ def _cut(data: Any, batch_size: int, steps: int | None, batches: int) -> tuple[I
     per_block = -(-block // batch_size)
     size = -(-block // per_block)
     if arrays is not None:
-        starts = range(0, most, size)
-        return (_tensors(arrays, slice(i, min(i + size, most))) for i in starts), per_block
+
+        def tensors(start: int) -> Any:
+            rows = slice(start, min(start + size, most))
+            return each_part(lambda leaf: tf.convert_to_tensor(leaf[rows]), arrays)
+
+        return map(tensors, range(0, most, size)), per_block
     data = data if steps is None else data.take(steps)
     shapes = [one.shape[1:] for one in tf.nest.flatten(data.element_spec)]
     if not all(shape.is_fully_defined() for shape in shapes):
         return data, -(-batches // _BLOCKS)  # Each is padded to a length of its own.
     return data.rebatch(size), per_block
-
-
-def _tensors(arrays: Any, rows: slice) -> Any:
-    return each_part(lambda leaf: tf.convert_to_tensor(leaf[rows]), arrays)
 
 
 def _fingerprints(batch: Any) -> list[bytes]:

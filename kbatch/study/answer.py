@@ -49,13 +49,8 @@ def answer(study: Study) -> Answer:
     if found.trial is None or found.best is None:
         headline = f"No batch size can be named: {missing_reason(study)}."
         return Answer(headline, what_to_do(study), None, None, None, compared)
-    # Trials of other settings with the same value.
-    same = [
-        other.trial
-        for other in found.left_out
-        if other.trial.objective_value == found.best.objective_value
-    ]
-    tie = ""
+    value, tie = found.best.objective_value, ""
+    same = [one.trial for one in found.left_out if one.trial.objective_value == value]
     if same and found.trial is found.best:
         ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
         tied = at_most(list(dict.fromkeys(map(names.name, ordered))))
@@ -207,7 +202,22 @@ def missing_reason(study: Study) -> str:
 def what_to_do(study: Study) -> str:
     outcomes = {outcome(trial) for trial in study.trials}
     if "completed" in outcomes:
-        return _missing_objective(study)
+        objective = study.trials[0].objective.name
+        if objective == "samples_per_second":
+            return "Training was too short for its speed to be measured: train longer."
+        if objective in COST_NAMES:
+            return "No trial met the target in its budget: train longer, or set an easier target."
+        epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
+        names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
+        if objective in names:
+            return f"The objective {objective} was not finite in any epoch: check the metric."
+        advice = "Compile the model with that metric"
+        if objective.startswith("val_") and not any(name.startswith("val_") for name in names):
+            advice = "Give `validation_data`"
+        return (
+            f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}. "
+            f"{advice}, or search for another objective."
+        )
     if outcomes == {"out of memory"}:
         return "Search again with a smaller `micro_batch_size`, which needs less memory."
     if outcomes == {"diverged"}:
@@ -220,24 +230,6 @@ def what_to_do(study: Study) -> str:
     return advice
 
 
-def _missing_objective(study: Study) -> str:
-    objective = study.trials[0].objective.name
-    if objective == "samples_per_second":
-        return "Training was too short for its speed to be measured: train longer."
-    if objective in COST_NAMES:
-        return "No trial met the target in its budget: train longer, or set an easier target."
-    epochs = [p for t in study.trials for e in t.executions for p in e.epochs]
-    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
-    if objective in names:
-        return f"The objective {objective} was not finite in any epoch: check the metric."
-    among = f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}."
-    validated = any(name.startswith("val_") for name in names)
-    if objective.startswith("val_") and not validated:
-        return f"{among} Give `validation_data`, or search for another objective."
-    return f"{among} Compile the model with that metric, or search for another objective."
-
-
-# Of the decisions of a search by goodput, by their kind.
 _SIZE_DECISIONS = {
     "pilot": "Batch size {size} comes first: it suits most noise scales",
     "given": (
@@ -266,15 +258,11 @@ _ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that cou
 
 
 def size_decision_text(found: SizeDecision) -> str:
-    if found.kind in _SIZE_DECISIONS:
-        text = _SIZE_DECISIONS[found.kind].format(
-            size=found.batch_size,
-            best=found.best,
-            rival=found.rival,
-            chance=percent(found.probability or 0.0),
-        )
-    else:
-        text = _ALL_TRIED if found.best else f"{_ALL_TRIED}. None reached the target"
+    chance = percent(found.probability or 0.0)
+    values = {"size": found.batch_size, "best": found.best, "rival": found.rival, "chance": chance}
+    text = _SIZE_DECISIONS.get(found.kind, _ALL_TRIED).format(**values)
+    if found.kind not in _SIZE_DECISIONS and not found.best:
+        text += ". None reached the target"
     others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
     return f"{text} ({join_words(others)})." if others else f"{text}."
 
@@ -304,22 +292,16 @@ def binding_limits(study: Study) -> tuple[str, ...]:
         and names.settings(trial) == names.settings(best)
         and len(device_kinds([trial, best])) < 2
     ]
+    noise, scale = None, best.noise_scale
+    if scale is not None and scale.interval is not None and best.batch_size > scale.interval.high:
+        noise = (
+            "The gradient noise binds: the batch size lies above the noise scale of "
+            f"{noise_scale_text(scale)} examples, beyond which a larger batch saves ever fewer "
+            "updates."
+        )
     # Where the device gains nothing, no gain is given up for the number of updates.
     device = _saturation(best, larger) or _updates(study, best, larger)
-    limits = (_gradient_noise(best), _memory(best, larger), device)
-    return tuple(limit for limit in limits if limit is not None)
-
-
-def _gradient_noise(best: TrialRecord) -> str | None:
-    """Noise binds where the batch is clearly larger than the noise scale."""
-    scale = best.noise_scale
-    if scale is None or scale.interval is None or best.batch_size <= scale.interval.high:
-        return None
-    return (
-        "The gradient noise binds: the batch size lies above the noise scale of "
-        f"{noise_scale_text(scale)} examples, beyond which a larger batch saves ever fewer "
-        "updates."
-    )
+    return tuple(filter(None, (noise, _memory(best, larger), device)))
 
 
 def _memory(best: TrialRecord, larger: Sequence[TrialRecord]) -> str | None:

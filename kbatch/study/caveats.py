@@ -72,13 +72,11 @@ def _other_batch(study: Study) -> Iterator[Note]:
     for trial in study.trials:
         seen = trial.executions[-1].batch_size_seen
         if seen is not None and seen != trial.batch_size:
-            yield _note(
-                "another batch size",
+            text = (
                 f"Batch size {trial.batch_size:,} was asked for, but the train step received at "
-                f"most {seen:,} examples at once: read this trial as batch size {seen:,}.",
-                ("batch_size",),
-                [trial],
+                f"most {seen:,} examples at once: read this trial as batch size {seen:,}."
             )
+            yield _note("another batch size", text, ("batch_size",), [trial])
 
 
 # A last batch below this share of a whole one counts where an epoch has fewer updates than these.
@@ -98,19 +96,15 @@ def _small_last_batch(study: Study) -> Iterator[Note]:
         trials = [trial for _, trial in found]
         rest, fewest = min(found, key=lambda one: one[0])
         where = f" at {fewest.batch_size:,}, the fewest" if len(found) > 1 else ""
-        yield _note(
-            "small last batch",
+        text = (
             f"The last batch of an epoch is small at {_sizes(trials)} ({pluralize(rest, 'example')}"
             f"{where}): it makes a full update from a far noisier gradient, and an epoch has few "
-            "updates. To compare these sizes, train on a number of examples that they divide.",
-            _LEARNT,
-            trials,
+            "updates. To compare these sizes, train on a number of examples that they divide."
         )
+        yield _note("small last batch", text, _LEARNT, trials)
 
 
-_UNSTABLE_SPREAD = 0.2
-_UNEVEN = 0.1
-_BUSY_LOAD_SHARE = 0.5
+_UNSTABLE_SPREAD, _UNEVEN = 0.2, 0.1
 
 
 def _unevenness(trial: TrialRecord) -> float:
@@ -130,83 +124,70 @@ def _workers(trial: TrialRecord) -> int:
 def _speed(study: Study) -> Iterator[Note]:
     trials = study.trials
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
-        yield _note(
-            "waiting for data",
+        text = (
             f"Training waited for data more than {percent(MUCH_DATA_WAIT)} of its time at "
             f"{_sizes(found)}: there the samples/s, and a comparison of batch sizes by them, "
             "measure the input pipeline, not the model. `kbatch.profile_input_pipeline` tries what "
-            "would help.",
-            _SPEED,
-            found,
+            "would help."
         )
+        yield _note("waiting for data", text, _SPEED, found)
     completed = [trial for trial in trials if trial.status == "completed"]
     if found := [t for t in completed if any(len(e.window_examples) == 1 for e in t.executions)]:
-        yield _note(
-            "one timing window",
+        text = (
             f"Training was timed over one window only at {_sizes(found)}: samples/s may be far "
-            "off. Train longer for a spread.",
-            _SPEED,
-            found,
+            "off. Train longer for a spread."
         )
+        yield _note("one timing window", text, _SPEED, found)
     if found := [t for t in trials if any(map(_is_unstable, t.executions))]:
-        yield _note(
-            "unstable timing",
+        text = (
             f"Timing was not stable at {_sizes(found)}: the quartiles of samples/s lie more than "
-            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine.",
-            _SPEED,
-            found,
+            f"{percent(_UNSTABLE_SPREAD)} of the median apart. Repeat on an idle machine."
         )
+        yield _note("unstable timing", text, _SPEED, found)
     if found := [trial for trial in trials if _unevenness(trial) > _UNEVEN]:
         most = max(found, key=_unevenness)
         where = f" at {most.batch_size:,}, the most" if len(found) > 1 else ""
-        yield _note(
-            "uneven steps",
+        text = (
             f"Some steps took far longer than most at {_sizes(found)}. The samples/s count all "
             f"steps and differ by more than {percent(_UNEVEN)} from the median of the timing "
             f"windows: {format_number(most.samples_per_second or 0.0)} against "
-            f"{format_number(most.window_samples_per_second or 0.0)}{where}.",
-            _SPEED,
-            found,
+            f"{format_number(most.window_samples_per_second or 0.0)}{where}."
         )
+        yield _note("uneven steps", text, _SPEED, found)
     if found := [trial for trial in trials if _workers(trial) > 1]:
-        yield _note(
-            "shared device",
+        text = (
             f"The device was shared by {max(map(_workers, found))} workers at {_sizes(found)}: "
             "there the samples/s are those of a part of it, and depend on what the others ran. "
-            "Repeat with one worker a device to compare them.",
-            _SPEED,
-            found,
+            "Repeat with one worker a device to compare them."
         )
+        yield _note("shared device", text, _SPEED, found)
     if len(kinds := device_kinds(trials)) > 1:
         on = (
             f"{_sizes([t for t in trials if kind in device_kinds([t])])} on {kind}"
             for kind in kinds
         )
-        yield _note(
-            "devices differ",
+        text = (
             f"Trials ran on different devices: {'; '.join(on)}. Compare samples/s and seconds "
-            "within one device only.",
-            _SPEED,
+            "within one device only."
         )
+        yield _note("devices differ", text, _SPEED)
     environment = study.search.environment if study.search else None
-    if environment and (environment.load_average or 0) > _BUSY_LOAD_SHARE * environment.cpu_count:
-        yield _note(
-            "busy machine",
+    if environment and (environment.load_average or 0) > 0.5 * environment.cpu_count:
+        text = (
             f"The machine was busy at the start (load average {environment.load_average:.1f} on "
-            f"{environment.cpu_count} processors): samples/s may be too low.",
-            _SPEED,
+            f"{environment.cpu_count} processors): samples/s may be too low."
         )
+        yield _note("busy machine", text, _SPEED)
     if apart := study.conditions.clocks:
         usages = [e.usage for trial in study.trials for e in trial.executions if e.usage]
         gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
         reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
         lowered = f" What lowered it: {join_words(reasons)}." if reasons else ""
-        yield _note(
-            "GPU clocks differ",
+        text = (
             f"The GPU clock differed between trials ({apart}), which also affects their samples/s."
-            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison.",
-            _SPEED,
+            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison."
         )
+        yield _note("GPU clocks differ", text, _SPEED)
     sweep = study.goodput
     sizes, clocks_mhz = (sweep.batch_sizes, sweep.sm_clocks_mhz) if sweep else ((), ())
     if apart := clocks_text(zip((f"{b:,}" for b in sizes), clocks_mhz, strict=False)):
@@ -217,20 +198,19 @@ def _speed(study: Study) -> Iterator[Note]:
         )
     policies = {trial.dtype_policy for trial in study.trials}
     if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):
-        yield _note(
-            "float16 on a processor",
+        text = (
             "Every trial ran under mixed_float16 on a processor, where it is often the slower "
             'policy: `kbatch doctor` measures that, and `dtype_policy=("float32", '
-            '"mixed_float16")` compares both in the search.',
-            _SPEED,
+            '"mixed_float16")` compares both in the search.'
         )
+        yield _note("float16 on a processor", text, _SPEED)
 
 
-_UNITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}
-_FAVOURS = {
-    "train_s": " That is fair to all where the device was the same and idle.",
-    "updates": " That favours large batches, which see more examples an update.",
-    "examples": " That favours small batches, which make more updates.",
+# What a budget counts, and whom it favours.
+_BUDGETS = {
+    "train_s": ("seconds", " That is fair to all where the device was the same and idle."),
+    "updates": ("updates", " That favours large batches, which see more examples an update."),
+    "examples": ("examples", " That favours small batches, which make more updates."),
 }
 
 
@@ -248,36 +228,33 @@ def _budget(study: Study) -> Iterator[Note]:
         had = budget_text(conditions) if len(budgets) > 1 else epochs
         yield _note("budgets differ", f"The budgets differ: executions had {had}.", _LEARNT)
     elif not conditions.ends:
-        yield _note(
-            "equal-epochs budget",
+        text = (
             f"Equal-epochs budget: each execution trained for {epochs}, so batch size "
             f"{large.batch_size:,} made {_updates(large)} updates and batch size "
             f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a "
-            "budget of time or updates the order may change.",
-            _LEARNT,
+            "budget of time or updates the order may change."
         )
+        yield _note("equal-epochs budget", text, _LEARNT)
     elif first.target is not None:
         missed = [trial for trial in completed if trial.cost("updates_to_target") is None]
         never = f" B{_sizes(missed)[1:]} never reached it." if missed else ""
-        yield _note(
-            "budget to a target",
+        text = (
             f"Budget to a target: each execution trained {conditions.ends[0]}. Compare the "
             "time and the updates it took: trials that reached it have similar metrics by design."
-            f"{never}",
-            _LEARNT,
+            f"{never}"
         )
+        yield _note("budget to a target", text, _LEARNT)
     else:
         budget = first.budget or Budget()
         limits = [name for name, value in vars(budget).items() if value is not None]
-        what = _UNITS[limits[0]] if len(limits) == 1 else "spending"
-        yield _note(
-            f"equal-{what} budget",
+        what, favours = _BUDGETS[limits[0]] if len(limits) == 1 else ("spending", "")
+        text = (
             f"Equal-{what} budget: each execution trained for {conditions.ends[0]}, in which batch "
             f"size {large.batch_size:,} made {_updates(large)} updates on {_examples(large)} "
             f"examples and batch size {small.batch_size:,} made {_updates(small)} on "
-            f"{_examples(small)}." + (_FAVOURS[limits[0]] if len(limits) == 1 else ""),
-            _LEARNT,
+            f"{_examples(small)}.{favours}"
         )
+        yield _note(f"equal-{what} budget", text, _LEARNT)
 
 
 def _updates(trial: TrialRecord) -> str:
@@ -308,17 +285,15 @@ def _lagging(study: Study) -> Iterator[Note]:
     most, trial = max(lags, key=lambda pair: pair[0][0])
     _, training, validation, updates, memory = most
     where = f" at {trial.batch_size:,}" if len(lags) > 1 else ""
-    yield _note(
-        "lagging statistics",
+    text = (
         f"Training accuracy is far above validation accuracy at {_sizes(trials)} "
         f"({format_number(training)} and {format_number(validation)}{where}), and "
         f"BatchNormalization's moving statistics lag: there were {pluralize(updates, 'update')}, "
         f"and the statistics average over the last {format_number(memory)}, 1 / (1 - momentum). "
         "Before you compare these sizes, train for more updates or lower the momentum of the "
-        "layers.",
-        ("quality",),
-        trials,
+        "layers."
     )
+    yield _note("lagging statistics", text, ("quality",), trials)
 
 
 def _lag(execution: ExecutionRecord) -> tuple[float, float, float, int, float] | None:
@@ -348,23 +323,21 @@ def _noise(study: Study) -> Iterator[Note]:
     """Say how far the noise scale may be trusted, where one was measured."""
     measured = [trial for trial in study.trials if trial.noise_scale is not None]
     if measured:
-        yield _note(
-            "noise scale",
+        text = (
             "The noise scale is that of each trial's final weights, and grows while a model "
-            "learns: it gives the order of magnitude of a useful batch size, not a bound.",
-            ("noise_scale",),
+            "learns: it gives the order of magnitude of a useful batch size, not a bound."
         )
+        yield _note("noise scale", text, ("noise_scale",))
     optimizers = dict.fromkeys(e.optimizer for trial in measured for e in trial.executions)
     if others := [name for name in optimizers if name not in (None, "SGD")]:
         names = join_words(map(str, others))
-        yield _note(
-            f"noise scale under {names}",
+        text = (
             "The noise scale is derived for SGD. Whether it gives a useful batch size under "
             f"{names} is disputed: Merrill et al. (2025, arXiv:2505.23971) train on from one "
             "checkpoint at several batch sizes instead. Trials of several sizes to one target "
-            "compare them directly.",
-            ("noise_scale",),
+            "compare them directly."
         )
+        yield _note(f"noise scale under {names}", text, ("noise_scale",))
 
 
 def _of_trials(study: Study) -> Iterator[Note]:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -37,14 +37,7 @@ class LeftOut(NamedTuple):
     """A completed trial that is not compared."""
 
     trial: TrialRecord
-    why: Literal[
-        "other settings",
-        "another budget",
-        "another kind of device",
-        "no value of the objective",
-        "another trial of its size",
-        "fewer executions",
-    ]
+    why: str  # Such as "other settings" or "another budget".
 
 
 class SizeChange(NamedTuple):
@@ -102,7 +95,64 @@ class Decision:
     @property
     def reason(self) -> str:
         """Why this size, and how sure that is, in sentences."""
-        return _reason(self)
+        if self.trial is None or self.best is None:
+            return "No trial completed with a value of the objective."
+        if not self.executions:
+            return (
+                "The search has several objectives, so sizes are not compared: this trial has the "
+                "best mean."
+            )
+        among = sorted({self.trial.batch_size, *self.tied, *self.worse})
+        if len(among) < 2:
+            if not self.left_out:
+                return "It is the only trial that completed, so nothing was compared."
+            why = join_words(list(dict.fromkeys(one.why for one in self.left_out)))
+            return f"No other batch size can be compared with it ({why})."
+        words, within = metric_words(self.best.objective.name), tolerance_text(self)
+        sure = f"{100 * self.confidence:.3g} % confidence"
+        tied, sentences = self.tied and sizes_text(self.tied, among), []
+        which = "a" if len(self.devices) > 1 else "the fastest"
+        others = f"other size is worse by more than {within} ({sure})."
+        if self.executions == 1:
+            sentences += [
+                "One execution of each size is compared: what another seed would change is not "
+                "known, so nothing is certain. `executions_per_trial=3` or more would show it."
+            ]
+            if not self.unpaired and (outcomes := self.trial.executions[0].outcomes) is not None:
+                told = f"{tied} are not told apart within {within} ({sure})."
+                told = told if tied else f"every {others}"
+                sentences += [f"On the {outcomes.examples:,} validation examples, {told}"]
+        elif self.certain:
+            sentences += [
+                f"It is {which} size whose {words} is certified to lie within {within} of the best "
+                f"({sure})."
+                if tied
+                else f"Every {others}"
+            ]
+        else:
+            if self.certified:
+                sentences += [
+                    f"It is certified to lie within {within} of the best ({sure}); whether a "
+                    "faster size is too is still open."
+                ]
+            sentences += [f"Not told apart from the best within {within} ({sure}): {tied}."]
+            if self.executions_needed is not None:
+                count = f"About {self.executions_needed:,} executions of each size"
+                sentences += [f"{count} would settle it (a forecast)."]
+            elif self.smallest_tolerance is not None:
+                sentences += [
+                    "No number of executions would settle it, since there are too few validation "
+                    "examples: they could settle a tolerance of "
+                    f"{setting(self.smallest_tolerance)}."
+                ]
+        if len(self.devices) > 1:
+            sentences += [f"Times are not compared, as trials ran on {join_words(self.devices)}."]
+        if self.unpaired:
+            spread = "executions" if self.executions > 1 else "timing windows" if self.gaps else ""
+            how = f"Sizes are compared by the spread over {spread} alone"
+            how = how if spread else "One execution shows no spread, so sizes are not compared"
+            sentences += [f"{how}: {self.unpaired}."]
+        return " ".join(sentences)
 
 
 def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -119,12 +169,9 @@ def raced_trials(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
 def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
-    """Find the trials with settings and budget of the best mean, one a size, and what is left out.
-
-    A trial whose executions do not all have the objective is left out: it never met the target, or
-    its metric was not finite.
-    """
+    """Find one trial a size with settings and budget of the best mean, and what is left out."""
     completed = [trial for trial in trials if trial.status == "completed"]
+    # Where an execution has no objective, it never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
         return (), ()
@@ -134,15 +181,13 @@ def comparable_trials(
     repeated = [trial for trial in scored if len(trial.executions) >= most]
     best = min(repeated, key=lambda trial: trial.rank)
     settings, budget, timed = _settings(best), _budget(best), _is_time(best.objective)
-
-    def precedence(trial: TrialRecord) -> tuple[object, ...]:
-        return trial is not best, -len(trial.executions), trial.rank if joint else trial.trial_id
-
+    ordered = sorted(completed, key=lambda trial: trial.rank if joint else trial.trial_id)
+    ordered.sort(key=lambda trial: (trial is not best, -len(trial.executions)))
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
     # a joint search then the best one.
-    for trial in sorted(completed, key=precedence):
+    for trial in ordered:
         if _settings(trial) != settings:
             left_out.append(LeftOut(trial, "other settings"))
         elif _budget(trial) != budget:
@@ -223,10 +268,7 @@ def decide(
     baseline: int | None = None,
     looks: int = 0,
 ) -> Decision:
-    """Decide which batch size to take: see `Study.decide`.
-
-    `looks` is how often a race may look at the data, 0 where the trials were not raced.
-    """
+    """Decide as `Study.decide` does; a race may look at the data `looks` times, others 0."""
     comparable, left_out = comparable_trials(raced_trials(trials) if looks else trials)
     check_tolerance(tolerance, confidence, comparable[0].objective.name if comparable else "")
     if not comparable:
@@ -291,68 +333,6 @@ def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
     if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
         return f"{sizes[0]:,} to {sizes[-1]:,}"
     return join_words(at_most([f"{size:,}" for size in sizes]))
-
-
-def _reason(found: Decision) -> str:
-    if found.trial is None or found.best is None:
-        return "No trial completed with a value of the objective."
-    if not found.executions:
-        return (
-            "The search has several objectives, so sizes are not compared: this trial has the best "
-            "mean."
-        )
-    among = sorted({found.trial.batch_size, *found.tied, *found.worse})
-    if len(among) < 2:
-        if not found.left_out:
-            return "It is the only trial that completed, so nothing was compared."
-        why = join_words(list(dict.fromkeys(one.why for one in found.left_out)))
-        return f"No other batch size can be compared with it ({why})."
-    words, within = metric_words(found.best.objective.name), tolerance_text(found)
-    sure = f"{100 * found.confidence:.3g} % confidence"
-    tied, sentences = found.tied and sizes_text(found.tied, among), []
-    which = "a" if len(found.devices) > 1 else "the fastest"
-    if found.executions == 1:
-        sentences += [
-            "One execution of each size is compared: what another seed would change is not known, "
-            "so nothing is certain. `executions_per_trial=3` or more would show it."
-        ]
-        if not found.unpaired and (outcomes := found.trial.executions[0].outcomes) is not None:
-            on = f"On the {outcomes.examples:,} validation examples"
-            sentences += [
-                f"{on}, {tied} are not told apart within {within} ({sure})."
-                if tied
-                else f"{on}, every other size is worse by more than {within} ({sure})."
-            ]
-    elif found.certain:
-        sentences += [
-            f"It is {which} size whose {words} is certified to lie within {within} of the best "
-            f"({sure})."
-            if tied
-            else f"Every other size is worse by more than {within} ({sure})."
-        ]
-    else:
-        if found.certified:
-            sentences += [
-                f"It is certified to lie within {within} of the best ({sure}); whether a faster "
-                "size is too is still open."
-            ]
-        sentences += [f"Not told apart from the best within {within} ({sure}): {tied}."]
-        if found.executions_needed is not None:
-            count = f"About {found.executions_needed:,} executions of each size"
-            sentences += [f"{count} would settle it (a forecast)."]
-        elif found.smallest_tolerance is not None:
-            sentences += [
-                "No number of executions would settle it, since there are too few validation "
-                f"examples: they could settle a tolerance of {setting(found.smallest_tolerance)}."
-            ]
-    if len(found.devices) > 1:
-        sentences += [f"Times are not compared, as trials ran on {join_words(found.devices)}."]
-    if found.unpaired:
-        spread = "executions" if found.executions > 1 else "timing windows" if found.gaps else ""
-        how = f"Sizes are compared by the spread over {spread} alone"
-        how = how if spread else "One execution shows no spread, so sizes are not compared"
-        sentences += [f"{how}: {found.unpaired}."]
-    return " ".join(sentences)
 
 
 def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:

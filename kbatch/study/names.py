@@ -151,29 +151,25 @@ def conditions_of(
     """Gather the conditions of at least one trial."""
     completed = [e for t in trials for e in t.executions if e.status == "completed"]
     timed, kinds = [e for e in completed if e.epochs], device_kinds(trials)
+
+    def bounds(values: list[int]) -> tuple[int, int]:
+        return min(values), max(values)
+
     return Conditions(
         device=" and ".join(kinds) if len(kinds) > 1 else environment and environment.device,
         versions=tuple(versions_text(environment)),
         policies=tuple(dict.fromkeys(t.dtype_policy for t in trials)),
         trials=len(trials),
-        executions=_bounds(len(t.executions) for t in trials),
-        epochs=_bounds(len(e.epochs) for e in timed) if timed else None,
-        examples=_bounds(e.epochs[0].examples for e in timed) if timed else None,
+        executions=bounds([len(t.executions) for t in trials]),
+        epochs=bounds([len(e.epochs) for e in timed]) if timed else None,
+        examples=bounds([e.epochs[0].examples for e in timed]) if timed else None,
         ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
         clocks=clocks_text(
-            (
-                f"{trial.batch_size:,}",
-                trial.mean(lambda e: None if e.usage is None else e.usage.sm_clock_mhz),
-            )
-            for trial in trials
-            if trial.status == "completed"
+            (f"{t.batch_size:,}", t.mean(lambda e: e.usage and e.usage.sm_clock_mhz))
+            for t in trials
+            if t.status == "completed"
         ),
     )
-
-
-def _bounds(values: Iterable[int]) -> tuple[int, int]:
-    ordered = sorted(values)
-    return ordered[0], ordered[-1]
 
 
 def caption(conditions: Conditions) -> str:
@@ -264,21 +260,16 @@ class PlottedEstimate(NamedTuple):
 def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
     """Return the throughput of a trial in examples per second, None if it was not measured."""
     rate, interval = trial.samples_per_second, trial.samples_per_second_interval
-    return _estimate("samples_per_second", rate, interval)
+    return estimate("samples_per_second", rate, interval)
 
 
 def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
     interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return _estimate(name, trial.metrics.get(name), interval)
+    return estimate(name, trial.metrics.get(name), interval)
 
 
-def objective_estimate(trial: TrialRecord) -> PlottedEstimate | None:
-    """Return the objective of a trial, None if it was not measured."""
-    return _estimate(trial.objective.name, trial.objective_value, trial.objective_interval)
-
-
-def _estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
+def estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
     """Join a value and its interval, which ends where accuracies end."""
     if value is None or interval is None:
         return None if value is None else PlottedEstimate(value, None)

@@ -33,6 +33,13 @@ def study_section(study: Study) -> Section:
     with contextlib.suppress(ValueError):  # None was trained for one.
         info = learning_curves.learning_curves_info(study)
         curves = sum(len(curve.points) > 1 for curve in info.curves)
+    if curves > MOST_CURVES:
+        text = (
+            f"Learning curves and noise scales of {pluralize(curves, 'batch size')} are left out, "
+            "too many to be told apart here: `kbatch plot DIR --figure learning-curves` and "
+            "`--figure noise-scale` draw them."
+        )
+        notes = (*notes, Note("", "left out", text))
     return Section(
         kind="study",
         name=study.name,
@@ -42,7 +49,7 @@ def study_section(study: Study) -> Section:
         conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),
         tables=tuple(filter(None, (marked_table(table, notes), learning_rate_table(study)))),
-        notes=(*notes, *_left_out(curves)),
+        notes=notes,
         command=environment.command if environment else None,
         settings=_settings(study),
         environment=environment_facts(environment),
@@ -125,35 +132,21 @@ def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, 
     found = []
     rows = min(len(study.trials), ranking.MOST_ROWS)
     for name, (title, module, columns) in _FIGURES.items():
-        shown = False
-        with contextlib.suppress(ValueError):  # A report leaves out what was not measured.
-            shown = _has_data(name, study, curves)
-        if not shown:
+        try:
+            if not _has_data(name, study, curves):
+                continue
+        except ValueError:  # A report leaves out what was not measured.
             continue
         options = {"against": name.rpartition("-")[2]} if module is learning_curves else {}
         plot = getattr(module, f"plot_{module.__name__.rpartition('.')[2]}")
-        figure = Figure(
-            name=name,
-            title=title,
-            height_in=getattr(module, "HEIGHT_IN", ranking.height_in(rows)),
-            draw=functools.partial(plot, study, **options),
-            notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
-            shape="alone" if name == "trials" else "wide" if name == "ranking" else "small",
+        found.append(
+            Figure(
+                name=name,
+                title=title,
+                height_in=getattr(module, "HEIGHT_IN", ranking.height_in(rows)),
+                draw=functools.partial(plot, study, **options),
+                notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
+                shape="alone" if name == "trials" else "wide" if name == "ranking" else "small",
+            )
         )
-        found.append(figure)
     return tuple(found)
-
-
-def _left_out(curves: int) -> tuple[Note, ...]:
-    """Describe which figures are left out although the study has the data."""
-    if curves <= MOST_CURVES:
-        return ()
-    return (
-        Note(
-            "",
-            "left out",
-            f"Learning curves and noise scales of {pluralize(curves, 'batch size')} are left out, "
-            "too many to be told apart here: `kbatch plot DIR --figure learning-curves` and "
-            "`--figure noise-scale` draw them.",
-        ),
-    )

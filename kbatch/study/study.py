@@ -1,11 +1,12 @@
 """A study: the trials of one search, how a search by goodput went, and loading them."""
 
+import contextlib
 import dataclasses
 import functools
-import operator
 import os
 from collections import Counter
 from collections.abc import Mapping
+from operator import attrgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -22,20 +23,6 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
-# Columns that are means over the executions of a trial.
-_TIMES = (
-    "window_samples_per_second",
-    "first_step_s",
-    "data_wait_share",
-    "train_s",
-    "total_s",
-    "examples_seen",
-    "updates",
-)
-_JOULES = ("joules_to_target", "joules_per_sample")
-_USAGE = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
-
-
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
     """Make the row of a trial, or of its only execution, which has this number."""
     first = trial.executions[0]
@@ -43,6 +30,9 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     # The counts of one execution are whole numbers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     cost = trial.cost if number is None else first.cost
+    times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+    joules = ("joules_to_target", "joules_per_sample")
+    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
     return {
         "trial_id": trial.trial_id,
         **({} if number is None else {"execution": number, "seed": first.seed}),
@@ -57,14 +47,14 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "samples_per_second": trial.samples_per_second,
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
-        **{name: mean(operator.attrgetter(name)) for name in _TIMES},
+        **{name: mean(attrgetter(name)) for name in (*times, "examples_seen", "updates")},
         **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.at_least,
         "noise_scale_high": scale and scale.interval and scale.interval.high,
-        **{name: mean(operator.attrgetter(name)) for name in _JOULES},
-        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in _USAGE},
+        **{name: mean(attrgetter(name)) for name in joules},
+        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
         "epochs": mean(lambda e: len(e.epochs)),
         **({"executions": len(trial.executions)} if number is None else {}),
         "failure": trial.failure,
@@ -125,10 +115,6 @@ def write_goodput(record: GoodputRecord, project: Path) -> None:
     json_codec.write_record(record, project / GOODPUT_NAME)
 
 
-# Settings that change no training.
-_FOR_DECISIONS = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
     """What holds for all trials of a search."""
@@ -140,10 +126,11 @@ class SearchRecord:
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
         differing = []
+        changing_no_training = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
             there: Any = self.settings.get(name, here)
             extends = name == "batch_sizes" and set(there) <= set(here)
-            if there != here and not extends and name not in _FOR_DECISIONS:
+            if there != here and not extends and name not in changing_no_training:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 
@@ -235,13 +222,11 @@ class Study(ShownRecord):
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
-            raced, most = settings.get("strategy") == "race", settings.get("max_executions")
+            looks = 0
+            if settings.get("strategy") == "race":
+                looks = count_race_looks(self.trials, settings.get("max_executions"))
             self._decisions[tolerance, sure] = decide(
-                self.trials,
-                tolerance=tolerance,
-                confidence=sure,
-                baseline=baseline,
-                looks=count_race_looks(self.trials, most) if raced else 0,
+                self.trials, tolerance=tolerance, confidence=sure, baseline=baseline, looks=looks
             )
         return self._decisions[tolerance, sure]
 
@@ -381,10 +366,15 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
         return json_codec.read_record(Study, path)
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
+        below = ""  # People often point to the folder above.
+        for file in sorted(path.glob(f"*/{RECORD_NAME}"), reverse=True):
+            with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
+                if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
+                    below = f"One lies in {file.parent}. "
         raise FileNotFoundError(
             f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
             "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "
-            f"{_suggestion(path)}Received: {str(path)!r}."
+            f"{below}Received: {str(path)!r}."
         )
     settings = getattr(getattr(tuner, "hypermodel", None), "settings", None)
     difference = study.search.difference(settings) if study.search and settings else None
@@ -421,41 +411,22 @@ def _read_project(path: Path) -> Study:
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
-    problems += _unrecorded(path)
+    for file in sorted(path.glob("trial_*/trial.json")):
+        # keras-tuner's trials that failed before training.
+        if (file.parent / RECORD_NAME).exists():
+            continue
+        with contextlib.suppress(json_codec.RecordError, AttributeError, KeyError, TypeError):
+            trial = json_codec.read_json(file)
+            if trial["status"] in ("FAILED", "INVALID"):
+                lines = str(trial.get("message") or "").splitlines()
+                last = [line for line in lines if line.strip()][-1:]
+                problems.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
     identity = read(SearchIdentity, path / IDENTITY_NAME)
     problems += identity.notes if identity else ()
     goodput = read(GoodputRecord, path / GOODPUT_NAME)
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
     return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
-
-
-def _unrecorded(path: Path) -> list[str]:
-    """Name keras-tuner's trials that failed before training, and why."""
-    lines = []
-    for file in sorted(path.glob("trial_*/trial.json")):
-        if (file.parent / RECORD_NAME).exists():
-            continue
-        try:
-            trial = json_codec.read_json(file)
-            status, message = trial["status"], trial.get("message") or ""
-        except (json_codec.RecordError, AttributeError, KeyError, TypeError):
-            continue
-        if status in ("FAILED", "INVALID"):
-            last = [line for line in str(message).splitlines() if line.strip()][-1:]
-            lines.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
-    return lines
-
-
-def _suggestion(path: Path) -> str:
-    """Name a study that lies one folder below, where people often point to."""
-    for file in sorted(path.glob(f"*/{RECORD_NAME}")):
-        try:
-            if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
-                return f"One lies in {file.parent}. "
-        except (json_codec.RecordError, KeyError, TypeError):
-            continue
-    return ""
 
 
 IDENTITY_NAME = "kbatch-search.json"

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from itertools import chain, count, product
+from string import ascii_lowercase
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
@@ -42,22 +44,13 @@ def trial_table(study: Study) -> Table:
     refuse_empty(study)
     # An execution that a race was interrupted in shows in the status alone.
     trials, named = as_compared(study).trials, study.decide().trial
-    columns = _columns(study)
-    return Table(
-        title="Trials",
-        best_means="the answer",
-        columns=tuple(column for column, _ in columns),
-        rows=tuple(
-            Row(
-                trial.trial_id,
-                whole.status,
-                named is not None and trial.trial_id == named.trial_id,
-                tuple(cell_of(trial) for _, cell_of in columns),
-            )
-            for whole, trial in zip(study.trials, trials, strict=True)
-        ),
-        footnote=_footnote(trials),
-    )
+    columns, made = zip(*_columns(study), strict=True)
+    rows = []
+    for whole, trial in zip(study.trials, trials, strict=True):
+        best = named is not None and trial.trial_id == named.trial_id
+        cells = tuple(cell_of(trial) for cell_of in made)
+        rows.append(Row(trial.trial_id, whole.status, best, cells))
+    return Table("Trials", columns, tuple(rows), _footnote(trials), best_means="the answer")
 
 
 def _columns(study: Study) -> list[_Made]:
@@ -73,7 +66,17 @@ def _columns(study: Study) -> list[_Made]:
         _number("GPU utilization", gpu_shares, percent, "gpu"),
         _number("Joules per sample", mean(lambda e: e.joules_per_sample), name="gpu"),
     )
-    noise = (Column("Noise scale", True, "noise_scale"), _noise_scale)
+
+    def noise_scale(trial: TrialRecord) -> Cell:
+        scale = trial.noise_scale
+        return Cell(noise_scale_text(scale), scale.value) if scale else _cell(trial, None)
+
+    def quality_cell(trial: TrialRecord) -> Cell:
+        name = quality.name if quality else ""
+        interval = trial.metric_interval(name) or trial.examples_interval(name)
+        return _measured(trial, trial.metrics.get(name), interval, 4)
+
+    noise = [(Column("Noise scale", True, "noise_scale"), noise_scale)]
     return [
         _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
         # Not last, where a narrow page or terminal cuts it.
@@ -89,13 +92,10 @@ def _columns(study: Study) -> list[_Made]:
             Column("Samples/s", True, "samples_per_second"),
             lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
         ),
-        (
-            Column(words[0].upper() + words[1:], True, "quality"),
-            lambda t: _quality(t, quality.name if quality else ""),
-        ),
+        (Column(words[0].upper() + words[1:], True, "quality"), quality_cell),
         *_baseline_columns(study, words),
         *_target_columns(trials),
-        *([noise] if _any_noise_scale(trials) else []),
+        *(noise if any(trial.noise_scale for trial in trials) else []),
         _number("Updates", mean(lambda e: e.updates), _whole, "updates"),
         _number("First step (s)", mean(lambda e: e.first_step_s)),
         _number("Waiting for data", lambda t: t.data_wait_share, percent),
@@ -134,11 +134,6 @@ def _measured(
     if interval is not None and len(trial.executions) > 1:
         spread = f" ± {format_number((interval.high - interval.low) / 2, 2)}"
     return Cell(f"{format_number(value, digits)}{spread}", value)
-
-
-def _quality(trial: TrialRecord, name: str) -> Cell:
-    interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return _measured(trial, trial.metrics.get(name), interval, 4)
 
 
 def _baseline_columns(study: Study, words: str) -> list[_Made]:
@@ -187,15 +182,6 @@ def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:
     ]
 
 
-def _any_noise_scale(trials: Iterable[TrialRecord]) -> bool:
-    return any(trial.noise_scale is not None for trial in trials)
-
-
-def _noise_scale(trial: TrialRecord) -> Cell:
-    scale = trial.noise_scale
-    return _cell(trial, None) if scale is None else Cell(noise_scale_text(scale), scale.value)
-
-
 def _hyperparameter(value: bool | int | float | str | None) -> Cell:
     if value is None:
         return Cell("n/a (not set)")
@@ -229,7 +215,7 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
         (True, "Quality is that of each execution's best epoch."),
         (True, followed_text(e.scaling for e in executions)),
         (
-            _any_noise_scale(trials),
+            any(trial.noise_scale for trial in trials),
             "Noise scale: in examples, of the late half of training, with its 95 % interval; "
             "batches far above it save hardly any updates.",
         ),
@@ -271,42 +257,28 @@ def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
     """Letter the notes about columns of the table a to z, aa, ab; the others follow without."""
     names = {column.name for column in table.columns}
     ordered = sorted(notes, key=lambda note: not names & set(note.columns))
-
-    def letter(index: int) -> str:
-        before = letter(index // 26 - 1) if index >= 26 else ""
-        return before + chr(ord("a") + index % 26)
-
-    return tuple(
-        note._replace(mark=letter(i)) if names & set(note.columns) else note
-        for i, note in enumerate(ordered)
-    )
+    letters = (product(ascii_lowercase, repeat=length) for length in count(1))
+    marks = map("".join, chain.from_iterable(letters))
+    return tuple(n._replace(mark=next(marks)) if names & set(n.columns) else n for n in ordered)
 
 
 def marked_table(table: Table, notes: Sequence[Note]) -> Table:
     """Set the marks of lettered notes: in the header for a whole column, else in the cells."""
-    columns, marks_of = [], []
+    columns, cells = [], []
     for place, column in enumerate(table.columns):
-        about = [note for note in notes if note.mark and column.name in note.columns]
+        keyed = [(row.key, row.cells[place]) for row in table.rows]
+        about = {n.mark: set(n.keys) for n in notes if n.mark and column.name in n.columns}
         # All of a column are its numbers; its texts where it has no numbers.
-        numbers = {row.key for row in table.rows if row.cells[place].sort_key is not None}
-        keys = numbers or {row.key for row in table.rows}
-        whole = [note for note in about if not note.keys or keys <= set(note.keys)]
-        columns.append(column._replace(marks=tuple(note.mark for note in whole)))
-        marks: dict[str, tuple[str, ...]] = {}
-        for note in (note for note in about if note not in whole):
-            for key in note.keys:
-                marks[key] = (*marks.get(key, ()), note.mark)
-        marks_of.append(marks)
-    rows = tuple(
-        row._replace(
-            cells=tuple(
-                cell._replace(marks=marks[row.key]) if row.key in marks else cell
-                for cell, marks in zip(row.cells, marks_of, strict=True)
-            )
-        )
-        for row in table.rows
-    )
-    return table._replace(columns=tuple(columns), rows=rows)
+        numbers = {key for key, cell in keyed if cell.sort_key is not None}
+        every = numbers or {key for key, _ in keyed}
+        whole = [mark for mark, keys in about.items() if not keys or every <= keys]
+        columns.append(column._replace(marks=tuple(whole)))
+        some = {mark: keys for mark, keys in about.items() if mark not in whole}
+        own = [tuple(mark for mark, keys in some.items() if key in keys) for key, _ in keyed]
+        cells.append([cell._replace(marks=m) for (_, cell), m in zip(keyed, own, strict=True)])
+    rows = zip(table.rows, zip(*cells, strict=True), strict=True)
+    marked = tuple(row._replace(cells=own) for row, own in rows)
+    return table._replace(columns=tuple(columns), rows=marked)
 
 
 # The slope of log rate against log batch size by each rule.
@@ -325,7 +297,7 @@ def learning_rate_table(study: Study) -> Table | None:
     for trial in trials:
         if trial.objective_value is not None and trial.executions[0].scaling is not None:
             by_size.setdefault(trial.batch_size, []).append(trial)
-    rows = []
+    rows, words = [], metric_words(best.objective.name)
     for size, tried in sorted(by_size.items()):
         found = min(tried, key=lambda t: (-len(t.executions), t.rank))
         own = found.executions[0].scaling or scaling
@@ -334,11 +306,10 @@ def learning_rate_table(study: Study) -> Table | None:
         cells = (
             Cell(f"{size:,}", size),
             *(Cell(setting(rate), rate) for rate in rates),
-            *(Cell(f"{count:,}", count) for count in (len(tried), len(found.executions))),
+            *(Cell(f"{number:,}", number) for number in (len(tried), len(found.executions))),
             Cell(format_number(value or 0.0, 4), value),
         )
         rows.append(Row(found.trial_id, found.status, found is best, cells))
-    words = metric_words(best.objective.name)
     titles = ("Batch size", "Best learning rate", "Linear rule", "Sqrt rule", "Rates tried")
     titles = (*titles, "Executions of the best", words[0].upper() + words[1:])
     return Table(

@@ -11,11 +11,10 @@ import math
 import os
 import re
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import answer
 from kbatch.study.study import (
     GOODPUT_NAME,
@@ -50,9 +49,6 @@ def check_trackers(trackers: Any) -> tuple[str, ...]:
     return tuple(dict.fromkeys(trackers))
 
 
-# What is logged.
-
-
 class TrackedRun(NamedTuple):
     """A study, a trial or an execution, as a tracker shows it in a run."""
 
@@ -69,8 +65,7 @@ class TrackedRun(NamedTuple):
     files: tuple[Path, ...] = ()
 
     @property
-    def is_execution(self) -> bool:
-        """Whether it changes no more, unless it failed and trains again."""
+    def is_execution(self) -> bool:  # It changes no more, unless it failed and trains again.
         return "/" in self.key
 
 
@@ -124,8 +119,8 @@ def tracked_runs(
 
 
 # Columns of a trial that were given or found before training; the other numbers were measured.
-_SIZES = ("batch_size", "micro_batch_size", "accumulation_steps")
-_SETTINGS = (*_SIZES, "dtype_policy", "optimizer", "learning_rate", "seed")
+_SETTINGS = ("batch_size", "micro_batch_size", "accumulation_steps", "dtype_policy", "optimizer")
+_SETTINGS += ("learning_rate", "seed")
 
 
 def _trial_run(
@@ -144,28 +139,20 @@ def _trial_run(
     metrics |= {n: float(v) for n, v in numbers.items() if isinstance(v, (int, float))}
     metrics = {name: value for name, value in metrics.items() if math.isfinite(value)}
     key, name = trial.trial_id, f"batch {trial.batch_size}, trial {trial.trial_id}"
-    step, epochs = len(trial.executions), ()
+    step, epochs = len(trial.executions), []
     if number is not None:
         key, name = f"{key}/{number}", f"{name}, execution {number}"
-        step, epochs = max(len(first.epochs) - 1, 0), tuple(_epochs(first, metrics))
+        step, noise, spent_s = max(len(first.epochs) - 1, 0), dict(first.noise_scale_curve), 0.0
+        for epoch in first.epochs:
+            spent_s += epoch.train_s
+            known = {each: epoch.finite(each) for each in epoch.metrics if each not in metrics}
+            known["epoch/noise_scale"] = noise.get(epoch.epoch)
+            if epoch.train_s:
+                known["epoch/samples_per_second"] = epoch.examples / epoch.train_s
+            epochs.append((spent_s, {n: float(v) for n, v in known.items() if v is not None}))
     ends = trial.status, trial.failure, begun_s, ended_s
-    return TrackedRun(key, name, settings, metrics, step, *ends, epochs)
+    return TrackedRun(key, name, settings, metrics, step, *ends, tuple(epochs))
 
-
-def _epochs(
-    execution: ExecutionRecord, metrics: Mapping[str, float]
-) -> Iterator[tuple[float, dict[str, float]]]:
-    noise, spent_s = dict(execution.noise_scale_curve), 0.0
-    for epoch in execution.epochs:
-        spent_s += epoch.train_s
-        known = {name: epoch.finite(name) for name in epoch.metrics if name not in metrics}
-        known["epoch/noise_scale"] = noise.get(epoch.epoch)
-        if epoch.train_s:
-            known["epoch/samples_per_second"] = epoch.examples / epoch.train_s
-        yield spent_s, {name: float(value) for name, value in known.items() if value is not None}
-
-
-# How each library is written to.
 
 # A server that is down is tried again after the next execution: minutes of tries would delay it.
 _SHORT_TRIES = {
@@ -184,14 +171,17 @@ def sync(
     ended: bool = True,
     written: set[str] | None = None,
 ) -> str:
-    """Write what a tracker does not have of a study yet, and return where it is shown.
-
-    A run is found again by the identity of the study and its key, so what is there is not written
-    twice. `source` is what the study was loaded from; `files` go to its artifacts too; what
-    `written` holds is not compared with the tracker again.
-    """
+    """Write what a tracker has not of a study loaded from `source`; return where it is shown."""
+    # A run is found again by the identity of the study and its key, so none is written twice; what
+    # `written` holds is not even looked for.
     runs = tracked_runs(study, source, files=files, ended=ended)
-    given = study.name, _identity(study), runs, set() if written is None else written
+    # What no other study has, and what stays when the study is continued.
+    parts: list[object] = [study.name]
+    if study.search is not None:
+        found = study.search.environment
+        # Searches that begin in one second on many hosts may differ in their load alone.
+        parts += [found.created_at, found.command, found.platform, found.load_average]
+    given = study.name, _digest(parts), runs, set() if written is None else written
     missing = _SHORT_TRIES.keys() - os.environ.keys()
     os.environ.update({name: _SHORT_TRIES[name] for name in missing})
     try:
@@ -199,16 +189,6 @@ def sync(
     finally:
         for name in missing:
             os.environ.pop(name, None)
-
-
-def _identity(study: Study) -> str:
-    """Return an id that no other study has, and that stays when the study is continued."""
-    parts: list[object] = [study.name]
-    if study.search is not None:
-        found = study.search.environment
-        # Searches that begin in one second on many hosts may differ in their load alone.
-        parts += [found.created_at, found.command, found.platform, found.load_average]
-    return _digest(parts)
 
 
 def _digest(value: object) -> str:
@@ -337,13 +317,33 @@ def _write_runs(
 def _write_run(
     tracker: str, given: dict[str, Any], run: TrackedRun, files: Mapping[str, Path]
 ) -> None:
-    module = importlib.import_module(tracker)
-    begin = _begin_wandb if tracker == "wandb" else _begin_trackio
+    module: Any = importlib.import_module(tracker)
     # Its lines about each run would break the display of a search.
     with contextlib.redirect_stdout(io.StringIO()):
-        live = begin(module, **given)
-        if live is None:
-            return
+        if tracker == "wandb":
+            # Without a server nothing but its folder shows that a run was written.
+            folder = Path(os.environ.get("WANDB_DIR", "."), "wandb")
+            if any(folder.glob(f"offline-run-*-{given['id']}")):
+                return
+            short = {"init_timeout": 20, "finish_timeout": 30}
+            settings = module.Settings(silent=True, console="off", x_disable_stats=True, **short)
+            # Beside any run of the user's own.
+            live = module.init(**given, resume="allow", reinit="create_new", settings=settings)
+            if live.resumed:
+                live.finish()
+                return
+        else:
+            config = module.config
+            # It knows a run by its name.
+            given = {name: value for name, value in given.items() if name != "id"}
+            given |= {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
+            try:
+                module.init(**given, resume="must").finish()
+                return
+            except ValueError:  # It is not there.
+                live = module.init(**given)
+            finally:
+                module.config = config
         try:
             steps = [values for _, values in run.epochs] or [{}]
             steps[-1] = steps[-1] | run.metrics
@@ -356,36 +356,6 @@ def _write_run(
                 live.log_artifact(artifact)
         finally:
             live.finish()
-
-
-def _begin_wandb(wandb: Any, **given: Any) -> Any:
-    """Begin a run of W&B beside any of the user's own; None where it is there already."""
-    # Without a server nothing but its folder shows that a run was written.
-    if any(Path(os.environ.get("WANDB_DIR", "."), "wandb").glob(f"offline-run-*-{given['id']}")):
-        return None
-    short = {"init_timeout": 20, "finish_timeout": 30}
-    settings = wandb.Settings(silent=True, console="off", x_disable_stats=True, **short)
-    live = wandb.init(**given, resume="allow", reinit="create_new", settings=settings)
-    if not live.resumed:
-        return live
-    live.finish()
-    return None
-
-
-def _begin_trackio(trackio: Any, *, id: str, **given: Any) -> Any:
-    """Begin a run of trackio, which is known by its name; None where it is there already."""
-    config = trackio.config
-    given |= {"embed": False, "auto_log_gpu": False, "auto_log_cpu": False}
-    try:
-        trackio.init(**given, resume="must").finish()
-        return None
-    except ValueError:  # It is not there.
-        return trackio.init(**given)
-    finally:
-        trackio.config = config
-
-
-# When it is written.
 
 
 class TrackerLog:

@@ -14,8 +14,6 @@ from kbatch.records.training_run import COST_NAMES, DIRECTIONS, ExecutionRecord,
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
-# Worst first: one execution out of memory makes the trial one that ran out of memory.
-_PRECEDENCE = ("running", "interrupted", "out_of_memory", "failed")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,7 +81,9 @@ class TrialRecord:
     def status(self) -> str:
         """The worst status among the executions."""
         statuses = {execution.status for execution in self.executions}
-        return next((status for status in _PRECEDENCE if status in statuses), "completed")
+        # One execution out of memory makes the trial one that ran out of memory.
+        worst_first = ("running", "interrupted", "out_of_memory", "failed")
+        return next((status for status in worst_first if status in statuses), "completed")
 
     @property
     def failure(self) -> str | None:

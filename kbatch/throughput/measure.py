@@ -26,6 +26,7 @@ from kbatch.throughput.update_timing import (
     StepConfig,
     TrainingSweep,
 )
+from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.sample_rows import DataEnded
@@ -182,11 +183,7 @@ class _Sizes(NamedTuple):
 def _checked(
     batch_sizes: Iterable[int] | None, batch_size: int | None, time_budget_s: float
 ) -> _Sizes:
-    if isinstance(time_budget_s, bool) or not 0 < time_budget_s < math.inf:
-        raise InputError(
-            "`time_budget_s` must be positive, in seconds. "
-            f"Received: time_budget_s={time_budget_s!r}."
-        )
+    check_seconds(time_budget_s=time_budget_s)
     whole = None if batch_size is None else check_size(batch_size, "batch_size")
     if batch_sizes is None:
         sizes = powers_of_two(1, whole or _LARGEST_DEFAULT)

@@ -261,8 +261,6 @@ class TrainingProfile(SavedRecord):
 
 @dataclasses.dataclass(frozen=True)
 class TimedRounds:
-    """An update that was timed in rounds."""
-
     batch_size: int
     micro_batch_size: int
     rounds: tuple[int, ...]  # Number of each round that it was timed in.

@@ -50,7 +50,18 @@ def training_section(profile: TrainingProfile) -> Section:
         title = "Throughput, step time and memory by micro-batch size"
         draw = functools.partial(plot_training_profile, profile)
         figures = (Figure("training-profile", title, HEIGHT_IN, draw),)
-    rows = tuple(_row(point, chosen) for point in profile.points)
+    rows = []
+    for point in profile.points:
+        size, step_s, peak = point.micro_batch_size, point.step_time_s, point.peak_memory_bytes
+        cells = (
+            Cell(f"{size:,}", size),
+            Cell(_rate(point) or "n/a", point.samples_per_second),
+            Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
+            Cell("n/a" if peak is None else memory_text(peak), peak),
+            Cell(point.reason or point.outcome),
+        )
+        status = "out_of_memory" if point.outcome == "out_of_memory" else ""
+        rows.append(Row(str(size), status, size == chosen, cells))
     best_means = "the fastest, or a larger one that ties"
     return Section(
         kind="training profile",
@@ -60,7 +71,7 @@ def training_section(profile: TrainingProfile) -> Section:
         details=tuple(details[1:]),
         conditions=conditions,
         figures=figures,
-        tables=(Table("Micro-batch sizes", _COLUMNS, rows, best_means=best_means),),
+        tables=(Table("Micro-batch sizes", _COLUMNS, tuple(rows), best_means=best_means),),
         notes=tuple(Note("", "", note) for note in profile.notes),
         command=environment.command if environment else None,
         settings=(
@@ -71,19 +82,6 @@ def training_section(profile: TrainingProfile) -> Section:
         ),
         environment=environment_facts(environment),
     )
-
-
-def _row(point: TrainingPoint, chosen: int | None) -> Row:
-    size, step_s, peak_bytes = point.micro_batch_size, point.step_time_s, point.peak_memory_bytes
-    cells = (
-        Cell(f"{size:,}", size),
-        Cell(_rate(point) or "n/a", point.samples_per_second),
-        Cell("n/a" if step_s is None else format_number(1000 * step_s), step_s),
-        Cell("n/a" if peak_bytes is None else memory_text(peak_bytes), peak_bytes),
-        Cell(point.reason or point.outcome),
-    )
-    status = "out_of_memory" if point.outcome == "out_of_memory" else ""
-    return Row(str(size), status, size == chosen, cells)
 
 
 def training_lines(profile: TrainingProfile) -> list[str]:
@@ -180,20 +178,13 @@ _LIMIT_CHARACTERS = 80
 
 
 class TrainingProfileInfo(NamedTuple):
-    name: str  # The model's, with its policy.
-    points: tuple[TrainingPoint, ...]  # The sizes that were timed.
+    profile: TrainingProfile
+    sizes: tuple[int, ...]  # Along the axis.
     failed: tuple[int, ...]  # Sizes that ran out of memory.
     line_s: tuple[tuple[float, float], ...]  # Fitted seconds along the axis, if a line holds.
-    memory_bytes: dict[int, int]  # Peak memory by size.
-    limit_bytes: int | None  # Memory that may be taken, None where it was not measured.
     answers: tuple[tuple[str, int, bool], ...]  # Sizes that are marked, and if they were measured.
     conditions: str
     fit: str  # Empty where there is none.
-
-    @property
-    def sizes(self) -> tuple[int, ...]:
-        timed = {point.micro_batch_size for point in self.points}
-        return tuple(sorted(timed.union(self.failed, self.memory_bytes)))
 
 
 def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
@@ -227,31 +218,25 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
     number = count_range((len(point.rounds) for point in points), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
-    return TrainingProfileInfo(
-        name=f"{profile.model_name}, {profile.dtype_policy}",
-        points=points,
-        failed=tuple(p.micro_batch_size for p in profile.points if p.outcome == "out_of_memory"),
-        line_s=line_s,
-        memory_bytes=profile.memory_bytes,
-        limit_bytes=profile.memory_limit_bytes,
-        answers=answers,
-        conditions=" · ".join(filter(None, (*parts, training_clocks(profile)))),
-        fit=words,
-    )
+    conditions = " · ".join(filter(None, (*parts, training_clocks(profile))))
+    failed = tuple(p.micro_batch_size for p in profile.points if p.outcome == "out_of_memory")
+    sizes = sorted({p.micro_batch_size for p in points}.union(failed, profile.memory_bytes))
+    return TrainingProfileInfo(profile, tuple(sizes), failed, line_s, answers, conditions, words)
 
 
 def training_profile_alt_text(info: TrainingProfileInfo) -> str:
-    sizes = info.sizes
-    best = max(info.points, key=lambda point: point.samples_per_second or 0.0)
+    profile, sizes, memory_bytes = info.profile, info.sizes, info.profile.memory_bytes
+    best = max(profile.measured, key=lambda point: point.samples_per_second or 0.0)
     sentences = [
         f"Charts over the micro-batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, "
-        f"for {info.name}: throughput, time of a step and peak memory.",
+        f"for {profile.model_name}, {profile.dtype_policy}: throughput, time of a step and peak "
+        "memory.",
         f"At most {format_number(best.samples_per_second or 0.0)} samples/s, at "
         f"{best.micro_batch_size:,}.",
     ]
-    if info.memory_bytes:
-        largest = max(info.memory_bytes)
-        sentences.append(f"{largest:,} need {memory_text(info.memory_bytes[largest])}.")
+    if memory_bytes:
+        largest = max(memory_bytes)
+        sentences.append(f"{largest:,} need {memory_text(memory_bytes[largest])}.")
     sentences += [f"{size:,} ran out of memory." for size in info.failed]
     for name, size, measured in info.answers:
         sentences.append(f"Marked as {name}{'' if measured else ', not measured'}: {size:,}.")
@@ -276,41 +261,42 @@ def plot_training_profile(profile: TrainingProfile, ax: Axes | None = None) -> A
         ValueError: If nothing was timed.
     """
     info = training_profile_info(profile)
-    panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if info.memory_bytes else (1, 1))
+    panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if profile.memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
     upper.set_label(training_profile_alt_text(info))
     batch_axis(lowest, info.sizes, "Micro-batch size (examples at once)")
     timings = [
         draw.Timing(p.micro_batch_size, p.batch_size, p.step_time_s or 0.0, p.step_time_interval_s)
-        for p in info.points
+        for p in profile.measured
     ]
     draw.rates_and_times(upper, middle, 0, timings, label="training", line_s=info.line_s)
     rate_and_time_axes(upper, middle, "step")
-    if info.memory_bytes:
-        _draw_memory(lowest, info)
+    if profile.memory_bytes:
+        _draw_memory(lowest, profile)
     for size in info.failed:
         draw.missing(lowest, size, words="out of memory")
     draw.answers(upper, info.answers, info.sizes[0], info.sizes[-1])
-    canvas.write_title(upper, info.name)
+    canvas.write_title(upper, f"{profile.model_name}, {profile.dtype_policy}")
     canvas.write_caption(lowest, info.conditions, info.fit)
     return upper
 
 
-def _draw_memory(panel: Axes, info: TrainingProfileInfo) -> None:
-    peaks = list(info.memory_bytes.values())
-    draw.series(panel, 0, list(info.memory_bytes), peaks, label="memory")
+def _draw_memory(panel: Axes, profile: TrainingProfile) -> None:
+    sizes, peaks = zip(*profile.memory_bytes.items(), strict=True)
+    draw.series(panel, 0, sizes, peaks, label="memory")
     panel.set_yscale("log", base=2)
     panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
     panel.set_ylabel("Peak memory\n(weights included)")
-    if info.limit_bytes is None:
+    limit_bytes = profile.memory_limit_bytes
+    if limit_bytes is None:
         return
-    words = f"limit {memory_text(info.limit_bytes)}, nothing above 90 % of it is timed"
+    words = f"limit {memory_text(limit_bytes)}, nothing above 90 % of it is timed"
     words = textwrap.fill(words, int(_LIMIT_CHARACTERS * canvas.width_share(panel)))
-    end = _WINDOW_END * info.limit_bytes
+    end, failed = _WINDOW_END * limit_bytes, [p.outcome == "out_of_memory" for p in profile.points]
     place, offset_pt, where = (0.01, end), (0, -3), panel.get_yaxis_transform()
     # A limit far above everything would press the curve to the floor: its name stands alone.
-    if info.limit_bytes < 16 * max(peaks) or info.failed:
-        panel.axhline(info.limit_bytes, color=ALARM, linewidth=1.0, linestyle="--")
+    if limit_bytes < 16 * max(peaks) or any(failed):
+        panel.axhline(limit_bytes, color=ALARM, linewidth=1.0, linestyle="--")
         panel.axhline(end, color=MUTED, linewidth=1.0, linestyle="--")
     else:
         place, offset_pt, where = (0.01, 0.97), (0, 0), panel.transAxes

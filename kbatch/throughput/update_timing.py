@@ -56,8 +56,7 @@ class TrainingSweep:
         seed: int = 0,
         say: Callable[[str], None] = lambda line: None,  # Receives a line for each warm-up.
     ):
-        clock = time.perf_counter
-        self.rounds: TimingRounds[StepConfig] = TimingRounds(timing, seed=seed, clock=clock)
+        self.rounds: TimingRounds[StepConfig] = TimingRounds(timing, seed=seed)
         self.gpus: tuple[GpuUsage, ...] = ()
         self._steps = steps
         self._batch_of = batch_of

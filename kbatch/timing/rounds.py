@@ -4,6 +4,8 @@ import contextlib
 import dataclasses
 import gc
 import itertools
+import math
+import numbers
 import random
 import statistics
 import time
@@ -12,6 +14,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.device.failures import ran_out_of_memory
+from kbatch.errors import InputError
 
 # Two calls in a row that differ by less than this share agree.
 _AGREEMENT = 0.1
@@ -37,6 +40,16 @@ class TimingPlan:
     precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
     rounds_beyond: int = 30  # Most rounds after the needed calls were made.
     first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
+
+
+def check_seconds(**given: float) -> None:
+    """Check that what an experiment may take is a number of seconds, by its argument's name."""
+    for name, seconds in given.items():
+        real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+        if not (real and 0 < seconds < math.inf):
+            raise InputError(
+                f"`{name}` must be a positive number of seconds. Received: {name}={seconds!r}."
+            )
 
 
 class Block(NamedTuple):
@@ -125,7 +138,6 @@ class TimingRounds(Generic[Key]):
 
     @property
     def rest_s(self) -> float:
-        """Seconds of the time budget that are left."""
         return self._plan.time_budget_s - self.spent_s
 
     def allow(self, rest_s: float) -> None:
@@ -133,7 +145,6 @@ class TimingRounds(Generic[Key]):
         self._plan = dataclasses.replace(self._plan, time_budget_s=self.spent_s + rest_s)
 
     def late(self, share: float) -> bool:
-        """Return whether a share of the time budget is spent."""
         return self.spent_s >= share * self._plan.time_budget_s
 
     def too_slow_to_double(self, call_s: float, *, contenders: int = 1) -> bool:

@@ -61,6 +61,7 @@ def test_it_is_a_command(words):
     assert parser.parse_args(words).json == ("--json" in words)
 
 
+@pytest.mark.slow
 def test_this_machine_is_examined():
     done = doctor("--json", KERAS_BACKEND="tensorflow")
     assert done.returncode == 0, done.stderr

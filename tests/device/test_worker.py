@@ -5,6 +5,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 
@@ -241,8 +242,10 @@ def test_a_worker_that_nobody_holds_ends():
 
 def test_closing_ends_the_process_and_removes_its_files(tmp_path, monkeypatch):
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    monkeypatch.setenv("TMPDIR", str(tmp_path))
     with Worker() as worker:
         process = psutil.Process(worker.call(os.getpid))
+        worker.call(tempfile.mkstemp)  # As TensorFlow does, which a killed process leaves.
         assert list(tmp_path.iterdir())
     assert not list(tmp_path.iterdir())
     deadline = time.monotonic() + 300

@@ -9,7 +9,7 @@ from records_factory import make_execution, make_search, make_trial
 import kbatch
 from kbatch.records.json_codec import write_record
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_states import CHECKPOINT_NAME, write_trial_state
+from kbatch.search.trial_files import CHECKPOINT_NAME, write_trial_state
 
 # 64 lies within 1 % of 16, the best mean, and is four times as fast; 32 is far worse.
 VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.952, 0.951)}

@@ -30,8 +30,8 @@ from kbatch.records.json_codec import record_text
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.goodput_costs import expected_runs
 from kbatch.search.progress import ConsoleLine, SearchProgress
+from kbatch.search.trial_files import CHECKPOINT_NAME
 from kbatch.search.trial_process import execute
-from kbatch.search.trial_states import CHECKPOINT_NAME
 from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
 
 SIZES = (8, 16, 32, 64)

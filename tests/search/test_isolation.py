@@ -52,6 +52,7 @@ class Kills(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_search(tmp_path, capfd):
     events = []
 

@@ -47,7 +47,9 @@ def trained_whole(kind):
         return search(folder, own_steps.Here(build), micro_batch_size, **arguments)
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", ["gan", *(pytest.param(k, marks=pytest.mark.slow) for k in ("vae", "distiller"))]
+)
 def test_a_search_trains_it_whole(kind):
     arguments, study = KINDS[kind][1], trained_whole(kind)
     small, large = (trial.executions[0] for trial in study.trials)

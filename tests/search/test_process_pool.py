@@ -1,38 +1,37 @@
 """A search whose executions are tasks of a pool of processes."""
 
 import concurrent.futures
+import contextlib
 import multiprocessing
 import os
 
 import numpy as np
+import pytest
 import searches
 
 import kbatch
 from kbatch.records.json_codec import read_record
 from kbatch.search.resources import MEMORY_NAME, MeasuredMemory
 
+FIT = {"epochs": 1}
+
+
+@contextlib.contextmanager
+def pool():
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as processes:
+        yield processes
+
+
+def search(directory, **arguments):
+    hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
+    return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, fit=FIT, **arguments)
+
 
 def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
-    hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
-    asked, fit = [], {"epochs": 1}
-    context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as pool:
-        kind = kbatch.BatchSizeTuner
-        there = searches.search(
-            tmp_path,
-            hypermodel,
-            kind,
-            fit=fit,
-            executor=pool,
-            resources=lambda needed: asked.append(needed) or pool,
-        )
-    measured = read_record(MeasuredMemory, tmp_path / "search" / MEMORY_NAME)
-    assert measured.steps.max_batch_size == 8  # The micro-batch size.
-    assert measured.host_bytes > 10 * measured.steps.peak_memory_bytes > 0
-    small, large = (needed.host_memory_bytes for needed in asked)
-    assert 1.25 * measured.host_bytes - 2**20 < large - 2**29 < 1.26 * measured.host_bytes
-    assert 0 < large - small < 2**20
-    here = searches.search(tmp_path, hypermodel, kind, fit=fit, project_name="here")
+    with pool() as processes:
+        there = search(tmp_path, executor=processes)
+    here = search(tmp_path, project_name="here")
     for one, other in zip(*(kbatch.load_study(t).trials for t in (there, here)), strict=True):
         assert one.status == "completed", one.failure
         assert one.metrics == other.metrics
@@ -47,3 +46,18 @@ def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     ]
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
+
+
+@pytest.mark.slow
+def test_what_an_execution_needs_is_measured_by_a_task(tmp_path):
+    asked = []
+    with pool() as processes:
+        search(
+            tmp_path, executor=processes, resources=lambda needed: asked.append(needed) or processes
+        )
+    measured = read_record(MeasuredMemory, tmp_path / "search" / MEMORY_NAME)
+    assert measured.steps.max_batch_size == 8  # The micro-batch size.
+    assert measured.host_bytes > 10 * measured.steps.peak_memory_bytes > 0
+    small, large = (needed.host_memory_bytes for needed in asked)
+    assert 1.25 * measured.host_bytes - 2**20 < large - 2**29 < 1.26 * measured.host_bytes
+    assert 0 < large - small < 2**20

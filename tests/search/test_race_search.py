@@ -12,7 +12,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.search.trial_states import read_trial_states
+from kbatch.search.trial_files import read_trial_states
 
 
 def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):

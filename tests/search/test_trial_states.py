@@ -9,7 +9,7 @@ from keras_tuner.src.engine.trial import Trial
 
 from kbatch.records.json_codec import RecordError
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_states import read_trial_states, search_lock, write_trial_state
+from kbatch.search.trial_files import read_trial_states, search_lock, write_trial_state
 
 
 def trial(number, score=0.5):

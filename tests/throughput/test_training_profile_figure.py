@@ -27,8 +27,8 @@ def test_the_info_holds_every_size_and_what_was_measured():
     info = training_profile_info(training_profile())
     assert info.sizes == (1, 4, 16, 64, 256, 1024)
     assert info.failed == (1024,)
-    assert [p.micro_batch_size for p in info.points] == [1, 4, 16, 64, 256]
-    assert info.memory_bytes[16] == 4_600_000
+    assert [p.micro_batch_size for p in info.profile.measured] == [1, 4, 16, 64, 256]
+    assert info.profile.memory_bytes[16] == 4_600_000
     assert info.answers == (("90 % of peak", 180, True), ("fastest", 256, True))
     assert info.line_s[0] == pytest.approx((1, 2.1e-3), rel=0.02)
     assert info.line_s[-1] == pytest.approx((256, 27.6e-3), rel=0.02)

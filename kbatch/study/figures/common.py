@@ -1,7 +1,5 @@
 """What the figures of a study share: series, the best trial of a size, incomplete trials."""
 
-import itertools
-import math
 from collections import Counter
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -25,12 +23,6 @@ from kbatch.study.trial import Objective, TrialRecord
 
 BATCH_LABEL = "Batch size (examples per update)"
 MOST_SERIES = 6
-# Series stand side by side at a batch size, at most this far apart in powers of two, and
-# together at most this share of the distance between batch sizes.
-_DODGE = 0.12
-_WIDTH = 0.25
-# So many trials without a result are named each.
-_MOST_NAMED = 4
 
 
 class Series(NamedTuple):
@@ -58,19 +50,6 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
     return tuple(series)
 
 
-def places(trials: Sequence[TrialRecord], series: Sequence[Series]) -> dict[str, float]:
-    """Place trials on the batch axis, those of different series side by side."""
-    sizes = sorted({trial.batch_size for trial in trials})
-    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
-    distance = min(_DODGE, _WIDTH * min(gaps, default=1) / len(series))
-    offsets = {
-        trial_id: distance * (index - (len(series) - 1) / 2)
-        for index, one in enumerate(series)
-        for trial_id in one.trial_ids
-    }
-    return {trial.trial_id: trial.batch_size * 2 ** offsets[trial.trial_id] for trial in trials}
-
-
 def write_conditions(
     panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
@@ -85,7 +64,7 @@ def incomplete_text(study: Study) -> str:
         return ""
     if len(trials) == len(study.trials):
         return none_completed(study)
-    if len(trials) <= _MOST_NAMED:
+    if len(trials) <= 4:
         names = trial_names(study.trials)
         named = join_words(
             f"batch size {t.batch_size:,} ({', '.join((*names.settings(t), outcome(t)))})"

@@ -69,12 +69,25 @@ def goodput_info(study: Study, *, noise_scale: float | None = None) -> GoodputIn
             f"{in_brackets(interval)}, {source}; bands: its 95 % interval, over which {largest} "
             "would have the largest goodput."
         )
+    decided, other = study.decide(), ""
+    if decided.trial is not None and decided.trial.batch_size != bests[0]:
+        # Why the answer is another batch size.
+        name = decided.trial.objective.name
+        differ = "goodput measures how fast training advances, not how good the model is in the end"
+        if name == "samples_per_second":
+            differ = "goodput also counts what an example is worth"
+        elif name in COST_NAMES:
+            differ = "goodput predicts it from throughput and noise scale"
+        had = "is the fastest within the tolerance of the best"
+        had = "had the best" if decided.trial is decided.best else had
+        words = names.metric_words(name)
+        other = f"Batch size {decided.trial.batch_size:,} {had} {words}: {differ}."
     return GoodputInfo(
         points=tuple(points),
         incomplete_sizes=tuple((s, names.outcome(t)) for s, t in trials.items() if s not in rates),
         noise_scale=scale,
         best=bests[0],
-        notes=(used, _other_best(study, bests[0]), bars, common.best_of_size_note(study)),
+        notes=(used, other, bars, common.best_of_size_note(study)),
     )
 
 
@@ -95,24 +108,6 @@ def _measured_scale(study: Study) -> tuple[float, Interval | None, str]:
     best = Study(study.name, tuple(trial for trial, _, _ in found)).best_trial()
     trial, value, interval = next(one for one in found if best is None or one[0] is best)
     return value, interval, f"of the late half of training at batch size {trial.batch_size:,}"
-
-
-def _other_best(study: Study, size: int) -> str:
-    """Say why the answer is another batch size than the one of the largest goodput."""
-    found = study.decide()
-    best = found.trial
-    if best is None or best.batch_size == size:
-        return ""
-    if best.objective.name == "samples_per_second":
-        differ = "goodput also counts what an example is worth"
-    elif best.objective.name in COST_NAMES:
-        differ = "goodput predicts it from throughput and noise scale"
-    else:
-        differ = "goodput measures how fast training advances, not how good the model is in the end"
-    words = names.metric_words(best.objective.name)
-    within = "is the fastest within the tolerance of the best"
-    had = "had the best" if best is found.best else within
-    return f"Batch size {best.batch_size:,} {had} {words}: {differ}."
 
 
 def alt_text(info: GoodputInfo) -> str:

@@ -14,12 +14,8 @@ if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
 
 _GIB = 2.0**30
-_PANEL_IN = 1.35
-_REST_IN = 1.5
-# With all of its panels.
+_PANEL_IN, _REST_IN = 1.35, 1.5
 HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
-# Of each curve so many readings are marked, to tell the GPUs apart without colour.
-_MARKS = 25
 
 
 class GpuPanel(NamedTuple):
@@ -157,16 +153,9 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
         for number, (gpu, trace) in enumerate(zip(info.gpus, quantity.traces, strict=True)):
             color, marker = series_style(number)
             places, values = zip(*trace, strict=True) if trace else ((), ())
-            panel.plot(
-                places,
-                values,
-                color=color,
-                linewidth=1.3,
-                marker=marker,
-                markevery=max(1, len(trace) // _MARKS),
-                markersize=3.5,
-                label=gpu,
-            )
+            # Some readings are marked, to tell the GPUs apart without colour.
+            marks = {"marker": marker, "markevery": max(1, len(trace) // 25), "markersize": 3.5}
+            panel.plot(places, values, color=color, linewidth=1.3, label=gpu, **marks)
         highest = max(value for trace in quantity.traces for _, value in trace)
         panel.set_ylim(0, quantity.top or 1.12 * highest or 1.0)
         panel.set_ylabel(quantity.label)

@@ -21,9 +21,7 @@ BUDGETS = ("updates", "examples", "seconds")
 _LABELS = {"updates": "Updates", "examples": "Training examples", "seconds": "Training time (s)"}
 # The same beside each other in a narrow figure.
 _SHORT_LABELS = {"updates": "Updates", "examples": "Examples", "seconds": "Seconds"}
-# What fits in a row above the panels.
-_MOST_NAMES = 8
-_TITLE_CHARACTERS = 40
+_MOST_NAMES = 8  # What fits in a row above the panels.
 
 
 class CurvePoint(NamedTuple):
@@ -160,8 +158,8 @@ def plot_learning_curves(
     common.name_sizes(first, sizes, most=_MOST_NAMES)
     values = [point.value for curve in info.curves for point in curve.points]
     common.quality_axis(first, info.quality, values)
-    title, most = f"{study.name}: learning by batch size", _TITLE_CHARACTERS
-    title = title if len(title) <= most else study.name
-    canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=most)
+    title = f"{study.name}: learning by batch size"
+    title = title if len(title) <= 40 else study.name
+    canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=40)
     common.write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
     return first

@@ -1,6 +1,6 @@
 """The figure of the gradient noise scale over training, with its interval."""
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -14,15 +14,8 @@ from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study, refuse_empty
 
 HEIGHT_IN = 4.0
-_NAMES_IN_ROW = 7
-_MOST_NAMES = 14
-# More would be a thicket: then the late half alone has marks.
-_MOST_MARKED = 25
-_MOST_LINES = 6
 # What is drawn beside the curves, as shares of their width.
-_MARGIN = 0.05
-_LATE = 0.18
-_MOST_EPOCHS = 10
+_MARGIN, _LATE = 0.05, 0.18
 # From the middle of the last number to the middle of the words beside it.
 _LATE_CHARACTERS = 8
 
@@ -104,31 +97,33 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     panel.set_label(alt_text(info))
     panel.set_yscale("log")
     sizes, width = [curve.batch_size for curve in info.curves], max(1, info.epochs - 1)
-    lines = sum(len(curve.runs) for curve in info.curves)
-    marked = info.epochs <= _MOST_MARKED and lines <= _MOST_LINES
+    # More would be a thicket: then the late half alone has marks.
+    marked = info.epochs <= 25 and sum(len(curve.runs) for curve in info.curves) <= 6
+    look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
+    if marked:
+        look = {"linewidth": 1.1, "markersize": 3.5}
     for number, curve in enumerate(info.curves):
         color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
         for run in filter(None, curve.runs):
             epochs, values = zip(*run, strict=True)
-            panel.plot(
-                epochs,
-                values,
-                color=color,
-                linewidth=1.1 if marked else 0.8,
-                alpha=1.0 if marked else 0.6,
-                marker=marker if marked else None,
-                markersize=3.5,
-            )
+            panel.plot(epochs, values, color=color, marker=marker if marked else None, **look)
         share = (number + 0.5) / len(sizes)
         place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
-        _draw_late(panel, place, curve.late, color, marker)
-    common.name_sizes(panel, sizes, most=_MOST_NAMES)
+        late, bounds = curve.late, draw.ends(curve.late.interval)
+        if late.value is not None:
+            bounds = bounds and (max(bounds[0], late.value / 100), bounds[1])
+            draw.bars(panel, [place], [bounds], color)
+            draw.points(panel, [place], [late.value], color, marker, size=6.5, zorder=3)
+        elif late.at_least:
+            draw.arrow(panel, (place, late.at_least), 22, color)
+            panel.plot([place], [late.at_least], marker="_", color=color, markersize=7)
+    common.name_sizes(panel, sizes, most=14)
     begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
     panel.set_xlim(1 - _MARGIN * width, end)
     # Epochs are numbered as far as there is room before the words for the late half.
     middle = info.epochs + (1.5 * _MARGIN + _LATE / 2) * width
-    steps = max(1, round(info.epochs / (_MOST_EPOCHS * canvas.width_share(panel))))
+    steps = max(1, round(info.epochs / (10 * canvas.width_share(panel))))
     room = canvas.label_room(panel) / (middle - 1)
     kept = [
         epoch
@@ -140,19 +135,6 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
     title = f"{study.name}: noise scale by batch size"
-    canvas.write_title(panel, title, columns=_NAMES_IN_ROW, fewest=1)
+    canvas.write_title(panel, title, columns=7, fewest=1)
     common.write_conditions(panel, study, *info.notes, alarm=info.incomplete)
     return panel
-
-
-def _draw_late(panel: Axes, place: float, late: NoiseScale, color: draw.Color, marker: str) -> None:
-    """Draw the noise scale of the late half with its interval, or an arrow up from its bound."""
-    if late.value is not None:
-        bounds = draw.ends(late.interval)
-        if bounds:
-            bounds = max(bounds[0], late.value / 100), bounds[1]
-        draw.bars(panel, [place], [bounds], color)
-        draw.points(panel, [place], [late.value], color, marker, size=6.5, zorder=3)
-    elif late.at_least:
-        draw.arrow(panel, (place, late.at_least), 22, color)
-        panel.plot([place], [late.at_least], marker="_", color=color, markersize=7)

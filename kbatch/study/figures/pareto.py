@@ -25,11 +25,6 @@ from kbatch.study.trial import Objective
 HEIGHT_IN = 4.0
 _MOST_NAMED = 14
 _NAME_CHARACTERS = 30
-# From this ratio on, small values would lie in one heap on a linear axis.
-_LOG_FROM = 12
-# Steps between labels, as matplotlib picks them, and between two labels in characters.
-_STEPS, _MOST_STEPS = (1, 2, 2.5, 5, 10), 9
-_GAP = 1.5
 
 
 class ParetoPoint(NamedTuple):
@@ -74,18 +69,12 @@ def pareto_info(study: Study) -> ParetoInfo:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
     sign = 1 if quality.direction == "max" else -1
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
-    points = [
-        ParetoPoint(
-            # Where there are several series, the legend names the rest.
-            names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}",
-            trial.batch_size,
-            number[trial.trial_id],
-            rate,
-            value,
-            place in front,
-        )
-        for place, (trial, rate, value) in enumerate(measured)
-    ]
+    points = []
+    for place, (trial, rate, value) in enumerate(measured):
+        size, own = trial.batch_size, number[trial.trial_id]
+        # Where there are several series, the legend names the rest.
+        name = names.name(trial) if len(series) == 1 else f"{size:,}"
+        points.append(ParetoPoint(name, size, own, rate, value, place in front))
     return ParetoInfo(
         points=tuple(sorted(points, key=lambda p: (p.throughput.value, sign * -p.quality.value))),
         series=tuple(one.label for one in series),
@@ -135,7 +124,18 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     panel.set_label(alt_text(info))
     canvas.vertical_grid(panel)
-    _throughput_axis(panel, [p.throughput.value for p in info.points])
+    panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
+    slowest, fastest = info.points[0].throughput.value, info.points[-1].throughput.value
+    if fastest > 12 * slowest:  # Small values would lie in one heap on a linear axis.
+        panel.set_xscale("log")
+        panel.set_xlim(slowest / 1.3, fastest * 1.5)
+        plain_log_labels(panel.xaxis)
+    else:  # A ratio scale: from zero, twice as far is twice as fast.
+        panel.set_xlim(0, 1.12 * fastest)
+        labels = int(canvas.label_room(panel) / (len(f"{fastest:,.0f}") + 1.5))
+        steps = MaxNLocator(nbins=max(1, min(9, labels)), steps=(1, 2, 2.5, 5, 10))
+        panel.xaxis.set_major_locator(steps)
+        panel.xaxis.set_major_formatter("{x:,.0f}")
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
     for number, on_front in sorted({(p.series, p.on_front) for p in info.points}):
         alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
@@ -164,22 +164,6 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
     legend = filled if len(info.points) > 1 else "Label: batch size."
     common.write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
     return panel
-
-
-def _throughput_axis(panel: Axes, rates: Sequence[float]) -> None:
-    """Make the x axis one of throughput: from zero, or logarithmic over more than a decade."""
-    panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
-    if max(rates) > _LOG_FROM * min(rates):
-        panel.set_xscale("log")
-        panel.set_xlim(min(rates) / 1.3, max(rates) * 1.5)
-        plain_log_labels(panel.xaxis)
-    else:
-        # A ratio scale: from zero, twice as far is twice as fast.
-        panel.set_xlim(0, 1.12 * max(rates))
-        steps = int(canvas.label_room(panel) / (len(f"{max(rates):,.0f}") + _GAP))
-        locator = MaxNLocator(nbins=max(1, min(_MOST_STEPS, steps)), steps=_STEPS)
-        panel.xaxis.set_major_locator(locator)
-        panel.xaxis.set_major_formatter("{x:,.0f}")
 
 
 def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:

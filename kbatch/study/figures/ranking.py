@@ -13,9 +13,9 @@ from kbatch.study.names import (
     BARS,
     PAIRS,
     PlottedEstimate,
+    estimate,
     metric_axis_label,
     metric_words,
-    objective_estimate,
     outcome,
     spreads,
     trial_names,
@@ -25,16 +25,8 @@ from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
 
 MOST_ROWS = 30
-# In characters: what a cell holds, what stands between columns, what the columns take of a figure
-# of the usual width, and that width.
-_CELL_CHARACTERS = 15
-_GAP = 2
-_TABLE_CHARACTERS = 46
-_CHARACTERS = 104
-_MOST_SHARE = 0.6
-_FEWEST_ROWS = 4
-_ROW_IN = 0.2
-_REST_IN = 1.5
+# In characters: what stands between columns, and what they take of a figure of the usual width.
+_GAP, _TABLE_CHARACTERS = 2, 46
 
 
 class RankedColumn(NamedTuple):
@@ -101,15 +93,16 @@ def ranking_info(study: Study, *, most: int, characters: int = _TABLE_CHARACTERS
     if untitled:
         plural = "s" * (len(untitled) > 1)
         notes.append(f"No room for the hyperparameter{plural} {join_words(untitled)}.")
-    rows = (
-        RankedTrial(objective_estimate(t) if t.status == "completed" else None, outcome(t))
-        for t in shown
-    )
+    rows = []
+    for trial in shown:
+        value = trial.objective_value if trial.status == "completed" else None
+        found = estimate(objective.name, value, trial.objective_interval)
+        rows.append(RankedTrial(found, outcome(trial)))
     return RankingInfo(tuple(columns), tuple(rows), objective, tuple(notes))
 
 
 def _short(text: str) -> str:
-    return shortened(text, _CELL_CHARACTERS)
+    return shortened(text, 15)
 
 
 def alt_text(info: RankingInfo) -> str:
@@ -129,7 +122,7 @@ def alt_text(info: RankingInfo) -> str:
 
 
 def height_in(rows: int) -> float:
-    return _REST_IN + _ROW_IN * max(_FEWEST_ROWS, rows)
+    return 1.5 + 0.2 * max(4, rows)
 
 
 def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS) -> Axes:
@@ -149,7 +142,7 @@ def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS)
     info = ranking_info(study, most=most, characters=int(share * _TABLE_CHARACTERS))
     (panel,) = canvas.panels(ax, height_in(len(info.rows)))
     characters = sum(_GAP + column.width for column in info.columns)
-    table_share = min(_MOST_SHARE, characters / (share * _CHARACTERS))
+    table_share = min(0.6, characters / (share * 104))  # So many fit beside each other.
     (table, _), below = canvas.beside(panel, (table_share, 1 - table_share), at=1, gap=0.02)
     table.set_axis_off()
     panel.set_label(alt_text(info))
@@ -157,15 +150,6 @@ def plot_ranking(study: Study, ax: Axes | None = None, *, most: int = MOST_ROWS)
     canvas.vertical_grid(panel)
     panel.set_ylim(len(info.rows) - 0.4, -0.6)
     panel.set_yticks([])
-    _write_table(table, info, characters)
-    _draw_dots(panel, info)
-    canvas.write_title(table, study.name, rows_below=1, characters=max(20, characters))
-    below_pt = 36 if below is panel else 4
-    write_conditions(below, study, *info.notes, below_pt=below_pt)
-    return panel
-
-
-def _write_table(table: Axes, info: RankingInfo, characters: int) -> None:
     table.set_xlim(0, characters)
     left, above = 0, table.get_xaxis_transform()
     for column in info.columns:
@@ -176,6 +160,11 @@ def _write_table(table: Axes, info: RankingInfo, characters: int) -> None:
         for number, (row, cell) in enumerate(zip(info.rows, column.cells, strict=True)):
             color = INK if row.objective else MUTED
             table.text(place, number, cell, va="center", color=color, **look)
+    _draw_dots(panel, info)
+    canvas.write_title(table, study.name, rows_below=1, characters=max(20, characters))
+    below_pt = 36 if below is panel else 4
+    write_conditions(below, study, *info.notes, below_pt=below_pt)
+    return panel
 
 
 def _draw_dots(panel: Axes, info: RankingInfo) -> None:
@@ -186,8 +175,8 @@ def _draw_dots(panel: Axes, info: RankingInfo) -> None:
         if row.objective is None:
             place = (0.02, number)
             panel.plot(place[:1], place[1:], "X", transform=edge, color=ALARM, ms=6, clip_on=False)
-            words = row.outcome
-            draw.text(panel, words, place, (8, 0), ha="left", color=ALARM_TEXT, xycoords=edge)
+            reason = {"ha": "left", "color": ALARM_TEXT, "xycoords": edge}
+            draw.text(panel, row.outcome, place, (8, 0), **reason)
         else:
             draw.bars(panel, [number], [row.objective.bar], color, across=True)
             draw.points(panel, [row.objective.value], [number], color, marker, size=7)

@@ -19,7 +19,6 @@ from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 
 HEIGHT_IN = 5.6
-_CURVE_POINTS = 100
 
 
 class TargetPoint(NamedTuple):
@@ -73,6 +72,23 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
     enough = len({size for size, _ in runs}) >= 3
     fit = fit_steps_to_target(*zip(*runs, strict=True)) if enough else None
+    if fit is None:
+        met = pluralize(sum(point.met for point in points), "size")
+        fit_text = (
+            f"No curve is fitted: it needs three batch sizes that met the target, and {met} did."
+        )
+    else:
+        critical, fit_text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
+        if critical.value is None or critical.interval is None:
+            bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
+            fit_text += f"; B_crit is larger than these batch sizes can tell{bound}."
+        else:
+            fit_text += (
+                f", S_min {format_number(fit.fewest_steps)}, B_crit "
+                f"{format_number(critical.value)}{in_brackets(critical.interval)}."
+            )
+            if fit.holds is False:
+                fit_text += " The trials deviate from this curve by more than their noise."
     notes = [
         "The target is looked at when an epoch ends: costs are those of whole epochs. Training "
         "time has the tracing of the first step in it, but no validation."
@@ -85,15 +101,8 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         notes.append(
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
-    return TimeToTargetInfo(
-        aim,
-        tuple(points),
-        tuple(incomplete),
-        fit,
-        _fit_text(fit, sum(point.met for point in points)),
-        notes=tuple(notes),
-        incomplete=common.incomplete_text(study),
-    )
+    words = fit_text, tuple(notes), common.incomplete_text(study)
+    return TimeToTargetInfo(aim, tuple(points), tuple(incomplete), fit, *words)
 
 
 def _target(study: Study, value: float | None) -> Target:
@@ -128,14 +137,10 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
         most = max(trial.executions, key=lambda run: sum(epoch.updates for epoch in run.epochs))
         totals = ((e.train_s, e.updates, e.examples) for e in most.epochs)
         shown = [Cost(*map(sum, zip(*totals, strict=True)))]
-    return TargetPoint(
-        trial.batch_size,
-        trial.trial_id,
-        met,
-        _mean([cost.train_s for cost in shown]),
-        _mean([float(cost.updates) for cost in shown]),
-        tuple(cost.updates for cost in reached),
-    )
+    seconds = _mean([cost.train_s for cost in shown])
+    updates = _mean([float(cost.updates) for cost in shown])
+    runs = tuple(cost.updates for cost in reached)
+    return TargetPoint(trial.batch_size, trial.trial_id, met, seconds, updates, runs)
 
 
 def _mean(values: Sequence[float]) -> PlottedEstimate:
@@ -145,25 +150,6 @@ def _mean(values: Sequence[float]) -> PlottedEstimate:
     # A logarithmic axis has no place for what is not positive.
     low = interval.low if interval.low > 0 else min(values)
     return PlottedEstimate(mean, (low, interval.high))
-
-
-def _fit_text(fit: StepsToTarget | None, met: int) -> str:
-    if fit is None:
-        return (
-            "No curve is fitted: it needs three batch sizes that met the target, and "
-            f"{pluralize(met, 'size')} did."
-        )
-    critical = fit.critical_batch_size
-    begun = "Fitted updates: S_min (1 + B_crit / B)"
-    if critical.value is None or critical.interval is None:
-        bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
-        return f"{begun}; B_crit is larger than these batch sizes can tell{bound}."
-    deviates = " The trials deviate from this curve by more than their noise."
-    doubt = deviates if fit.holds is False else ""
-    return (
-        f"{begun}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
-        f"{in_brackets(critical.interval)}.{doubt}"
-    )
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
@@ -239,7 +225,18 @@ def _draw_costs(
         draw.arrow(panel, place, 20, color)
         draw.text(panel, "not met", place, (0, 21), va="bottom")
     if fit is not None:
-        _draw_fit(panel, fit, sizes[0], sizes[-1])
+        places = np.geomspace(sizes[0], sizes[-1], 100)
+        steps = np.array([fit.steps(place) for place in places])
+        shown, color = steps > 0, series_style(0).color
+        panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
+        critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
+        if critical is not None and sizes[0] <= critical <= sizes[-1]:
+            if interval is not None:
+                low, high = np.clip((interval.low, interval.high), sizes[0], sizes[-1])
+                panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
+            draw.guide(panel, critical)
+            words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
+            draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
     # The line of perfect scaling leaves the panel: what was measured is what matters.
     low = min(cost.bar[0] if cost.bar else cost.value for cost in costs)
     high = max(cost.bar[1] if cost.bar else cost.value for cost in costs)
@@ -247,19 +244,3 @@ def _draw_costs(
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))
     plain_log_labels(panel.yaxis)
-
-
-def _draw_fit(panel: Axes, fit: StepsToTarget, smallest: int, largest: int) -> None:
-    places = np.geomspace(smallest, largest, _CURVE_POINTS)
-    steps = np.array([fit.steps(place) for place in places])
-    shown, color = steps > 0, series_style(0).color
-    panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
-    critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
-    if critical is None or not smallest <= critical <= largest:
-        return
-    if interval is not None:
-        low, high = np.clip((interval.low, interval.high), smallest, largest)
-        panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
-    draw.guide(panel, critical)
-    words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
-    draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)

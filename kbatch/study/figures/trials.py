@@ -1,5 +1,6 @@
 """The figure of the trials: throughput and model quality by batch size."""
 
+import itertools
 import math
 import textwrap
 from typing import NamedTuple
@@ -25,9 +26,6 @@ from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 
 HEIGHT_IN = 5.4
-_LABEL_CHARACTERS = 44
-_LABEL_LINES = 5
-_MISSING_CHARACTERS = 8
 
 
 class TrialPoint(NamedTuple):
@@ -77,12 +75,21 @@ def trials_info(study: Study) -> TrialsInfo:
     study = as_compared(study)
     quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
     series = common.trial_series(study.trials, names)
-    placed = common.places(study.trials, series)
+    # Trials of different series stand side by side on the batch axis: in powers of two, together
+    # at most a quarter of the distance between batch sizes.
+    sizes = sorted({trial.batch_size for trial in study.trials})
+    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
+    distance = min(0.12, 0.25 * min(gaps, default=1) / len(series))
+    dodges = {
+        trial_id: 2 ** (distance * (index - (len(series) - 1) / 2))
+        for index, one in enumerate(series)
+        for trial_id in one.trial_ids
+    }
     points = {
         trial.trial_id: TrialPoint(
             trial_id=trial.trial_id,
             batch_size=trial.batch_size,
-            place=placed[trial.trial_id],
+            place=trial.batch_size * dodges[trial.trial_id],
             settings=names.settings(trial),
             status=trial.status,
             outcome=outcome(trial),
@@ -93,8 +100,8 @@ def trials_info(study: Study) -> TrialsInfo:
     }
     notes = [bars_text(study.trials, of_metric=True)]
     if decided.tied:
-        sizes = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
-        notes.append(f"Not told apart from the best: {sizes}.")
+        tied = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
+        notes.append(f"Not told apart from the best: {tied}.")
     completed = [trial for trial in study.trials if trial.status == "completed"]
     if completed and not all(one.joined for one in series):
         combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
@@ -183,14 +190,14 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     batch_axis(lower, info.batch_sizes, common.BATCH_LABEL)
     _draw_series(upper, info, "samples_per_second", common.none_completed(study))
     _draw_series(lower, info, "quality", common.none_completed(study))
-    failed: dict[int, list[str]] = {point.batch_size: [] for point in info.incomplete}
-    for panel in (upper, lower) if info.incomplete else ():
+    failed: dict[int, list[str]] = {}
+    for point in info.incomplete:
+        failed.setdefault(point.batch_size, []).append(point.outcome)
+    for panel in (upper, lower) if failed else ():
         # All at once: of thousands of trials hundreds may be without a result.
         draw.missing(panel, *(point.place for point in info.incomplete))
-    for point in info.incomplete:
-        failed[point.batch_size].append(point.outcome)
     # Words beside each other that have no room stand below.
-    crowded = _MISSING_CHARACTERS * len(failed) > canvas.label_room(lower)
+    crowded = 8 * len(failed) > canvas.label_room(lower)
     for size, outcomes in failed.items() if not crowded else ():
         draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
     # Throughput may be unknown where quality is not, and the other way round.
@@ -227,15 +234,10 @@ def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> Non
             if point.trial_id in members and (estimate := getattr(point, field))
         ]
         if found:
-            draw.series(
-                panel,
-                index,
-                [place for place, _ in found],
-                [estimate.value for _, estimate in found],
-                label=series.label,
-                bounds=[estimate.bar for _, estimate in found],
-                joined=series.joined,
-            )
+            places, estimates = zip(*found, strict=True)
+            values, bars = zip(*estimates, strict=True)
+            look = {"label": series.label, "joined": series.joined}
+            draw.series(panel, index, places, values, bounds=bars, **look)
     if not panel.lines:
         text = "n/a (not measured in any trial)" if info.completed else nothing
         canvas.write_message(panel, text)
@@ -254,13 +256,14 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     at = math.log(named.place / low) / math.log(high / low)
     side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
-    text, characters = named_label(info), round(canvas.width_share(panel) * _LABEL_CHARACTERS)
+    text, characters = named_label(info), round(canvas.width_share(panel) * 44)
     if len(text) > characters:
-        # The number in a line of its own.
         words, _, number = text.rpartition(": ")
-        few = {"max_lines": _LABEL_LINES, "placeholder": " …:"}
-        text = "\n".join((*textwrap.wrap(f"{words}:", characters, **few), number))
+        lines = textwrap.wrap(f"{words}:", characters, max_lines=5, placeholder=" …:")
+        text = "\n".join((*lines, number))
+    height_pt = 72 * canvas.figure_of(panel).get_figheight() * panel.get_position().height
+    share = min(0.6, 1.25 * canvas.TEXT_PT * (1.5 + text.count("\n")) / height_pt)
     bottom, top = panel.get_ylim()
-    panel.set_ylim(top=bottom + (top - bottom) / (1 - draw.height_share(panel, text)))
+    panel.set_ylim(top=bottom + (top - bottom) / (1 - share))
     place, edge = (named.place, 1), panel.get_xaxis_transform()
     draw.text(panel, text, place, (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)

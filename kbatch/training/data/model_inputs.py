@@ -1,6 +1,7 @@
 """The inputs that a model declares, and how rows of data differ from them."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -108,22 +109,31 @@ def _shape(features: tuple[int | None, ...]) -> str:
 
 
 # What TensorFlow raises of data; Keras raises a ValueError or TypeError, as a model's own code may.
-REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
+_REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 
 
-def refusal_text(
-    error: Exception, *, model: Callable[[], keras.Model], source: Source
-) -> str | None:
-    """Describe what to give in the place of data that a train step refused."""
-    if isinstance(error, InputError):
-        return None
+@contextlib.contextmanager
+def refusals_told(model: Callable[[], keras.Model], source: Source) -> Iterator[None]:
+    """Turn what a train step says of data that it refuses into what to give instead."""
+    try:
+        yield
+    except InputError:
+        raise
+    except (ValueError, TypeError, *_REFUSALS) as error:
+        told = _refusal_text(error, model, source)
+        if told is None:
+            raise
+        raise InputError(told) from error
+
+
+def _refusal_text(error: Exception, model: Callable[[], keras.Model], source: Source) -> str | None:
     if not callable(source):
         built = model()
         known = rows_for(source, built)
         mismatch = row_mismatch(built, known.rows) if isinstance(known, SampleRows) else None
         if mismatch is not None:
             return mismatch
-    if not isinstance(error, REFUSALS):
+    if not isinstance(error, _REFUSALS):
         return None
     # What TensorFlow found stands behind the places in its graph.
     places = ("File ", "Detected at", "Graph execution", "[[", "Original stack", "Node:")
