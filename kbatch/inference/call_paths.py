@@ -44,12 +44,6 @@ class CallPath(NamedTuple):
         """Return how many examples one call has: a bulk call has as many whatever the batch."""
         return bulk_examples if self.name == BULK_PATH else batch_size
 
-    def reason_not_to_run(self, batch_size: int, bulk_examples: int) -> str | None:
-        """Return why a batch size is not for this path; None where it is."""
-        if self.name != BULK_PATH or batch_size <= bulk_examples:
-            return None
-        return f"more than the {bulk_examples} examples of a bulk call: see `bulk_examples`"
-
     @contextlib.contextmanager
     def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
         """Open the path of a model: a function of the batch size that prepares a call."""

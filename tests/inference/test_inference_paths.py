@@ -53,9 +53,6 @@ def test_a_bulk_call_has_as_many_examples_whatever_the_batch(batch_size):
     found = outputs_by_path(model, inputs, path, batch_size)
     assert path.examples_per_call(batch_size, 10) == 10
     np.testing.assert_allclose(found, model(inputs.batch(10)), rtol=1e-4, atol=1e-5)
-    assert path.reason_not_to_run(batch_size, 10) is None
-    assert "the 10 examples of a bulk call" in path.reason_not_to_run(11, 10)
-    assert call_paths_of("compiled")[0].reason_not_to_run(11, 10) is None
 
 
 @pytest.mark.parametrize("name", (*NAMES, "predict"))
