@@ -438,10 +438,12 @@ def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple
 
     memory = psutil.virtual_memory()
     group = read_control_group()
+    changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
+    text = f"these change memory or speed: {', '.join(changed)}"
     return (
         memory_finding(memory.total, memory.available, group.memory_limit_bytes),
         cpu_finding(cpu_count, group.cpu_quota, psutil.getloadavg()[0]),
-        variables_finding(variables),
+        Finding("variables", "ok", text if changed else "none that change memory or speed"),
     )
 
 
@@ -464,9 +466,3 @@ def cpu_finding(cpu_count: int, quota: float | None, load: float) -> Finding:
     if load > _BUSY_SHARE * usable:
         return Finding("CPU", "warning", f"{text}: other work disturbs timings")
     return Finding("CPU", "ok", text)
-
-
-def variables_finding(variables: Mapping[str, str]) -> Finding:
-    changed = [f"{name}={variables[name]}" for name in _VARIABLES if name in variables]
-    text = f"these change memory or speed: {', '.join(changed)}"
-    return Finding("variables", "ok", text if changed else "none that change memory or speed")

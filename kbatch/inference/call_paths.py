@@ -44,12 +44,6 @@ class CallPath(NamedTuple):
         """Return how many examples one call has: a bulk call has as many whatever the batch."""
         return bulk_examples if self.name == BULK_PATH else batch_size
 
-    def reason_not_to_run(self, batch_size: int, bulk_examples: int) -> str | None:
-        """Return why a batch size is not for this path; None where it is."""
-        if self.name != BULK_PATH or batch_size <= bulk_examples:
-            return None
-        return f"more than the {bulk_examples} examples of a bulk call: see `bulk_examples`"
-
     @contextlib.contextmanager
     def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
         """Open the path of a model: a function of the batch size that prepares a call."""
@@ -113,18 +107,6 @@ def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[Ca
     return tuple(paths)
 
 
-def check_functions(paths: Iterable[CallPath], dtype_policies: Iterable[str], *, own: str) -> None:
-    """Check that functions are asked for under the model's own policy only."""
-    functions = [path.name for path in paths if path.function is not None]
-    policies = tuple(dtype_policies)
-    if functions and set(policies) != {own}:
-        raise InputError(
-            "Functions in `call_paths` do not run under other policies than what they hold: "
-            "profile them without `dtype_policies`, or name kbatch's own paths. "
-            f"Received: call_paths with {functions}, dtype_policies={policies}."
-        )
-
-
 def fetched(outputs: Any) -> Any:
     """Wait for outputs and return them as nested NumPy arrays."""
     return keras.tree.map_structure(np.asarray, outputs)
@@ -177,7 +159,13 @@ def variants_of(
     """Return the model under each policy, how its outputs differ from float32's, and notes."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
-    check_functions(paths, names, own=own)
+    functions = [path.name for path in paths if path.function is not None]
+    if functions and set(names) != {own}:
+        raise InputError(
+            "Functions in `call_paths` do not run under other policies than what they hold: "
+            "profile them without `dtype_policies`, or name kbatch's own paths. "
+            f"Received: call_paths with {functions}, dtype_policies={names}."
+        )
     models: dict[str, keras.Model] = {}
     notes = [inputs.note]
     for name in names:

@@ -40,7 +40,6 @@ class TimedSeries(NamedTuple):
 
 
 class InferenceInfo(NamedTuple):
-    name: str
     series: tuple[TimedSeries, ...]
     answers: tuple[tuple[str, InferenceAnswer], ...]  # Of the first series.
     targets: tuple[tuple[float, str], ...]  # Latencies in ms that were checked, what was found.
@@ -56,16 +55,15 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
     several = len({policy for _, policy in profile.series}) > 1
     series = []
     for path, policy in profile.series:
-        timings = [t for t in profile.timings if (t.call_path, t.dtype_policy) == (path, policy)]
-        timed = tuple(t for t in timings if t.measured)
-        if timed:
+        selected = profile.select(call_path=path, dtype_policy=policy)
+        if timed := selected.answering:
             one = TimedSeries(
                 f"{path}, {policy}" if several else path,
                 timed,
                 [1000 * (t.batch_time_s or 0.0) for t in timed],
                 [t.samples_per_second or 0.0 for t in timed],
-                tuple(t.batch_size for t in timings if t.outcome == "out_of_memory"),
-                _line(profile.select(call_path=path, dtype_policy=policy)),
+                tuple(t.batch_size for t in selected.timings if t.outcome == "out_of_memory"),
+                _line(selected),
             )
             series.append(one)
     if not series:
@@ -86,7 +84,6 @@ def inference_info(profile: InferenceProfile) -> InferenceInfo:
             targets[asked] = f"{name}: batch size {check.batch_size:,}"
     bars = any(point.batch_time_interval_s for one in series for point in one.points)
     return InferenceInfo(
-        profile.model_name,
         tuple(series),
         tuple(answers),
         tuple((latency_ms, words) for (latency_ms, _), words in targets.items()),
@@ -185,7 +182,7 @@ def plot_inference_throughput(profile: InferenceProfile, ax: Axes | None = None)
     for latency_ms, found in info.targets:
         draw.limit(lower, latency_ms, found)
     rate_and_time_axes(upper, lower, "batch")
-    canvas.write_title(upper, info.name, columns=4)
+    canvas.write_title(upper, profile.model_name, columns=4)
     named = ((name, answer.batch_size, not answer.extrapolated) for name, answer in info.answers)
     draw.answers(upper, named, info.batch_sizes[0], info.batch_sizes[-1])
     canvas.write_caption(lower, info.conditions)
@@ -220,7 +217,7 @@ def plot_inference_operating_curve(profile: InferenceProfile, ax: Axes | None = 
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    canvas.write_title(panel, info.name, columns=4)
+    canvas.write_title(panel, profile.model_name, columns=4)
     canvas.write_caption(panel, conditions_line(profile))
     return panel
 
@@ -280,7 +277,7 @@ def plot_inference_paths(profile: InferenceProfile, ax: Axes | None = None) -> A
     panel.yaxis.set_major_formatter("{x:g}")
     draw.place_labels(panel, last, [(p.batch_size, p.times_as_fast) for p in ratios])
     panel.set_ylabel(f"Times as fast as\n{first.label}")
-    canvas.write_title(panel, info.name, columns=4, fewest=1)
+    canvas.write_title(panel, profile.model_name, columns=4, fewest=1)
     canvas.write_caption(panel, info.conditions)
     return panel
 

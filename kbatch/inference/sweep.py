@@ -223,10 +223,9 @@ class InferenceSweep:
         )
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:
-        path = self._paths[setting.call_path]
-        reason = path.reason_not_to_run(setting.batch_size, self.plan.bulk_examples)
-        if reason is not None:
-            return reason
+        most = self.plan.bulk_examples
+        if setting.call_path == BULK_PATH and setting.batch_size > most:
+            return f"more than the {most} examples of a bulk call: see `bulk_examples`"
         if memory is not None and memory.refusal:
             return memory.refusal
         if len(self.rounds.warm_ups) >= _FEWEST_SETTINGS and self.rounds.late(_SHARE_TO_WARM_UP):

@@ -53,8 +53,6 @@ class WorkloadFacts(NamedTuple):
 
 
 class Probes(Protocol):
-    """Where probes run."""
-
     isolated: bool  # Whether a batch far too large can end no process but theirs.
 
     @property

@@ -138,8 +138,15 @@ class Run:
             first = next(iter(batches), None)
             given = 0 if first is None else rows_of(first)
             del first
-        if not given:
-            return Reading(None, self._too_few_rows(batch_size))
+        if not given:  # A data function may drop its remainder, and so give no batch.
+            count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
+            if 0 < count < batch_size:
+                return Reading(None, count)
+            raise InputError(
+                "The data function returned no batch: give it more examples than the largest batch "
+                f"size, or a smaller `max_batch_size`. Received: {count} examples for "
+                f"batch_size={rows}."
+            )
         meter = InputMeter()
         batches = batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE)
         if replicas == 1:  # A strategy takes batches ahead of the steps.
@@ -152,10 +159,9 @@ class Run:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
         seen = meter.read().largest_batch if replicas == 1 else given // replicas
         found = batch_size if seen == rows else min(seen, batch_size)
-        reading = Reading(None, found)
-        if self.training:
-            return reading._replace(step_s=steps.step_s, stopped_after=steps.stopped_after)
-        return reading
+        if not self.training:
+            return Reading(None, found)
+        return Reading(None, found, step_s=steps.step_s, stopped_after=steps.stopped_after)
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
@@ -175,18 +181,6 @@ class Run:
         vars(self.model).pop("train_step", None)
         if step is not None:
             self.model.train_step = step
-
-    def _too_few_rows(self, batch_size: int) -> int:
-        """Count what a data function has that drops its remainder, and so gave no batch."""
-        replicas = self._workload.replicas
-        count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
-        if 0 < count < batch_size:
-            return count
-        raise InputError(
-            "The data function returned no batch: give it more examples than the largest batch "
-            f"size, or a smaller `max_batch_size`. Received: {count} examples for "
-            f"batch_size={self._rows(batch_size)}."
-        )
 
     def _rows(self, batch_size: int) -> int:
         most = self._workload.accumulate_below

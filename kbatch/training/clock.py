@@ -50,10 +50,9 @@ class InputMeter:
             return counted
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
-    @contextlib.contextmanager
-    def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
+    def counting(self, dataset: tf.data.Dataset) -> contextlib.AbstractContextManager[Any]:
         """Count what training takes of a dataset; train on what this yields."""
-        yield self.attach(dataset)
+        return contextlib.nullcontext(self.attach(dataset))
 
     def begin_step(self) -> None:
         """Do nothing: the dataset stamps the time."""

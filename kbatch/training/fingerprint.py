@@ -21,8 +21,13 @@ _DRAWN = ("name", "seed")
 def model_fingerprint(model: keras.Model) -> str:
     """Return a text that is equal for models that need the same memory, in any process."""
     described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
+
     # Of the optimizers' numbers only whether they are zero, which decides the slots.
-    described |= {k: _zero_or_not(v) for k, v in described.items() if "optimizer" in k}
+    def zero_or_not(value: Any) -> Any:
+        return value != 0 if isinstance(value, float) else value
+
+    for name in [name for name in described if "optimizer" in name]:
+        described[name] = keras.tree.map_structure(zero_or_not, described[name])
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -88,14 +93,6 @@ def _config(part: Any) -> Any:
 
 def _class(kind: Any) -> str:
     return f"{kind.__module__}.{kind.__qualname__}"
-
-
-def _zero_or_not(value: Any) -> Any:
-    if isinstance(value, float):
-        return value != 0
-    if isinstance(value, dict):
-        return {key: _zero_or_not(item) for key, item in value.items()}
-    return [_zero_or_not(item) for item in value] if isinstance(value, list) else value
 
 
 _PLAIN = (bool, int, float, str)

@@ -104,7 +104,6 @@ def inner_optimizers(model: Any) -> list[Any]:
 
 @contextlib.contextmanager
 def kept_state(model: keras.Model) -> Iterator[KeptState]:
-    """Put a built model back as it was."""
     state = KeptState(model)
     try:
         yield state

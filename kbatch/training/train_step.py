@@ -199,7 +199,6 @@ class _Graph:
 def micro_batch_steps(
     model: keras.Model, *, moments_every: int = 0, exact: bool = False
 ) -> Iterator[MicroBatchSteps]:
-    """Lend train steps of a model."""
     check_one_device(model)
     with kept_state(model):
         yield MicroBatchSteps(model, moments_every=moments_every, exact=exact)

@@ -6,7 +6,6 @@ from kbatch.device.doctor import (
     cpu_finding,
     memory_finding,
     read_host_findings,
-    variables_finding,
 )
 
 GIB = 2**30
@@ -47,8 +46,9 @@ def test_processors_are_told_with_what_keeps_them_busy(cores, quota, load, statu
 
 
 def test_variables_that_change_results_are_named():
-    assert "none" in variables_finding({"HOME": "x"}).text
-    text = variables_finding({"HOME": "x", "TF_CPU_ALLOCATOR_USE_BFC": "1"}).text
+    assert "none" in read_host_findings(2, variables={"HOME": "x"})[-1].text
+    variables = {"HOME": "x", "TF_CPU_ALLOCATOR_USE_BFC": "1"}
+    text = read_host_findings(2, variables=variables)[-1].text
     assert "TF_CPU_ALLOCATOR_USE_BFC=1" in text
     assert "HOME" not in text
 

@@ -5,7 +5,7 @@ import tensorflow as tf
 from small_models import mlp
 
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import call_paths_of, check_functions
+from kbatch.inference.call_paths import call_paths_of, variants_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 
 NAMES = ("compiled", "xla", "predict_on_batch", "call", "saved_model")
@@ -53,9 +53,6 @@ def test_a_bulk_call_has_as_many_examples_whatever_the_batch(batch_size):
     found = outputs_by_path(model, inputs, path, batch_size)
     assert path.examples_per_call(batch_size, 10) == 10
     np.testing.assert_allclose(found, model(inputs.batch(10)), rtol=1e-4, atol=1e-5)
-    assert path.reason_not_to_run(batch_size, 10) is None
-    assert "the 10 examples of a bulk call" in path.reason_not_to_run(11, 10)
-    assert call_paths_of("compiled")[0].reason_not_to_run(11, 10) is None
 
 
 @pytest.mark.parametrize("name", (*NAMES, "predict"))
@@ -148,8 +145,11 @@ def test_a_function_of_the_name_of_a_path_is_refused():
 
 def test_functions_run_under_the_models_own_policy_only():
     paths = call_paths_of(("compiled", lambda batch: batch))
-    check_functions(paths, ("float32",), own="float32")
-    check_functions(paths[:1], ("float32", "bfloat16"), own="float32")
-    for policies in (("float32", "bfloat16"), ("bfloat16",)):
+    model = mlp()
+    inputs = inference_inputs(model)
+    assert list(variants_of(model, inputs, ("float32",), paths)[0]) == ["float32"]
+    both = ("float32", "bfloat16")
+    assert list(variants_of(model, inputs, both, paths[:1])[0]) == ["float32", "bfloat16"]
+    for policies in (both, ("bfloat16",)):
         with pytest.raises(InputError, match=r"<lambda>.*dtype_policies"):
-            check_functions(paths, policies, own="float32")
+            variants_of(model, inputs, policies, paths)

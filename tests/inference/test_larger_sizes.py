@@ -26,9 +26,6 @@ class Path:
     def open(self, model, inputs, bulk_examples):
         yield lambda size: lambda: self.machine.take(time_s(size))
 
-    def reason_not_to_run(self, batch_size, bulk_examples):
-        return None
-
     def examples_per_call(self, batch_size, bulk_examples):
         return batch_size
 

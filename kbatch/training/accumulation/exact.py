@@ -119,8 +119,6 @@ class CutCalls:
 
 
 class _CutCall:
-    """One call of a layer, in micro-batches."""
-
     def __init__(self, cuts: CutCalls, layer: Any, plain: Any, arguments: Any, places: list[int]):
         self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
         self._name = f"{layer.name} ({type(layer).__name__})"

@@ -65,8 +65,6 @@ def finalize(
 
 
 class MicroBatches(NamedTuple):
-    """A batch and the size of its cuts."""
-
     leaves: Any  # Nested tensors of shape (rows, ...), with None where a part is absent.
     rows: tf.Tensor
     size: int | tf.Variable  # The last one may have fewer.

@@ -173,7 +173,6 @@ def open_spec(part: Any) -> tf.TypeSpec:
 
 
 def rows_between(part: Any, start: Any, size: Any) -> Any:
-    """Take `size` rows of a tensor from row `start` on."""
     if isinstance(part, tf.RaggedTensor):
         return part[start : start + size]
     # tf.slice, since XLA takes a moving start there as long as the size is fixed.
