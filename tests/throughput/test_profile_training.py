@@ -30,7 +30,9 @@ def small():
 
 def test_a_batch_that_does_not_train_so_in_parts_is_noted():
     def build():
-        model = keras.Sequential([keras.layers.Input((8,)), keras.layers.BatchNormalization()])
+        model = keras.Sequential(
+            [keras.layers.Input((8,)), keras.layers.BatchNormalization(name="norm")]
+        )
         model.add(keras.layers.Dense(3))
         model.compile("sgd", "mse")
         return model
@@ -38,7 +40,7 @@ def test_a_batch_that_does_not_train_so_in_parts_is_noted():
     data = (DATA[0], DATA[0][:, :3])
     quick = QUICK | {"time_budget_s": 0.2}
     cut = kbatch.profile_training(build, *data, batch_sizes=(4, 8), batch_size=8, **quick)
-    assert "batch_normalization (BatchNormalization); the loss mse differed by" in cut.notes[0]
+    assert "norm (BatchNormalization); the loss mse differed by" in cut.notes[0]
     whole = kbatch.profile_training(build, *data, batch_sizes=(8,), **quick)
     assert not any("BatchNormalization" in note for note in whole.notes)
 
