@@ -88,11 +88,11 @@ def test_holds_variables():
     assert [internals.holds_variables(one) for one in (model, *model.layers)] == [False, True, True]
 
 
-def test_is_called_in_graph():
+def test_calls_in_graph():
     layer = layers.Dense(2)
-    assert not internals.is_called_in_graph(layer)
+    assert not internals.calls_in_graph(layer)
     layer(keras.Input((8,)))
-    assert internals.is_called_in_graph(layer)
+    assert internals.calls_in_graph(layer)
 
 
 def test_masks():

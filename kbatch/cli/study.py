@@ -92,7 +92,6 @@ def _export(options: argparse.Namespace) -> None:
     import tempfile
 
     from kbatch.records.json_codec import write_whole_file
-    from kbatch.report.pages import write_report
     from kbatch.study.study import load_study, refuse_empty
     from kbatch.study.trackers import check_trackers, sync
 
@@ -104,6 +103,8 @@ def _export(options: argparse.Namespace) -> None:
     study = load_study(options.study)
     refuse_empty(study)
     if options.to is not None:
+        from kbatch.report.pages import write_report  # Which draws.
+
         with tempfile.TemporaryDirectory() as folder:
             report = write_report(study, Path(folder, "report.html"))
             try:

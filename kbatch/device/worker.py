@@ -79,9 +79,11 @@ def _read_message(pipe: Connection) -> bytes:
 
 
 class _ProcessGroup:
-    """A command in a session of its own; when it ends, what it started is killed."""
+    """A command in a session of its own; when it ends, what it started is killed.
 
-    # Else a child that it forked would hold its pipes open, and a reader would wait for the child.
+    Else a child that it forked would hold its pipes open, and a reader would wait for the child.
+    """
+
     def __init__(self, words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]):
         self._process: Any = subprocess.Popen(
             words,
@@ -150,10 +152,12 @@ class WorkerError(RuntimeError):
 
 
 class Worker(contextlib.AbstractContextManager["Worker"]):
-    """A Python process that runs one function after the other, respawned only when it died."""
+    """A Python process that runs one function after the other, respawned only when it died.
 
-    # It is started by the first call, needs no `__main__` guard, and ends with its parent, whose
-    # folder it removes then. What its functions start ends with it.
+    It is started by the first call, needs no `__main__` guard, and ends with its parent, whose
+    folder it removes then. What its functions start ends with it.
+    """
+
     def __init__(
         self, environment: Mapping[str, str] | None = None, subject: Callable[[], Any] | None = None
     ):

@@ -8,7 +8,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import declared_structure, is_called_in_graph, layers_of
+from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
 from kbatch.training.data.sample_rows import SampleElements, sample_of
@@ -110,7 +110,7 @@ def _made_rows(model: Any) -> Any:
     indices = {
         id(layer.input): layer.input_dim
         for layer in layers_of(model, include_self=False)
-        if isinstance(layer, keras.layers.Embedding) and is_called_in_graph(layer)
+        if isinstance(layer, keras.layers.Embedding) and calls_in_graph(layer)
     }
     return keras.tree.map_structure(lambda t: _made_leaf(t, indices, rng), structure)
 

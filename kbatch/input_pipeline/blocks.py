@@ -7,7 +7,6 @@ is decided once for a pipeline, so that its rounds count the same. Before the bl
 read once for long, and some of its batches are held for the train step alone.
 """
 
-import functools
 import itertools
 import math
 import time
@@ -298,11 +297,15 @@ class RepresentativeBatches:
         in_order = sorted(shapes, key=_size)
         count = min(_HELD, len(in_order))
 
-        def distance(one: Shapes, other: Shapes) -> tuple[int, bool]:
-            return abs(_numbers(one) - _numbers(other)), one != other
+        def nearest(wanted: Shapes) -> Any:
+            if wanted in kept:
+                return kept[wanted]
+            numbers = _numbers(wanted)
+            return kept[min(kept, key=lambda one: abs(_numbers(one) - numbers))]
 
-        wanted = [in_order[(2 * i + 1) * len(in_order) // (2 * count)] for i in range(count)]
-        found = [kept[min(kept, key=functools.partial(distance, one))] for one in wanted]
+        found = [
+            nearest(in_order[(2 * i + 1) * len(in_order) // (2 * count)]) for i in range(count)
+        ]
         return tuple(found[count // 2 :] + found[: count // 2])
 
 

@@ -56,7 +56,10 @@ _EMPTY = re.compile(r"<defs>\s*</defs>|<g>\s*</g>|<g/>")
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:
-    """Write a figure as `.png`, `.svg` or `.pdf`, with the label of its Axes as description."""
+    """Write a figure as `.png`, `.svg` or `.pdf`, with the label of its Axes as description.
+
+    The same figure gives the same bytes, and a PDF holds its fonts as TrueType.
+    """
     path = Path(path)
     write_whole_file(path, figure_bytes(ax_or_figure, path.suffix.lower()))
 

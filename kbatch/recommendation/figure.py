@@ -154,7 +154,7 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
     sizes = {size for size, _, _ in info.curves[THROUGHPUT]} or {1}
     places = [end for row in info.rows for end in (row.size, *(draw.ends(row.interval) or ()))]
     within = [end for end in places if end is not None and 1 <= end <= _WIDEST * max(sizes)]
-    sizes |= {2 ** math.ceil(math.log2(end)) for end in within}
+    sizes |= {2 ** (math.ceil(end) - 1).bit_length() for end in within}
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(lower, sorted(sizes), "Batch size (examples)")

@@ -210,11 +210,11 @@ def _measured(task: "Task", asked: tuple[int, ...] | None, scaling: str | None) 
         memory = MemoryFound(None, None, reason)
     elif memory is None:
         memory = budget.run(MEMORY, lambda: measure_memory(task, largest=largest))
+    not_timed = None if timings else "not even the smallest batch size could be run"
     if memory.result is not None:  # Sizes that ran while nothing else held memory may not fit.
         most = memory.result.max_batch_size
         timings = tuple(timed for timed in timings if timed.micro_batch_size <= most)
         checks = tuple(check for check in checks if check.micro_batch_size <= most)
-    not_timed = None if timings else "not even the smallest batch size could be run"
     reasons = {MEMORY: memory.reason, SATURATION: not_timed, OTHER_SIZES: runs.ended}
     return Recommendation(
         model_name=model.name,

@@ -307,12 +307,15 @@ def _times(
     known = [Quantity("Throughput", _rate, rates), Quantity(name, _milliseconds, steps)]
     if line is None or line.departure.holds is False or line.slope_interval.low <= 0:
         return known
-    beyond = line.departure.holds is True, min(failed, default=None)
+    least = min(failed, default=None)
     fits = (
         lambda b: rate(b, line(b), line.interval_at(b)),
         lambda b: Reading(line(b), line.interval_at(b)),
     )
-    return [Quantity(*one[:3], fit, *beyond) for one, fit in zip(known, fits, strict=True)]
+    return [
+        one._replace(fit=fit, extrapolates=line.departure.holds is True, out_of_memory_at=least)
+        for one, fit in zip(known, fits, strict=True)
+    ]
 
 
 def _memory(

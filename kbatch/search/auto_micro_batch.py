@@ -133,7 +133,7 @@ class MicroBatchCache:
     def _name(self) -> str:
         return f"{self.key}-exact" if self._exact else self.key
 
-    @functools.cached_property
+    @property
     def _may_cut(self) -> bool:
         checks, directory = self.search.checks, self.directory
         return self._exact or checks.may_cut(self.model, self.source, directory=directory)
@@ -264,10 +264,7 @@ class MicroBatchCache:
         """Return the times of steps in parts of up to `most` examples, or why none are taken."""
         name = _times_name(self._name, batch_size)
         known = self._recall(TrainingProfile, name)
-        before_w = known.gpus[0].power_cap_w if known and known.gpus and gpu_visible() else None
-        now_w = gpu.power_cap_w if before_w and (gpu := nvml_gpu()) else None
-        same_cap = not now_w or not before_w or 1 / _SAME_CAP <= now_w / before_w <= _SAME_CAP
-        if known is not None and same_cap:
+        if known is not None and _under_present_cap(known):
             return known
         if (reason := self._reason_of_cost(left, batch_size)) is not None:
             return reason
@@ -337,6 +334,15 @@ class MicroBatchCache:
 
     def _file(self, name: str) -> Path | None:
         return self.directory and self.directory / "kbatch-micro-batches" / f"{name}.json"
+
+
+def _under_present_cap(known: TrainingProfile) -> bool:
+    """Return whether times were taken under about the power cap of now."""
+    before_w = known.gpus[0].power_cap_w if known.gpus and gpu_visible() else None
+    gpu = nvml_gpu() if before_w else None
+    if not before_w or gpu is None or not gpu.power_cap_w:
+        return True
+    return 1 / _SAME_CAP <= gpu.power_cap_w / before_w <= _SAME_CAP
 
 
 def _times_name(key: str, batch_size: int) -> str:

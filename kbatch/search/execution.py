@@ -255,7 +255,7 @@ class Float32Fallback:
 
     def may_begin(self, project: Path | None) -> bool:
         """Return whether the whole search may go to float32: no trial has completed."""
-        return len(self._policies) == 1 and not self.note and not completed_trials(project)
+        return len(self._policies) == 1 and not self.note and not any(completed_trials(project))
 
     def run(
         self,
@@ -286,7 +286,8 @@ class FreshCallbacks:
     """Copies of callbacks to start again with: best values would else go on from what failed."""
 
     # Those of keras-tuner and of kbatch's search stay themselves, for others hold them, and get
-    # back their best value. One that cannot be copied stays itself too.
+    # back their best value. One that cannot be copied stays itself too. What a callback keeps in
+    # files is as the attempt left it.
 
     def __init__(self):
         self._kept: dict[int, tuple[Any, Any]] = {}

@@ -119,8 +119,8 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
     except RecordError as error:
         damage = str(error)
     difference = None if known is None else known.difference(present)
-    ended = any(trial.status in ENDED for trial in read_trial_states(project))
-    if not ended and not completed_trials(project):
+    completed = any(completed_trials(project))
+    if not completed and not any(t.status in ENDED for t in read_trial_states(project)):
         if known is None or difference is not None:
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)

@@ -153,11 +153,14 @@ class LivePlot(keras.callbacks.Callback):
             status = f"{ended} ended, batch size {trial.batch_size:,} after epoch {self._epoch}{of}"
         begun_s = self._now()
         axes = draw_live(study, running=running, status=status)
+        suffix = ".png" if self._path is None else self._path.suffix.lower()
+        content = figure_bytes(axes, suffix)
         if self._path is not None:
-            write_whole_file(self._path, figure_bytes(axes, self._path.suffix.lower()))
+            write_whole_file(self._path, content)
         if self._place is not None:
-            picture = base64.b64encode(figure_bytes(axes, ".png")).decode()
-            shown = {"image/png": picture, "text/plain": str(axes.get_label())}
+            picture = content if suffix == ".png" else figure_bytes(axes, ".png")
+            encoded = base64.b64encode(picture).decode()
+            shown = {"image/png": encoded, "text/plain": str(axes.get_label())}
             self._place.show(shown, metadata={"image/png": {"width": _WIDTH_PX}})
         ended_s = self._now()
         self._next_s = ended_s + max(self._interval_s, (ended_s - begun_s) / _SHARE)

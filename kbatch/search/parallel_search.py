@@ -150,8 +150,8 @@ class ParallelTrials:
         found = next(project.glob(f"{_RESULTS}*"), None)
         self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        completed = completed_trials(self._project)
-        self._first_completed = completed[0].trial_id if completed else None
+        completed = next(completed_trials(self._project), None)
+        self._first_completed = completed and completed.trial_id
         hypermodel, swept = self._tuner.hypermodel, read_goodput(self._project) is not None
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
         # The first execution finds what fits, and the policy, unless a sweep has done so.
@@ -226,8 +226,15 @@ class ParallelTrials:
         size, given = hp.get("batch_size"), hypermodel.micro_batch_size
         attempt = one.lost + one.ran_out
         if attempt or not one.future.exists:
-            known = one.trial.trial_id, number, left, one.time_cap_s, attempt
-            task = Task(sent, *known, result_file=str(one.result_file))
+            task = Task(
+                sent,
+                one.trial.trial_id,
+                executions=number,
+                trials_left=left,
+                time_cap_s=one.time_cap_s,
+                attempt=attempt,
+                result_file=str(one.result_file),
+            )
             # What the engine lost may have needed more, too.
             asked = {"longest_s": self._longest_s, "times": 2 if attempt else 1}
             try:

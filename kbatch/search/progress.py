@@ -196,8 +196,9 @@ class SearchProgress:
         where: str = "",
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        number = None if ended is None else ended + 1
-        total = None if ended is None or left is None else ended + left
+        number = total = None
+        if ended is not None and left is not None:
+            number, total = ended + 1, ended + left
         self._name = trial_name(values, number, total) + where
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
         self._at_once, self._first, self._memory_bytes = at_once, None, None

@@ -143,7 +143,7 @@ class TrialFiles:
         return None
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
-        """Record why the trial ended, unless its last execution has done so before its process."""
+        """Record why the trial ended, where its last execution could not: no model, or it died."""
         record = self.record()
         executions = record.executions if record else ()
         last, number = executions[-1] if executions else None, len(executions)
@@ -187,10 +187,12 @@ def readable_trials(project: Path | None) -> list[TrialRecord]:
     return [record for file in files if (record := load_if_readable(TrialRecord, file))]
 
 
-def completed_trials(project: Path | None) -> list[TrialRecord]:
-    """Read the trials of a project of which an execution has completed."""
-    trials = readable_trials(project)
-    return [t for t in trials if "completed" in {run.status for run in t.executions}]
+def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
+    """Read the trials of a project of which an execution has completed, one after the other."""
+    for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else ():
+        record = load_if_readable(TrialRecord, file)
+        if record and "completed" in {run.status for run in record.executions}:
+            yield record
 
 
 def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:

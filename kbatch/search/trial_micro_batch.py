@@ -83,8 +83,9 @@ class TrialMicroBatch:
         return self._most
 
     def cache(self, source: Source) -> auto_micro_batch.MicroBatchCache:
-        known = self.search, self.model, self.build, source, self.directory
-        return auto_micro_batch.MicroBatchCache(*known)
+        return auto_micro_batch.MicroBatchCache(
+            self.search, self.model, self.build, source, self.directory
+        )
 
     def shrink(self) -> None:
         """Halve the size and put the model back as it was before training."""

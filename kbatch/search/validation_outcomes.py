@@ -69,7 +69,7 @@ class BestEpoch(keras.callbacks.Callback):
             self.copy_s += time.perf_counter() - started_s
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
-        """Write the best epoch if no earlier execution's is better, or the last one without one."""
+        """Write the best epoch if no earlier execution is better; the last without an objective."""
         if self.model is None:  # No `fit` was timed.
             return
         if self._metric != self._objective:

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -37,7 +37,14 @@ class LeftOut(NamedTuple):
     """A completed trial that is not compared."""
 
     trial: TrialRecord
-    why: str  # Such as "other settings" or "another budget".
+    why: Literal[
+        "other settings",
+        "another budget",
+        "another kind of device",
+        "no value of the objective",
+        "another trial of its size",
+        "fewer executions",
+    ]
 
 
 class SizeChange(NamedTuple):
@@ -119,8 +126,9 @@ class Decision:
                 "known, so nothing is certain. `executions_per_trial=3` or more would show it."
             ]
             if not self.unpaired and (outcomes := self.trial.executions[0].outcomes) is not None:
-                told = f"{tied} are not told apart within {within} ({sure})."
-                told = told if tied else f"every {others}"
+                told = f"every {others}"
+                if tied:
+                    told = f"{tied} are not told apart within {within} ({sure})."
                 sentences += [f"On the {outcomes.examples:,} validation examples, {told}"]
         elif self.certain:
             sentences += [

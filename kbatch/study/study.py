@@ -367,10 +367,11 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     study = _read_project(path)
     if not (study.trials or study.problems or study.search):
         below = ""  # People often point to the folder above.
-        for file in sorted(path.glob(f"*/{RECORD_NAME}"), reverse=True):
+        for file in sorted(path.glob(f"*/{RECORD_NAME}")):
             with contextlib.suppress(json_codec.RecordError, KeyError, TypeError):
                 if json_codec.read_json(file)["kind"] == SearchRecord.__name__:
                     below = f"One lies in {file.parent}. "
+                    break
         raise FileNotFoundError(
             f"There is no kbatch study in {path}: `load_study` needs the project directory of a "
             "search (`directory/project_name`) whose hypermodel is a `kbatch.BatchSizeHyperModel`. "

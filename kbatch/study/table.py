@@ -2,8 +2,6 @@
 
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
-from itertools import chain, count, product
-from string import ascii_lowercase
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
@@ -257,9 +255,15 @@ def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:
     """Letter the notes about columns of the table a to z, aa, ab; the others follow without."""
     names = {column.name for column in table.columns}
     ordered = sorted(notes, key=lambda note: not names & set(note.columns))
-    letters = (product(ascii_lowercase, repeat=length) for length in count(1))
-    marks = map("".join, chain.from_iterable(letters))
-    return tuple(n._replace(mark=next(marks)) if names & set(n.columns) else n for n in ordered)
+
+    def letter(index: int) -> str:
+        before = letter(index // 26 - 1) if index >= 26 else ""
+        return before + chr(ord("a") + index % 26)
+
+    return tuple(
+        note._replace(mark=letter(i)) if names & set(note.columns) else note
+        for i, note in enumerate(ordered)
+    )
 
 
 def marked_table(table: Table, notes: Sequence[Note]) -> Table:

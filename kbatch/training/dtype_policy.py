@@ -233,7 +233,7 @@ def measure_policy_speeds(
 @functools.cache
 def float16_slowdown() -> float | None:
     """Return how many times as long as float32 a CPU takes in float16; None with a GPU."""
-    # Some multiply float16 fast, but take long for the gradient of a convolution.
+    # Some multiply float16 fast, but take long for the gradient of a convolution, which counts.
     if tf.config.list_physical_devices("GPU"):
         return None
     found = []

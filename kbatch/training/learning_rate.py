@@ -229,6 +229,6 @@ def _batch_norms(model: Any) -> list[Any]:
 
 
 def _own_momentum(layer: Any) -> float:
-    """Return the momentum that a person gave a layer, which a search may build around again."""
+    """Return the momentum that a person gave a layer, whatever a model before made of it."""
     own, scaled = vars(layer).get(_REMEMBERED, (layer.momentum, layer.momentum))
     return own if layer.momentum == scaled else layer.momentum

@@ -77,8 +77,9 @@ def pareto_info(study: Study) -> ParetoInfo:
         points.append(ParetoPoint(name, size, own, rate, value, place in front))
     points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
     labels = tuple(one.label for one in series)
-    words = bars_text(study.trials, of_metric=True), common.incomplete_text(study)
-    return ParetoInfo(tuple(points), labels, quality, *words)
+    bars = bars_text(study.trials, of_metric=True)
+    incomplete = common.incomplete_text(study)
+    return ParetoInfo(tuple(points), labels, quality, bars=bars, incomplete=incomplete)
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:

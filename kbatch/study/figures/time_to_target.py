@@ -101,8 +101,15 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         notes.append(
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
-    words = fit_text, tuple(notes), common.incomplete_text(study)
-    return TimeToTargetInfo(aim, tuple(points), tuple(incomplete), fit, *words)
+    return TimeToTargetInfo(
+        target=aim,
+        points=tuple(points),
+        incomplete_sizes=tuple(incomplete),
+        fit=fit,
+        fit_text=fit_text,
+        notes=tuple(notes),
+        incomplete=common.incomplete_text(study),
+    )
 
 
 def _target(study: Study, value: float | None) -> Target:
