@@ -99,6 +99,7 @@ def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
     assert found.weights_bytes == pytest.approx(3 * weights, abs=64)
 
 
+@pytest.mark.slow  # The allocator waits ten seconds for memory.
 def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes):
     reading = probes.read(4000)
     assert reading.peak_bytes is None

@@ -64,12 +64,13 @@ def draw_all(study):
             axes.figure.draw_without_rendering()
 
 
+@pytest.mark.parametrize("count", [20, pytest.param(50, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", STUDIES)
-def test_damage_is_named_or_harmless(name, tmp_path):
+def test_damage_is_named_or_harmless(name, count, tmp_path):
     files = project(tmp_path, STUDIES[name]())
     rng = random.Random(name)
     harmless = 0
-    for _ in range(50):
+    for _ in range(count):
         file = rng.choice(files)
         whole = file.read_text()
         file.write_text(json.dumps(damaged(json.loads(whole), rng)))
@@ -83,7 +84,7 @@ def test_damage_is_named_or_harmless(name, tmp_path):
             if harmless <= 2:
                 draw_all(study)
         file.write_text(whole)
-    assert 2 <= harmless < 50
+    assert 2 <= harmless < count
 
 
 RECORDS = {

@@ -23,8 +23,8 @@ def pool():
         yield processes
 
 
-def search(directory, **arguments):
-    hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")
+def search(directory, sizes=(32,), **arguments):
+    hypermodel = searches.hypermodel(batch_sizes=sizes, dtype_policy="float32")
     return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, fit=FIT, **arguments)
 
 
@@ -53,7 +53,10 @@ def test_what_an_execution_needs_is_measured_by_a_task(tmp_path):
     asked = []
     with pool() as processes:
         search(
-            tmp_path, executor=processes, resources=lambda needed: asked.append(needed) or processes
+            tmp_path,
+            sizes=(8, 32),
+            executor=processes,
+            resources=lambda needed: asked.append(needed) or processes,
         )
     measured = read_record(MeasuredMemory, tmp_path / "search" / MEMORY_NAME)
     assert measured.steps.max_batch_size == 8  # The micro-batch size.
