@@ -248,27 +248,30 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     # Centres of the fast rounds of each size, how much higher the slow ones lie, how far both
     # scatter, and the share of the slow ones: by expectation and maximization.
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
-    slower, fast_spread, slow_spread, share = 2 * spread, spread / 2, spread / 2, 0.4
-    moved, steps = math.inf, 0
-    while True:
+    slower = 2 * spread
+    fast_spread = slow_spread = spread / 2
+    share, moved = 0.4, math.inf
+    for step in range(_MOST_STEPS + 1):
         residuals = logs - centres[sizes]
         fast = _log_normal(residuals, fast_spread) + math.log(1 - share)
         slow = _log_normal(residuals - slower, slow_spread) + math.log(share)
         either = np.logaddexp(fast, slow)
-        if moved < _SAME or steps == _MOST_STEPS:
+        if moved < _SAME or step == _MOST_STEPS:
             break
-        steps += 1
         slowness = np.exp(slow - either)
         calm, late = (1 - slowness) / fast_spread**2, slowness / slow_spread**2
         pulled = calm * logs + late * (logs - slower)
-        before, centres = centres, np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
-        moved, residuals = np.max(np.abs(centres - before)), logs - centres[sizes]
+        before = centres
+        centres = np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
+        moved = np.max(np.abs(centres - before))
+        residuals = logs - centres[sizes]
         share = float(np.mean(slowness))
         late_count, calm_count = share * len(logs), (1 - share) * len(logs)
         slower = float(slowness @ residuals) / late_count
         fast_spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
         late_spread = math.sqrt(slowness @ (residuals - slower) ** 2 / late_count)
-        slow_spread, share = max(fast_spread, late_spread), min(max(share, 0.001), 0.999)
+        slow_spread = max(fast_spread, late_spread)
+        share = min(max(share, 0.001), 0.999)
     gain = 2 * float(np.sum(either) - alone)
     scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
     calm = (fast > slow) | (logs <= centres[sizes])

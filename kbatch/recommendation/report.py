@@ -417,20 +417,21 @@ def _trained_line(found: Recommendation) -> str:
     ended = f" No further one: {why}." if why else ""
     if pilot is None or not found.checks:
         return f"No size but the pilot's was trained.{ended}"
-    made = {(pilot.batch_size, ""): [pilot.updates_to_target]}
-    broken = {}
+    reached, short, broken = {pilot.batch_size: [pilot.updates_to_target]}, {}, {}
     for check in found.checks:
         if check.ended_by in _BROKEN:
             broken[check.batch_size] = _BROKEN[check.ended_by]
         else:
-            word = "" if check.reached else "not in "
-            made.setdefault((check.batch_size, word), []).append(check.updates)
-    runs = [
-        (size, f"{word}{join_words(f'{count:,}' for count in counts)} updates at {size:,}")
-        for (size, word), counts in sorted(made.items())
-    ]
-    runs += [(size, f"not at {size:,}, {why}") for size, why in broken.items()]
-    runs = [text for _, text in sorted(runs, key=lambda run: run[0])]
+            counts = reached if check.reached else short
+            counts.setdefault(check.batch_size, []).append(check.updates)
+    runs = []
+    for size in sorted({*reached, *short, *broken}):
+        for counts, word in ((reached, ""), (short, "not in ")):
+            if size in counts:
+                made = join_words(f"{updates:,}" for updates in counts[size])
+                runs.append(f"{word}{made} updates at {size:,}")
+        if size in broken:
+            runs.append(f"not at {size:,}, {broken[size]}")
     loss = "held-out" if pilot.has_held_out else "training"
     return (
         f"Trained from the start to the pilot's {loss} loss, {format_number(pilot.target or 0.0)}: "
