@@ -250,14 +250,15 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
     slower = 2 * spread
     fast_spread = slow_spread = spread / 2
-    share, moved = 0.4, math.inf
-    for step in range(_MOST_STEPS + 1):
+    share, moved, steps = 0.4, math.inf, 0
+    while True:
         residuals = logs - centres[sizes]
         fast = _log_normal(residuals, fast_spread) + math.log(1 - share)
         slow = _log_normal(residuals - slower, slow_spread) + math.log(share)
         either = np.logaddexp(fast, slow)
-        if moved < _SAME or step == _MOST_STEPS:
+        if moved < _SAME or steps == _MOST_STEPS:
             break
+        steps += 1
         slowness = np.exp(slow - either)
         calm, late = (1 - slowness) / fast_spread**2, slowness / slow_spread**2
         pulled = calm * logs + late * (logs - slower)
