@@ -64,6 +64,7 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     fewer = (subs for subs in (most, *_FEWER) if len(subs) <= len(most))
     single: list[float] = []
     for locator in (
+        # Beyond nine decades every second one is labelled.
         *(LogLocator(subs=subs, numticks=9) for subs in fewer),
         *(LogLocator(numticks=count) for count in range(_MOST_STEPS, 1, -1)),
         *(MaxNLocator(nbins=count) for count in range(_MOST_STEPS, 0, -1)),
@@ -86,6 +87,7 @@ def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> 
         return True
     low, high = sorted(axis.get_view_interval())
     room = label_room(axis.axes) / math.log(high / low)
+    # Between two labels one and a half characters stay free.
     return all(
         room * math.log(right / left) >= 1.5 + (len(write(left)) + len(write(right))) / 2
         for left, right in itertools.pairwise(places)

@@ -205,7 +205,7 @@ def write_title(
         legend.set_in_layout(False)
     title = shortened(title, characters)
     ax.set_title(
-        textwrap.fill(title, int(share * 64)),
+        textwrap.fill(title, int(share * 64)),  # Characters in a line.
         loc="left",
         pad=6 + 1.6 * TEXT_PT * rows,
         fontsize=TEXT_PT + 1.5,
