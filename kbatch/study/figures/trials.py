@@ -251,7 +251,7 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
     text = named_label(info)
-    characters = round(canvas.width_share(panel) * 44)  # In a line, in half of the width.
+    characters = round(canvas.width_share(panel) * 44)  # In a line.
     if len(text) > characters:
         words, _, number = text.rpartition(": ")
         lines = textwrap.wrap(f"{words}:", characters, max_lines=5, placeholder=" …:")
