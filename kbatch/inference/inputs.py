@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
-from kbatch.training.data.forms import FitData, is_dataset
+from kbatch.training.data.forms import FitData, is_composite, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
 from kbatch.training.data.sample_rows import SampleElements, sample_of
 
@@ -79,7 +79,7 @@ def _check_form(x: Any) -> None:
 
 
 def _is_array(leaf: Any) -> bool:
-    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)) or not hasattr(leaf, "__array__"):
+    if is_composite(leaf) or not hasattr(leaf, "__array__"):
         return False
     if np.ndim(leaf) == 0:
         return False

@@ -268,8 +268,8 @@ class MicroBatchCache:
             return known
         if (reason := self._reason_of_cost(left, batch_size)) is not None:
             return reason
-        began_s, points, gpus, notes = time.perf_counter(), (), (), []
-        others = other_processes()
+        others, points, gpus, notes = other_processes(), (), (), []
+        began_s = time.perf_counter()
         if others:
             notes.append(f"{neighbours_text(others)} So times are not kept for later searches.")
         try:

@@ -177,10 +177,14 @@ def runs_of(
             cost = statistics.fmean(getattr(one, part) for one in met)
             if pilot and len(device_kinds([pilot, trial])) > 1:
                 cost = costs.start_cost + updates * costs.update_costs[trial.batch_size]
-        noise, at_least = scale and scale.value, scale and scale.at_least
-        runs.append(
-            FinishedRun(trial.batch_size, cost, updates, noise_scale=noise, noise_at_least=at_least)
+        run = FinishedRun(
+            trial.batch_size,
+            cost,
+            updates,
+            noise_scale=scale and scale.value,
+            noise_at_least=scale and scale.at_least,
         )
+        runs.append(run)
     return runs
 
 

@@ -319,7 +319,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return results
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
-        """Return the hyperparameters of the search's identity, else the first here, and facts."""
+        """Describe the model built with the values of the identity, or with the first ones."""
         known = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
         values = known and known.hyperparameters
         if self._first is None or (values is not None and values != self._first[0]):
@@ -347,6 +347,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         validation, default = settings.get("validation_batch_size"), self._default_validation(sizes)
         if self._chosen_validation is None and validation == default:
             self.validation_batch_size = default
+
+    def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
+        """Set which execution of its trial, from 0, `hp` comes to next."""
+        self._executed = hp, number
 
     def _number(self, hp: keras_tuner.HyperParameters) -> int:
         """Return the number of the execution that `hp` comes to next, from 0."""

@@ -23,6 +23,7 @@ from kbatch.errors import InputError
 from kbatch.records.json_codec import NewerRecordError, RecordError, read_record
 from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
 from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, SearchIdentity
+from kbatch.training.data.forms import is_composite
 from kbatch.training.fingerprint import function_code, model_description
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -193,7 +194,7 @@ def _leaf_text(leaf: Any) -> str:
 def _array_text(leaf: Any) -> str:
     """Describe an array by its values: of a large one by some rows, first and last included."""
     shape = tuple(leaf.shape)
-    if not shape or isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+    if not shape or is_composite(leaf):
         return f"{type(leaf).__name__} of shape {shape}"
     count, by_place = shape[0], getattr(leaf, "iloc", leaf)
     row_bytes = max(1, np.asarray(by_place[:1]).nbytes)

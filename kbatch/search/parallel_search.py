@@ -341,10 +341,10 @@ class ParallelTrials:
         return list(dict.fromkeys(named))
 
     def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
-        names = ["kbatch-micro-batches/*.json", RECORD_NAME]
-        names += [f"trial_{one}/{name}" for one in trial_ids for name in (RECORD_NAME, STATE_NAME)]
-        found = [path for name in names for path in self._project.glob(name)]
-        return {path.relative_to(self._project).as_posix(): path.read_bytes() for path in found}
+        project, names = self._project, (RECORD_NAME, STATE_NAME)
+        found = [*project.glob("kbatch-micro-batches/*.json"), project / RECORD_NAME]
+        found += [project / f"trial_{one}" / name for one in trial_ids for name in names]
+        return {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
 
     def _write(self, result: TaskResult) -> None:
         # A trial counts by its record, which is written after its weights.

@@ -143,7 +143,7 @@ class TrialFiles:
         return None
 
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
-        """Record why the trial ended, where its last execution could not: no model, or it died."""
+        """Record why the trial ended, unless its last execution has already recorded it."""
         record = self.record()
         executions = record.executions if record else ()
         last, number = executions[-1] if executions else None, len(executions)

@@ -160,7 +160,7 @@ def run_executions(
         callbacks = capped(trial_callbacks(tuner, trial, given, number), tuner._time_cap_s)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
         callbacks += [tuner_callback(tuner, trial), reporter]
-        tuner.hypermodel._executed = trial.hyperparameters, number
+        tuner.hypermodel._begin_execution(trial.hyperparameters, number)
         build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
         record = files.record()
         if record is None or record.status != "completed":

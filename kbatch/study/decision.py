@@ -117,7 +117,8 @@ class Decision:
             return f"No other batch size can be compared with it ({why})."
         words, within = metric_words(self.best.objective.name), tolerance_text(self)
         sure = f"{100 * self.confidence:.3g} % confidence"
-        tied, sentences = self.tied and sizes_text(self.tied, among), []
+        tied = self.tied and sizes_text(self.tied, among)
+        sentences = []
         which = "a" if len(self.devices) > 1 else "the fastest"
         others = f"other size is worse by more than {within} ({sure})."
         if self.executions == 1:

@@ -17,6 +17,7 @@ class BudgetCallback(keras.callbacks.Callback):
     """Ends training once a budget is spent, counted by a search's clock or by itself."""
 
     unit: str  # Of `Budget` and of `TrainingClock`.
+    _spent: Callable[[], float]  # What training has spent, where no search counts it.
 
     def __init__(self, most: Any):
         super().__init__()
@@ -34,9 +35,6 @@ class BudgetCallback(keras.callbacks.Callback):
         if spent >= self._most:
             model: Any = self.model
             model.stop_training = True
-
-    def _spent(self) -> float:
-        raise NotImplementedError
 
 
 class TimeBudget(BudgetCallback):

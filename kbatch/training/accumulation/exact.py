@@ -44,7 +44,7 @@ from kbatch.training.accumulation.batch_norm import BatchNormUpdate
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.output_losses import LossDenominators
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep, replicas_in_step
-from kbatch.training.data.forms import each_part, open_spec, row_count
+from kbatch.training.data.forms import each_part, is_composite, open_spec, row_count
 from kbatch.training.model import user_step
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
@@ -178,7 +178,7 @@ class _CutCall:
         found = self._plain(*args, **kwargs)
         leaves = keras.tree.flatten(found)
         for leaf in leaves:
-            if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+            if is_composite(leaf):
                 raise ValueError(f"{_NO_ROWS} {self._name} that is a {type(leaf).__name__}.")
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         rows, known = row_count(parts), parts[0].shape[0]

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kbatch.training.data.forms import each_part, parts_of, row_count, rows_between
+from kbatch.training.data.forms import each_part, is_composite, parts_of, row_count, rows_between
 
 
 def sources(variables: Sequence[Any]) -> list[Any]:
@@ -126,7 +126,7 @@ def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
 
 def as_tensor(leaf: Any) -> Any:
     """Make a tensor of a part of a batch, unless it is ragged or sparse."""
-    if isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor)):
+    if is_composite(leaf):
         return leaf
     tensor = tf.convert_to_tensor(leaf)
     if tensor.shape.rank == 0:

@@ -36,6 +36,7 @@ from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import (
     FitData,
     each_part,
+    is_composite,
     is_dataset,
     parts_of,
     row_count,
@@ -343,6 +344,5 @@ def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
     else:
         sample: Any = sample_of(FitData(**{k: given[k] for k in FitData._fields if k in given}))
         return sample.rows, sample.examples if batched else given.get("batch_size") or 32
-    composite = (tf.RaggedTensor, tf.SparseTensor)
-    batch = each_part(lambda part: part if isinstance(part, composite) else np.asarray(part), batch)
+    batch = each_part(lambda part: part if is_composite(part) else np.asarray(part), batch)
     return batch, int(row_count(batch))

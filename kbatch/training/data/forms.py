@@ -162,6 +162,11 @@ def parts_of(nested: Any) -> list[Any]:
     return [leaf for leaf in keras.tree.flatten(nested) if leaf is not None]
 
 
+def is_composite(part: Any) -> bool:
+    """Return whether a part of a batch is ragged or sparse, and so no array."""
+    return isinstance(part, (tf.RaggedTensor, tf.SparseTensor))
+
+
 def open_spec(part: Any) -> tf.TypeSpec:
     """Return the spec of a part of a batch, for any number of rows."""
     shape, dtype = [None, *part.shape[1:]], tf.as_dtype(part.dtype)
@@ -234,7 +239,7 @@ def check_targets(y: Any) -> None:
 
 
 def _array(leaf: Any) -> Any:
-    composite = isinstance(leaf, (tf.RaggedTensor, tf.SparseTensor))
+    composite = is_composite(leaf)
     if tf.is_tensor(leaf) and not composite:
         return leaf
     array = None if composite or not hasattr(leaf, "__array__") else np.asarray(leaf)
