@@ -1,4 +1,4 @@
-"""The layout: the order of the packages, which files start TensorFlow, and what a reader must hold."""
+"""The layout: the order of the packages, what starts TensorFlow, and what a reader must hold."""
 
 import ast
 import functools
