@@ -1,6 +1,5 @@
 """Records for tests: every argument has a plausible value, a test names those it is about."""
 
-from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
@@ -58,8 +57,7 @@ def make_execution(
             "total_s": 4.0,
             "epochs": make_epochs(accuracies, updates=-(-1437 // batch_size)),
         }
-    notes = tuple(RunNote.from_json(note) for note in changed.pop("notes", ()))
-    return ExecutionRecord(**(fields | changed | {"notes": notes}))
+    return ExecutionRecord(**(fields | changed))
 
 
 def make_trial(

@@ -16,8 +16,7 @@ class ProbeRecord:
     """One batch size that was run."""
 
     batch_size: int  #: Examples in the batch.
-    #: Most bytes held at once over its steps after the first, None where memory ran out. In older
-    #: records over all steps.
+    #: Most bytes held at once over its steps after the first, None where memory ran out.
     peak_memory_bytes: int | None
     outcome: str  #: One of `OUTCOMES`.
     duration_s: float  #: Seconds that it took, tracing included.

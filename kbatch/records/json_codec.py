@@ -29,10 +29,6 @@ class RecordError(ValueError):
     """A record that cannot be read or written; the message names the file."""
 
 
-class NewerRecordError(RecordError):
-    """A record of a newer kbatch, which must not be overwritten."""
-
-
 def write_record(record: object, path: Path) -> None:
     """Write a record so that a reader sees the old file or the new one, never half of it."""
     write_whole_file(path, (record_text(record) + "\n").encode())
@@ -56,19 +52,17 @@ def read_record(kind: type[Record], path: Path) -> Record:
         version, found = document["kbatch_schema"], document["kind"]
     except (KeyError, TypeError) as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {error!r}.") from error
-    if not isinstance(version, int) or version > SCHEMA_VERSION:
-        raise NewerRecordError(
-            f"{name} has schema version {shown(version)}, this kbatch reads up to "
-            f"{SCHEMA_VERSION}: upgrade kbatch (pip install --upgrade kbatch)."
+    if version != SCHEMA_VERSION:
+        raise RecordError(
+            f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: use "
+            "the version of kbatch that wrote it, or measure again into another file or folder."
         )
     if found != kind.__name__:
         raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
     try:
         return decode(kind, document["record"])
     except _DAMAGED as error:
-        raise RecordError(
-            f"{name} is damaged, or another version of kbatch wrote it: {shown(error)}."
-        ) from error
+        raise RecordError(f"{name} is damaged: {shown(error)}.") from error
 
 
 def read_json(path: Path) -> typing.Any:

@@ -14,61 +14,42 @@ class _Kind(NamedTuple):
     label: str
     column: str
     text: str | Callable[..., str]  # With the names of values in braces, or made from these.
-    # How its text began in the files of version 0.2 and before, which kept no code.
-    began: tuple[str, ...] = ()
 
 
 class RunNote(str):
     """A note on a training run: the text, with the code and the values it was made of."""
 
-    code: str  # What it says; empty where only a text of an earlier version is known.
-    values: Mapping[str, Value] | None  # None where only the text is known.
+    code: str
+    values: Mapping[str, Value]
 
     @classmethod
     def of(cls, code: str, /, **values: Value) -> Self:
         """Make a note from its code and values."""
-        kind = _KINDS.get(code)
-        # A newer kbatch may have written a code that this one does not know.
-        text = f"{code}: {values}"
-        if kind is not None:
-            made = kind.text
-            # Some notes have a further sentence.
-            text = made.format(**{"more": ""} | values) if isinstance(made, str) else made(**values)
-        return cls._made(text, code, values)
-
-    @classmethod
-    def from_json(cls, found: Any) -> Self:
-        """Read a note of a file, or the text of one in a file of version 0.2 or before."""
-        if isinstance(found, dict):
-            return cls.of(
-                decode(str, found["code"]), **decode(Mapping[str, Value], found["values"])
-            )
-        text = decode(str, found)
-        codes = (code for code, kind in _KINDS.items() if text.startswith(kind.began))
-        code = next(codes, "")
-        if code == "coupled_parts" and "(BatchNormalization)" in text:
-            code = "batch_normalization_in_parts"
-        return cls._made(text, code, None)
-
-    @classmethod
-    def _made(cls, text: str, code: str, values: Mapping[str, Value] | None) -> Self:
+        made = _KINDS[code].text
+        # Some notes have a further sentence.
+        text = made.format(**{"more": ""} | values) if isinstance(made, str) else made(**values)
         note = cls(printable(text))
         note.code, note.values = code, values
         return note
 
+    @classmethod
+    def from_json(cls, found: Any) -> Self:
+        """Read a note of a file."""
+        return cls.of(decode(str, found["code"]), **decode(Mapping[str, Value], found["values"]))
+
     def to_json(self) -> object:
         """Return what a file holds of it."""
-        return str(self) if self.values is None else {"code": self.code, "values": self.values}
+        return {"code": self.code, "values": self.values}
 
     @property
     def label(self) -> str:
         """What it is about, in a few words."""
-        return _KINDS[self.code].label if self.code in _KINDS else "note of the trial"
+        return _KINDS[self.code].label
 
     @property
     def column(self) -> str:
         """The column of the trials' table whose numbers it concerns."""
-        return _KINDS[self.code].column if self.code in _KINDS else "batch_size"
+        return _KINDS[self.code].column
 
 
 def _parts_differ(found: str, source: str | None = None) -> str:
@@ -131,20 +112,16 @@ _KINDS = {
     "batch_normalization_in_parts": _Kind(
         "BatchNormalization in micro-batches", "quality", _COUPLED_PARTS
     ),
-    "parts_differ": _Kind(*_CUT, _parts_differ, ("Not equal to the whole batch when it is cut",)),
-    "coupled_parts": _Kind(*_CUT, _COUPLED_PARTS, ("Not equal to the whole batch",)),
-    "parts_not_compared": _Kind(
-        *_CUT,
-        "Not known to be equal to the whole batch: {found}.",
-        ("Not known to be equal to the whole batch",),
-    ),
-    "most_at_once": _Kind(*_SIZE, _most_at_once, ("Up to ",)),
+    "parts_differ": _Kind(*_CUT, _parts_differ),
+    "coupled_parts": _Kind(*_CUT, _COUPLED_PARTS),
+    "parts_not_compared": _Kind(*_CUT, "Not known to be equal to the whole batch: {found}."),
+    "most_at_once": _Kind(*_SIZE, _most_at_once),
     "larger_ran_out": _Kind(
         *_SIZE,
         "Micro-batches have up to {size} examples: larger ones, up to {larger}, ran out of memory "
         "in training.{more}",
     ),
-    "parts_not_timed": _Kind(*_SIZE, "Micro-batches of {size}: {reason}.", ("Micro-batches ",)),
+    "parts_not_timed": _Kind(*_SIZE, "Micro-batches of {size}: {reason}."),
     "no_step_timed": _Kind(
         *_SIZE, "Micro-batches of {size}, the most that fit: no step could be timed."
     ),
@@ -152,7 +129,6 @@ _KINDS = {
         *_SIZE,
         "The batch goes through whole: a larger one, of {larger}, is fastest in micro-batches of "
         "{size}.{more}",
-        ("The batch goes through whole",),
     ),
     "parts_not_faster": _Kind(
         *_SIZE, "Micro-batches of {size} were timed: smaller ones are not clearly faster.{more}"
@@ -162,30 +138,25 @@ _KINDS = {
         *_SIZE,
         "Memory ran out in training with micro-batches of {before}: the trial started again, with "
         "the same seed and batch size, with micro-batches of {after}.",
-        ("Memory ran out in training",),
     ),
     "first_learning_rate": _Kind(
         *_RATE,
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
         "was built with: a callback or the tuner's `optimizer` set it.",
-        ("The first update used the learning rate",),
     ),
     "noise_rule": _Kind(
         *_RATE,
         _noise_rule,
-        ("The learning rate follows the noise scale", "The noise scale of trial"),
     ),
     "resumed": _Kind(
         "rest of a training",
         "updates",
         "It went on from epoch {epoch} of another trial: counts and times are those of the rest.",
-        ("It went on from epoch",),
     ),
     "noise_scale_not_measured": _Kind(
         "noise scale",
         "noise_scale",
         "The noise scale was not measured: {reason}.",
-        ("The noise scale was not measured",),
     ),
     "exact_mode": _Kind(
         "exact mode",
@@ -196,7 +167,6 @@ _KINDS = {
             + (f". Without this mode {found}. " if found else ". ")
             + "The noise scale was not measured: it needs a loss for each micro-batch."
         ),
-        ("The batch was cut into micro-batches in the exact mode",),
     ),
     "embedding_summed": _Kind(
         "embeddings",
@@ -204,7 +174,6 @@ _KINDS = {
         "The gradient of an embedding was added up over equal indices before the optimizer saw "
         "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
         'takes other steps: give `sparse_gradients="keras"` for those.',
-        ("The gradient of an embedding was added up",),
     ),
     "embedding_in_parts": _Kind(
         "embeddings",
@@ -212,26 +181,20 @@ _KINDS = {
         "This batch was cut into micro-batches, which adds up the gradients of equal indices: "
         "its embeddings train otherwise than at a size that is not cut. To compare these "
         'sizes, give `sparse_gradients="summed"`.',
-        ("This batch was cut into micro-batches, which adds up",),
     ),
     "metrics_of_parts": _Kind(
         "metrics in micro-batches",
         "quality",
         "A mean over micro-batches, not over batches: {names}, since its function returns one "
         "value for all rows that it is given.",
-        ("A mean over micro-batches, not over batches",),
     ),
     "nothing_timed": _Kind(
         "nothing timed",
         "samples_per_second",
         "Training did not go through `model.fit`: nothing was timed or counted.",
-        ("Training did not go through `model.fit`",),
     ),
     "float32_instead": _Kind(
-        "dtype policy",
-        "quality",
-        "Trained in float32, not under {policy}: {reason}",
-        ("Trained in float32",),
+        "dtype policy", "quality", "Trained in float32, not under {policy}: {reason}"
     ),
     "compiled_late": _Kind(
         "compiled late",
@@ -244,7 +207,6 @@ _KINDS = {
         "quality",
         "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
         "comparable.",
-        ("`loss` is a sum over the batch",),
     ),
     "validation_shuffled": _Kind(
         "order of validation data",

@@ -303,7 +303,7 @@ class MicroBatchCache:
         result = self._fitting()
         fits = result.max_batch_size
         probes = [probe for probe in result.probes if probe.batch_size == fits]
-        # An upper bound for older records.
+        # The whole probe is an upper bound, where no step after the first was timed.
         example_s = min(p.step_s or p.duration_s / STEPS for p in probes) / fits
         cost_s = max(TIMING.time_budget_s, _FEWEST_UPDATES * size * example_s)
         left_s = left.seconds(example_s)

@@ -20,7 +20,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.records.json_codec import NewerRecordError, RecordError, read_record
+from kbatch.records.json_codec import RecordError, read_record
 from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
 from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, SearchIdentity
 from kbatch.training.data.forms import is_composite
@@ -115,8 +115,6 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
     known, damage, file = None, None, project / IDENTITY_NAME
     try:
         known = read_record(SearchIdentity, file) if file.exists() else None
-    except NewerRecordError:
-        raise
     except RecordError as error:
         damage = str(error)
     difference = None if known is None else known.difference(present)
@@ -129,7 +127,7 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
         return None
     ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
     if known is None:
-        reason = damage or f"there is no {IDENTITY_NAME}, version 0.1.0 wrote none"
+        reason = damage or f"there is no {IDENTITY_NAME}"
         holds = "trials of a search that this one cannot be compared with"
         if unchecked is not None:
             ways += (

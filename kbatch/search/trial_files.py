@@ -21,7 +21,6 @@ from kbatch.device.failures import failure_status, failure_text, failure_traceba
 from kbatch.errors import InputError
 from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import (
-    NewerRecordError,
     RecordError,
     load_if_readable,
     read_json,
@@ -103,8 +102,6 @@ class TrialFiles:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
         try:
             record = read_record(TrialRecord, self._file)
-        except NewerRecordError:
-            raise
         except RecordError:
             return None
         if record.trial_id != self.trial_id:
@@ -349,8 +346,8 @@ def _read(file: Path) -> Any:
         warnings.warn(f"{file} is damaged, its trial is run again: {error!r}.", stacklevel=2)
         return None
     raise RecordError(
-        f"{file} has state version {version}, this kbatch reads up to {STATE_VERSION}: upgrade "
-        "kbatch (pip install --upgrade kbatch)."
+        f"{file} has state version {version}, this kbatch reads {STATE_VERSION}: use the "
+        "version of kbatch that wrote it, or another `project_name`."
     )
 
 

@@ -101,8 +101,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         overwrite: Whether to delete what the folder holds, instead of going on from there.
         resume: `"checked"` goes on with the trials of the folder only where model, data, arguments
             of `fit` and search space are the same; more batch sizes and more executions extend
-            them. `"unchecked"` goes on also where these differ or cannot be compared, as with a
-            search by version 0.1.0, and the study says so.
+            them. `"unchecked"` goes on also where these differ or cannot be compared, and the
+            study says so.
 
     Raises:
         TypeError: If `hypermodel` is something else.

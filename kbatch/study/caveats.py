@@ -345,10 +345,10 @@ def _of_trials(study: Study) -> Iterator[Note]:
     noted: dict[tuple[str, str, str], list[TrialRecord]] = {}
     for trial in study.trials:
         for note in trial.notes:
-            text, values = str(note), note.values or {}
+            text = str(note)
             # Of sizes that go through whole it is one note, not one a size.
-            if note.code == "parts_not_timed" and values.get("size") == trial.batch_size:
-                text = f"Batches go through the device whole: {values['reason']}."
+            if note.code == "parts_not_timed" and note.values["size"] == trial.batch_size:
+                text = f"Batches go through the device whole: {note.values['reason']}."
             noted.setdefault((text, note.label, note.column), []).append(trial)
     for (text, label, column), found in noted.items():
         where = "" if len(found) == len(study.trials) else f"At {_sizes(found)}: "

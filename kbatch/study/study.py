@@ -128,8 +128,8 @@ class SearchRecord:
         differing = []
         changing_no_training = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
-            there: Any = self.settings.get(name, here)
-            extends = name == "batch_sizes" and set(there) <= set(here)
+            there: Any = self.settings.get(name)
+            extends = name == "batch_sizes" and set(there or ()) <= set(here)
             if there != here and not extends and name not in changing_no_training:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None

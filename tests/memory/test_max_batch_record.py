@@ -1,5 +1,4 @@
 import dataclasses
-from pathlib import Path
 
 import pytest
 from records_factory import make_environment
@@ -9,7 +8,6 @@ from kbatch.memory.report import max_batch_lines
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST
 from kbatch.records.json_codec import RecordError
 
-STORED = Path(__file__).parents[1] / "records" / "stored" / "version-0.1.0"
 PROBES = (
     ProbeRecord(1, 100, "fits", 2.0),
     ProbeRecord(100, 400, "fits", 1.0),
@@ -95,8 +93,3 @@ def test_powers_of_two_end_at_the_answer():
 def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it(reason, said):
     text = " ".join(max_batch_lines(result(reason=reason)))
     assert ("give `longest_example=(x[0], y[0])`" in text) is said
-
-
-def test_so_does_one_that_an_earlier_version_wrote():
-    stored = MaxBatchSizeResult.load(STORED / "max-batch.json")
-    assert "longest_example" in " ".join(max_batch_lines(stored))

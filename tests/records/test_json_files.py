@@ -14,6 +14,7 @@ from records_factory import (
 )
 
 from kbatch.records.json_codec import RecordError, read_record, write_record
+from kbatch.records.notes import RunNote
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
@@ -21,7 +22,7 @@ RECORDS = [
     make_epochs((0.5,), data_wait_s=None)[0],
     make_execution(),
     make_execution(status="out_of_memory"),
-    make_execution(notes=("a note", "another"), seed=None),
+    make_execution(notes=(RunNote.of("resumed", epoch=3), RunNote.of("loss_a_row")), seed=None),
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
     make_usage(make_gpu(energy_source="power")),
@@ -49,11 +50,13 @@ def test_a_number_that_is_not_finite_is_unknown(value, tmp_path):
     assert execution.first_step_s is None
 
 
-def test_a_newer_schema_says_to_upgrade(tmp_path):
+@pytest.mark.parametrize("version", [0, 2, 99, None, "1"])
+def test_a_file_of_another_schema_is_refused_with_what_to_do(version, tmp_path):
     path = tmp_path / "kbatch.json"
     write_record(make_trial(), path)
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"kbatch_schema": 99}))
-    with pytest.raises(RecordError, match=r"schema version 99.*upgrade kbatch") as raised:
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"kbatch_schema": version}))
+    told = f"schema version {version!r}, this kbatch reads 1: use the version of kbatch that wrote"
+    with pytest.raises(RecordError, match=told) as raised:
         read_record(TrialRecord, path)
     assert str(path) in str(raised.value)
 

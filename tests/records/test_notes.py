@@ -1,8 +1,7 @@
-"""Notes on a run: codes with values, texts of earlier versions, and what a file may hold."""
+"""Notes on a run: codes with values, and what a file may hold."""
 
 import json
 import pickle
-from pathlib import Path
 
 import pytest
 from records_factory import make_execution
@@ -10,9 +9,7 @@ from records_factory import make_execution
 from kbatch.records.json_codec import RecordError, read_record, record_text, write_record
 from kbatch.records.notes import _KINDS, RunNote
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.report.content import load_record
 
-STORED = Path(__file__).parent / "stored"
 VALUES = {
     "batch_normalization_in_parts": {"parts": "bn (BatchNormalization)"},
     "coupled_parts": {"parts": "dice (loss)"},
@@ -42,39 +39,13 @@ def every_note():
 
 @pytest.mark.parametrize("note", every_note(), ids=lambda note: note.code)
 def test_a_note_is_the_same_when_read_back_and_in_another_process(note, tmp_path):
-    write_record(make_execution(notes=(note.to_json(),)), tmp_path / "run.json")
+    write_record(make_execution(notes=(note,)), tmp_path / "run.json")
     (read,) = read_record(ExecutionRecord, tmp_path / "run.json").notes
     sent = pickle.loads(pickle.dumps(note))
     for found in (read, sent):
         assert found == note and isinstance(found, str)
         assert (found.code, found.values) == (note.code, note.values)
         assert (found.label, found.column) == (note.label, note.column)
-
-
-@pytest.mark.parametrize("note", every_note(), ids=lambda note: note.code)
-def test_a_text_that_an_earlier_version_kept_concerns_the_same_numbers(note):
-    text = RunNote.from_json(str(note))
-    assert text == note and text.values is None
-    assert text.to_json() == str(note)
-    # Nothing told the first from another text then; the others are newer than texts in records.
-    if note.code not in ("own_path", "compiled_late", "validation_shuffled"):
-        assert (text.label, text.column) == (note.label, note.column)
-
-
-def test_every_kind_that_earlier_versions_wrote_is_known_in_their_files():
-    folders = {"grid", "grid-auto", "goodput", "hyperband", "random"}
-    notes = {
-        note
-        for folder in folders
-        for trial in load_record(STORED / "version-0.1.0" / folder).trials
-        for note in trial.notes
-    }
-    assert {note.code for note in notes} == {
-        "batch_normalization_in_parts",
-        "noise_scale_not_measured",
-        "parts_not_timed",
-        "most_at_once",
-    }
 
 
 def test_a_noise_scale_is_rounded_and_without_a_value_it_is_a_bound():
@@ -85,16 +56,17 @@ def test_a_noise_scale_is_rounded_and_without_a_value_it_is_a_bound():
     assert "is unresolved: at least 90.2." in bound
 
 
-def test_a_code_of_a_newer_version_is_shown_as_it_is():
-    note = RunNote.from_json({"code": "of_tomorrow", "values": {"size": 3}})
-    assert note == "of_tomorrow: {'size': 3}"
-    assert (note.label, note.column) == ("note of the trial", "batch_size")
-    assert note.to_json() == {"code": "of_tomorrow", "values": {"size": 3}}
-
-
 @pytest.mark.parametrize(
     "found",
-    [3, None, ["a"], {"code": "resumed"}, {"code": 3, "values": {}}]
+    [
+        3,
+        None,
+        "a text",
+        ["a"],
+        {"code": "unknown", "values": {}},
+        {"code": "resumed"},
+        {"code": 3, "values": {}},
+    ]
     + [{"code": "resumed", "values": values} for values in ({}, {"size": 3}, [], {"epoch": [1]})]
     + [{"code": "most_at_once", "values": {**VALUES["most_at_once"], "search_s": "long"}}],
 )

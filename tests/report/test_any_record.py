@@ -10,7 +10,7 @@ from recommendation_factory import make_recommendation
 from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
-from kbatch.records.json_codec import NewerRecordError, RecordError, write_record
+from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import load_record
 
 RECORDS = (
@@ -48,10 +48,10 @@ def test_a_file_that_is_no_record_is_named(text, tmp_path):
         load_record(tmp_path / "x.json")
 
 
-def test_a_file_of_a_newer_kbatch_says_to_upgrade(tmp_path):
+def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
     document = {"kbatch_schema": 99, "kind": "Study", "record": {}}
     (tmp_path / "x.json").write_text(json.dumps(document))
-    with pytest.raises(NewerRecordError, match="upgrade kbatch"):
+    with pytest.raises(RecordError, match=r"x\.json has schema version 99.*use the version"):
         load_record(tmp_path / "x.json")
 
 

@@ -12,6 +12,7 @@ from records_factory import (
 )
 
 from kbatch.document.section import one_line
+from kbatch.records.notes import RunNote
 from kbatch.records.training_run import EpochRecord
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
@@ -234,20 +235,22 @@ def test_a_busy_machine_is_named(load, said):
 
 def test_failures_problems_and_notes_are_told_with_their_batch_size():
     study = make_study(
-        make_trial(16, notes=("Everyone's note.", "Only here.")),
-        make_trial(32, notes=("Everyone's note.",), status="failed"),
+        make_trial(16, notes=(RunNote.of("resumed", epoch=3), RunNote.of("loss_a_row"))),
+        make_trial(32, notes=(RunNote.of("resumed", epoch=3),), status="failed"),
         problems=("trial_9/kbatch.json is damaged",),
     )
     assert caveat(study, "trial_9/kbatch.json") != []
     assert "the loss is not finite" in caveat(study, "Batch size 32 (mixed_float16)")[0]
-    assert caveat(study, "Only here.") == ["At batch size 16: Only here."]
-    assert caveat(study, "Everyone's note.") == ["Everyone's note."]
+    (own,) = caveat(study, "`loss` is a sum over the batch")
+    assert own.startswith("At batch size 16: `loss`")
+    (shared,) = caveat(study, "from epoch 3 of another trial")
+    assert shared.startswith("It went on")
 
 
 def test_sizes_that_go_through_whole_share_one_note():
     def trial(size, micro):
-        values = {"size": micro, "reason": "smaller ones are never faster"}
-        return make_trial(size, notes=({"code": "parts_not_timed", "values": values},))
+        reason = "smaller ones are never faster"
+        return make_trial(size, notes=(RunNote.of("parts_not_timed", size=micro, reason=reason),))
 
     study = make_study(trial(16, 16), trial(32, 32), trial(64, 32))
     assert caveat(study, "never faster") == [

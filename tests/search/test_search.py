@@ -568,7 +568,7 @@ def test_a_damaged_record_leaves_the_other_trials(grid, tmp_path):
     study = kbatch.load_study(project)
     assert [trial.batch_size for trial in study.trials] == [32]
     assert "trial_0000" in study.problems[0]
-    assert "upgrade kbatch" in study.problems[0]
+    assert "use the version of kbatch that wrote it" in study.problems[0]
 
 
 class SummedPenalty(keras.layers.Layer):

@@ -60,11 +60,11 @@ def test_a_damaged_file_is_named_and_passed_over(tmp_path, text):
     assert [t.trial_id for t in found] == ["0001"]
 
 
-def test_a_file_of_a_newer_kbatch_is_refused(tmp_path):
+def test_a_file_of_another_kbatch_is_refused(tmp_path):
     write_trial_state(trial(0), tmp_path)
     state = json.loads(file(tmp_path, 0).read_text())
     file(tmp_path, 0).write_text(json.dumps(state | {"kbatch_state": 99}))
-    with pytest.raises(RecordError, match=r"trial_0000.*version 99.*upgrade"):
+    with pytest.raises(RecordError, match=r"trial_0000.*version 99.*wrote it"):
         read_trial_states(tmp_path)
 
 

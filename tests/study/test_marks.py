@@ -5,6 +5,7 @@ from records_factory import make_execution, make_gpu, make_study, make_trial, ma
 
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.records.notes import RunNote
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.names import caption
@@ -66,10 +67,7 @@ def test_letters_go_on_after_z():
 
 
 def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
-    note = (
-        "Not equal to the whole batch, since computed on each micro-batch by itself: bn "
-        "(BatchNormalization)."
-    )
+    note = RunNote.of("batch_normalization_in_parts", parts="bn (BatchNormalization)")
     unstable = {"window_examples": (10,) * 4, "window_durations_s": (0.1, 0.1, 0.13, 0.13)}
     study = make_study(
         make_trial(16, make_execution(16, notes=(note,))),

@@ -3,7 +3,6 @@
 import math
 import re
 import sys
-from pathlib import Path
 
 import pytest
 from records_factory import (
@@ -21,8 +20,6 @@ from kbatch.records.json_codec import write_record
 from kbatch.records.training_run import EpochRecord
 from kbatch.study.study import load_study, trial_row
 from kbatch.study.trackers import _allowed, check_trackers, sync, tracked_runs
-
-OLD = Path(__file__).parents[1] / "records" / "stored" / "version-0.1.0"
 
 
 def write_project(folder, *trials, search=True):
@@ -225,13 +222,6 @@ def test_another_study_of_the_same_name_has_runs_of_its_own(project, trackio, tm
     record.write_text(record.read_text().replace("2025-01-02T", "2025-01-03T"))
     sync(load_study(other), "trackio", other)
     assert len(trackio.runs) == 4 + 3
-
-
-@pytest.mark.parametrize("name", ["grid", "goodput", "grid-study.json"])
-def test_records_of_an_earlier_version_are_written(name, trackio):
-    study = load_study(OLD / name)
-    sync(study, "trackio", OLD / name)
-    assert len(trackio.runs) == 1 + sum(len(trial.executions) for trial in study.trials)
 
 
 def test_a_study_in_which_nothing_completed_is_written_and_no_table_beside_it(
