@@ -20,7 +20,8 @@ from kbatch.input_pipeline.rates import long_run
 from kbatch.input_pipeline.record import LongRunRecord, RateRecord, StepSpan
 from kbatch.timing.rounds import FEWEST_ROUNDS, block_clocks
 from kbatch.training.data.batch_source import BatchSource, BatchStream
-from kbatch.training.train_step import BorrowedStep, rows_of
+from kbatch.training.data.forms import rows_of
+from kbatch.training.train_step import BorrowedStep
 
 MOST_ROUNDS = 9
 _FEWEST_BATCHES = 4

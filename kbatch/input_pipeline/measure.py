@@ -43,17 +43,11 @@ from kbatch.records.usage import median_known
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
+from kbatch.training.data.forms import first_rows, rows_of
+from kbatch.training.data.sample_rows import held_on_device, takes_int64
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
-from kbatch.training.train_step import (
-    BorrowedStep,
-    borrowed_step,
-    first_rows,
-    fitting_data,
-    held_on_device,
-    rows_of,
-    takes_int64,
-)
+from kbatch.training.train_step import BorrowedStep, borrowed_step, fitting_data
 
 _REMEDIES_SHARE = 0.5
 # Shares of the time for the pipeline as it is: for one long reading, which lasts longer where it is

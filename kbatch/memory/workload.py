@@ -14,6 +14,7 @@ from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.clock import InputMeter
+from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import (
     SampleRows,
     Source,
@@ -25,7 +26,6 @@ from kbatch.training.data.sample_rows import (
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
-from kbatch.training.train_step import rows_of
 
 # Slots appear after the first step, and later steps peak higher than early ones.
 STEPS = 5

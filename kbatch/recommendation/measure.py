@@ -39,12 +39,11 @@ from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, is_dataset
 from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 from kbatch.training.learning_rate import Schedule, current_learning_rate
-from kbatch.training.model import user_step
+from kbatch.training.model import replica_count, user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state
 
 _SMALLEST, _LARGEST = 8, 2048

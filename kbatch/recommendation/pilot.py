@@ -35,7 +35,7 @@ from kbatch.training.data.forms import (
     tensors_of,
     with_held_out,
 )
-from kbatch.training.data.sample_rows import SampleRows, Source, batch_of, rows_for
+from kbatch.training.data.sample_rows import SampleRows, Source, batch_of, held_on_device, rows_for
 from kbatch.training.learning_rate import (
     current_learning_rate,
     scale_late_layers,
@@ -43,8 +43,8 @@ from kbatch.training.learning_rate import (
     scaling_of,
 )
 from kbatch.training.model import can_validate, user_step
-from kbatch.training.state import inner_optimizers, seed_of, seeded
-from kbatch.training.train_step import borrowed_step, held_on_device, updates_made
+from kbatch.training.state import inner_optimizers, seed_of, seeded, updates_made
+from kbatch.training.train_step import borrowed_step
 
 _MOST_UPDATES = 10
 _STRETCHES_IN_BUDGET = 50

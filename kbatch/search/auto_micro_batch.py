@@ -37,9 +37,9 @@ from kbatch.throughput.choice import MicroBatchChoice, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
 from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
-from kbatch.training.clock import replica_count
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.model import replica_count
 
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8

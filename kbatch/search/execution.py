@@ -22,9 +22,9 @@ from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_trials
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
-from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import current_learning_rate, scaling_of
+from kbatch.training.model import replica_count
 from kbatch.training.state import inner_optimizers
 
 

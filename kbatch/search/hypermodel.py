@@ -29,7 +29,6 @@ from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.build_function import BuildFunction, as_hypermodel
-from kbatch.training.clock import replica_count
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_active_policy,
@@ -39,7 +38,7 @@ from kbatch.training.dtype_policy import (
     loss_scaled,
 )
 from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
-from kbatch.training.model import check_trainable
+from kbatch.training.model import check_trainable, replica_count
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_DEFAULT_VALIDATION_BATCH = 256

@@ -21,11 +21,11 @@ from kbatch.records.training_run import Budget, Target
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
-from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, replica_count
+from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
-from kbatch.training.model import can_validate, installed_step, waiting_for_data
+from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.state import kept_variables, seed_of
 
 _SIGNATURE = inspect.signature(keras.Model.fit)

@@ -15,11 +15,16 @@ from kbatch.search import auto_micro_batch
 from kbatch.training import accumulation
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
 from kbatch.training.callbacks import BudgetCallback, joint_budget
-from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import SampleRows, Source, build_on, rows_for
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import TrainStep, installed_step, uninstall_step, user_step
+from kbatch.training.model import (
+    TrainStep,
+    installed_step,
+    replica_count,
+    uninstall_step,
+    user_step,
+)
 from kbatch.training.state import KeptState
 
 

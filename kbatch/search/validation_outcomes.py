@@ -14,8 +14,8 @@ from kbatch.device.failures import failure_text
 from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_files import write_checkpoint
 from kbatch.study.trial import Objective
-from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import FitData, arrays_of, each_part, gives_batches
+from kbatch.training.model import replica_count
 from kbatch.training.state import kept_seeds, kept_variables
 
 # Fewer than a record may hold: each costs a call, and variances are known to 9 % by them.

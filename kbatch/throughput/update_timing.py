@@ -18,8 +18,9 @@ from kbatch.throughput.choice import micro_batch_candidates, sizes_to_leave
 from kbatch.throughput.record import TimedRounds, TrainingPoint
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp, block_clocks
 from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of
-from kbatch.training.train_step import MicroBatchSteps, micro_batch_steps, rows_of
+from kbatch.training.train_step import MicroBatchSteps, micro_batch_steps
 
 # Share of the time after which no size is begun: the rest is for the rounds.
 SHARE_TO_WARM_UP = 0.5

@@ -10,7 +10,7 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, Target
 from kbatch.training.clock import TrainingClock
-from kbatch.training.train_step import updates_made
+from kbatch.training.state import updates_made
 
 
 class BudgetCallback(keras.callbacks.Callback):

@@ -13,8 +13,7 @@ from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of
 from kbatch.records.training_run import EpochRecord
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.learning_rate import current_learning_rate
-from kbatch.training.state import inner_optimizers
-from kbatch.training.train_step import updates_made
+from kbatch.training.state import inner_optimizers, updates_made
 
 
 class InputReading(NamedTuple):
@@ -206,11 +205,6 @@ class TrainingClock(keras.callbacks.Callback):
                 data_wait_s=waited_s,
             )
         )
-
-
-def replica_count(model: Any) -> int:
-    """Return on how many devices a model trains at once."""
-    return model.distribute_strategy.num_replicas_in_sync
 
 
 class ReplicaMeter:

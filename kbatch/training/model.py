@@ -45,6 +45,11 @@ def check_model(model: keras.Model) -> None:
         )
 
 
+def replica_count(model: Any) -> int:
+    """Return on how many devices a model trains at once."""
+    return model.distribute_strategy.num_replicas_in_sync
+
+
 def check_trainable(model: keras.Model) -> None:
     check_model(model)
     if model.built and not model.trainable_weights:

@@ -102,6 +102,16 @@ def inner_optimizers(model: Any) -> list[Any]:
     return list({id(one): one for one in inner}.values())
 
 
+def updates_made(model: Any, batches: int = 0) -> int:
+    """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
+    counts: list[Any] = [
+        keras.ops.convert_to_numpy(one.iterations)
+        for one in training_optimizers(model)
+        if one.built
+    ]
+    return max(map(int, counts), default=batches)
+
+
 @contextlib.contextmanager
 def kept_state(model: keras.Model) -> Iterator[KeptState]:
     state = KeptState(model)

@@ -10,11 +10,10 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import compiled_metrics, wrapped_function
 from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
-from kbatch.training.data.forms import each_part, parts_of, rows_between
-from kbatch.training.model import build_ahead, user_step
-from kbatch.training.state import KeptState, kept_state, training_optimizers
+from kbatch.training.data.forms import each_part, parts_of, rows_of
+from kbatch.training.model import build_ahead, replica_count, user_step
+from kbatch.training.state import KeptState, kept_state
 
 
 class BorrowedStep:
@@ -86,57 +85,11 @@ def fitting_data() -> Iterator[None]:
 
 
 def check_one_device(model: keras.Model) -> None:
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1:
+    if (replicas := replica_count(model)) > 1:
         raise InputError(
             "The train step is measured on one device: build the model outside of "
             f"`strategy.scope()`. Received: a model on {replicas} replicas."
         )
-
-
-def held_on_device(batch: Any, *, widen: bool = False) -> Any:
-    """Copy a batch to the first GPU, where there is one; texts stay where they are."""
-    # TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
-    gpus = tf.config.list_logical_devices("GPU")
-    if not gpus:
-        return batch
-
-    def copied(leaf: Any) -> Any:
-        if leaf.dtype == tf.string:
-            return leaf
-        with tf.device(gpus[0].name):
-            dense = isinstance(leaf, tf.Tensor)
-            wide = widen and dense and leaf.dtype == tf.int32
-            return tf.cast(leaf, tf.int64) if wide else tf.identity(leaf)
-
-    return each_part(copied, batch)
-
-
-def takes_int64(model: Any) -> bool:
-    """Return whether a model trains on int64 as it does on int32."""
-    # Keras casts inputs as declared, and its losses and metrics cast targets; what is the user's
-    # own may not.
-    own = user_step(model) is not None or any(
-        getattr(type(model), name) is not getattr(keras.Model, name)
-        for name in ("compute_loss", "compute_metrics")
-    )
-    used = keras.tree.flatten([model.loss, *compiled_metrics(model)])
-    return bool(getattr(model, "inputs", None)) and not own and all(map(_is_of_keras, used))
-
-
-def _is_of_keras(given: Any) -> bool:
-    kind = given if hasattr(given, "__name__") else type(given)
-    function = wrapped_function(given)
-    whole = given is None or isinstance(given, str) or kind.__module__.split(".")[0] == "keras"
-    return whole and (function is None or _is_of_keras(function))
-
-
-def rows_of(batch: Any) -> int:
-    return int(parts_of(batch)[0].shape[0])
-
-
-def first_rows(batch: Any, rows: int) -> Any:
-    return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 
 def _shapes_of(batch: Any) -> tuple[Any, ...]:
@@ -202,13 +155,3 @@ def micro_batch_steps(
     check_one_device(model)
     with kept_state(model):
         yield MicroBatchSteps(model, moments_every=moments_every, exact=exact)
-
-
-def updates_made(model: Any, batches: int = 0) -> int:
-    """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
-    counts: list[Any] = [
-        keras.ops.convert_to_numpy(one.iterations)
-        for one in training_optimizers(model)
-        if one.built
-    ]
-    return max(map(int, counts), default=batches)

@@ -16,7 +16,7 @@ from kbatch.training.data.batch_source import (
     first_batch,
     source_of_py_dataset,
 )
-from kbatch.training.train_step import rows_of
+from kbatch.training.data.forms import rows_of
 
 X, Y = models.rows(20)
 FORMS = {

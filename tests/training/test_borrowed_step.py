@@ -8,14 +8,9 @@ import tensorflow as tf
 from equal_training import built
 
 from kbatch.errors import InputError
-from kbatch.training.train_step import (
-    borrowed_step,
-    first_rows,
-    held_on_device,
-    micro_batch_steps,
-    rows_of,
-    takes_int64,
-)
+from kbatch.training.data.forms import first_rows, rows_of
+from kbatch.training.data.sample_rows import held_on_device, takes_int64
+from kbatch.training.train_step import borrowed_step, micro_batch_steps
 
 
 def network(policy="float32", **changed):

@@ -13,8 +13,7 @@ import kbatch
 from kbatch.training.accumulation.parts_check import check_parts
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import build_on, sample_of
-from kbatch.training.state import inner_optimizers
-from kbatch.training.train_step import updates_made
+from kbatch.training.state import inner_optimizers, updates_made
 
 X, Y = models.rows(64)
 KINDS = {"gan": (own_steps.gan, None), "kd": (own_steps.distiller, Y)}

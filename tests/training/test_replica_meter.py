@@ -7,7 +7,8 @@ import small_models as models
 import tensorflow as tf
 from equal_training import accumulating
 
-from kbatch.training.clock import ReplicaMeter, TrainingClock, replica_count
+from kbatch.training.clock import ReplicaMeter, TrainingClock
+from kbatch.training.model import replica_count
 
 
 def classifier(**arguments):

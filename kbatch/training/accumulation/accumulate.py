@@ -9,6 +9,7 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.library_internals import layers_of
 from kbatch.training.accumulation.exact import ExactTrainStep, check_exact
 from kbatch.training.accumulation.output_losses import LossDenominators, check_denominators
+from kbatch.training.accumulation.parts_check import check_at_first_training
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.model import check_model, installed_step, user_step
 
@@ -141,8 +142,6 @@ def accumulate_gradients(
             batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
             out.
     """
-    from kbatch.training.accumulation.parts_check import check_at_first_training
-
     size = check_size(micro_batch_size, "micro_batch_size")
     Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact).apply(model)
     if exact or user_step(model) is None:

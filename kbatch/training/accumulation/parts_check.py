@@ -32,7 +32,6 @@ from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.compared_passes import STILL_UP_TO, OwnPasses, Pass, Passes
 from kbatch.training.accumulation.gradient_sum import as_tensor
-from kbatch.training.clock import replica_count
 from kbatch.training.data.forms import (
     FitData,
     each_part,
@@ -44,7 +43,7 @@ from kbatch.training.data.forms import (
 )
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
 from kbatch.training.fingerprint import function_code, model_fingerprint
-from kbatch.training.model import installed_step, user_step
+from kbatch.training.model import installed_step, replica_count, user_step
 from kbatch.training.state import kept_state
 
 # In float32 sums in another order differ by some 1e-6.

@@ -198,6 +198,14 @@ def row_count(parts: Any) -> tf.Tensor:
     return tf.cast(first.dense_shape[0], tf.int32) if sparse else tf.shape(first)[0]
 
 
+def rows_of(batch: Any) -> int:
+    return int(parts_of(batch)[0].shape[0])
+
+
+def first_rows(batch: Any, rows: int) -> Any:
+    return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
+
+
 def arrays_of(data: FitData) -> tuple[Any, int]:
     """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
     # No tensor is made of an array: that would start TensorFlow's devices, and a worker process

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import build_symbolically
+from kbatch.library_internals import build_symbolically, compiled_metrics, wrapped_function
 from kbatch.training.data.forms import (
     FitData,
     arrays_of,
@@ -19,9 +19,9 @@ from kbatch.training.data.forms import (
     is_dataset,
     open_spec,
     parts_of,
+    rows_of,
 )
 from kbatch.training.model import build_ahead, user_step
-from kbatch.training.train_step import held_on_device, rows_of, takes_int64
 
 _MOST_ROWS = 64
 _ELEMENTS_LOOKED_AT = 16
@@ -235,3 +235,40 @@ def batch_of(source: Source, model: keras.Model, rows: int) -> Any:
     if found < rows:
         raise DataEnded(found)
     return held_on_device(batch, widen=takes_int64(model))
+
+
+def held_on_device(batch: Any, *, widen: bool = False) -> Any:
+    """Copy a batch to the first GPU, where there is one; texts stay where they are."""
+    # TensorFlow keeps int32 on the host whatever device is named, and each step copies it.
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+
+    def copied(leaf: Any) -> Any:
+        if leaf.dtype == tf.string:
+            return leaf
+        with tf.device(gpus[0].name):
+            dense = isinstance(leaf, tf.Tensor)
+            wide = widen and dense and leaf.dtype == tf.int32
+            return tf.cast(leaf, tf.int64) if wide else tf.identity(leaf)
+
+    return each_part(copied, batch)
+
+
+def takes_int64(model: Any) -> bool:
+    """Return whether a model trains on int64 as it does on int32."""
+    # Keras casts inputs as declared, and its losses and metrics cast targets; what is the user's
+    # own may not.
+    own = user_step(model) is not None or any(
+        getattr(type(model), name) is not getattr(keras.Model, name)
+        for name in ("compute_loss", "compute_metrics")
+    )
+    used = keras.tree.flatten([model.loss, *compiled_metrics(model)])
+    return bool(getattr(model, "inputs", None)) and not own and all(map(_is_of_keras, used))
+
+
+def _is_of_keras(given: Any) -> bool:
+    kind = given if hasattr(given, "__name__") else type(given)
+    function = wrapped_function(given)
+    whole = given is None or isinstance(given, str) or kind.__module__.split(".")[0] == "keras"
+    return whole and (function is None or _is_of_keras(function))
