@@ -4,23 +4,24 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
 from kbatch.analysis.throughput import PowerIntegral, ThinnedSeries, counted_energy_j
-from kbatch.device.gpus import NvmlGpu, NvmlUnavailableError, opened_nvml, read_gpu
+from kbatch.device.gpus import (
+    NvmlGpu,
+    NvmlUnavailableError,
+    TensorFlowMemory,
+    opened_nvml,
+    read_gpu,
+)
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
 
 if TYPE_CHECKING:
     import pandas as pd
 
 Sample = TypeVar("Sample", GpuSample, HostSample)
-
-
-class TensorFlowMemory(NamedTuple):
-    memory_total_bytes: int | None  # That it may take, None if unknown.
-    read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 
 
 class _GpuTally:

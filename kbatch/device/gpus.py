@@ -77,6 +77,13 @@ class GpuReading(NamedTuple):
     throttle_reasons: tuple[str, ...] | None = None  # What lowers the clocks.
 
 
+class TensorFlowMemory(NamedTuple):
+    """What TensorFlow has of a GPU, where the driver does not show its memory."""
+
+    memory_total_bytes: int | None  # That it may take, None if unknown.
+    read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
+
+
 @contextlib.contextmanager
 def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
     """Open the library for a block, which may be nested, and list the GPUs that answer."""

@@ -11,13 +11,13 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.gpu_monitor import TensorFlowMemory
 from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
     NvmlGpu,
     NvmlUnavailableError,
+    TensorFlowMemory,
     check_named_gpus,
     devices_by_bus_id,
     in_container,

@@ -11,7 +11,7 @@ import pynvml
 
 import kbatch
 from kbatch.device.doctor import TensorFlowBuild, nvidia_findings, read_nvidia
-from kbatch.device.gpu_monitor import TensorFlowMemory
+from kbatch.device.gpus import TensorFlowMemory
 from kbatch.study.figures.gpu_timeline import alt_text, gpu_timeline_info
 
 GIB = 2**30
