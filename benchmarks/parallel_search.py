@@ -185,9 +185,7 @@ class Stubs:
 def stubs(options, number):
     executor = Stubs()
     sizes = tuple(range(1, STUBS + 1))
-    seconds, _ = timed_search(
-        sizes, *rows(64), executor=executor, max_parallel=4, keep_checkpoints=0
-    )
+    seconds, _ = timed_search(sizes, *rows(64), executor=executor, max_parallel=4)
     memory = executor.resident_bytes
     return {
         "seconds": seconds,

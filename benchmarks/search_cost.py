@@ -135,7 +135,6 @@ def search(strategy, name, *, seed, limit_s, directory, sizes=SIZES):
         hypermodel,
         keras_tuner.Objective("seconds_to_target", "min"),
         strategy=strategy,
-        keep_checkpoints=0,
         directory=directory,
         project_name=strategy,
     )

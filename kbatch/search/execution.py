@@ -79,7 +79,7 @@ class Execution:
             results = self._completed(self._trained(fit))
             files, best = self._files, self._fit.best_epoch
             reported = {} if files is None else files.reported(results)
-            if files and best and getattr(files.tuner, "keep_checkpoints", 0):
+            if files and best and files.of_kbatch_tuner:
                 record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
                 best.write_weights(
                     self._model, files.folder, record and record.best_objective_value

@@ -411,13 +411,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
-        if hasattr(files.tuner, "_compare_search"):
+        if files.of_kbatch_tuner:
             return
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)
         present = SearchIdentity(objective | facts | given, values)
-        check_identity(files.project, present, unchecked=None)
+        check_identity(files.project, present)
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))

@@ -109,9 +109,8 @@ def objective_facts(objective: Any) -> dict[str, str]:
     return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
 
 
-def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | None) -> str | None:
-    """Write the identity of a search, or compare it; return a note on trials kept unchecked."""
-    # `unchecked` is None where a person cannot ask for it.
+def check_identity(project: Path, present: SearchIdentity) -> None:
+    """Write the identity of a search, or compare it with the one that has trials there."""
     known, damage, file = None, None, project / IDENTITY_NAME
     try:
         known = read_record(SearchIdentity, file) if file.exists() else None
@@ -124,27 +123,15 @@ def check_identity(project: Path, present: SearchIdentity, *, unchecked: bool | 
             # It may have been ended after its updates were timed.
             (project / GOODPUT_NAME).unlink(missing_ok=True)
         write_needed(present, file)
-        return None
-    ways = "give another `project_name` or `directory`, or `overwrite=True` to start over"
-    if known is None:
-        reason = damage or f"there is no {IDENTITY_NAME}"
-        holds = "trials of a search that this one cannot be compared with"
-        if unchecked is not None:
-            ways += (
-                ', or `resume="unchecked"` if you know that model, data and arguments are the same'
-            )
-    elif difference is None:
-        return None
-    else:
-        reason, holds = difference, "another search"
-        present = dataclasses.replace(present, notes=known.notes)
-    if not unchecked:
+    elif known is None or difference is not None:
+        holds = "another search"
+        if known is None:
+            holds = "trials of a search that this one cannot be compared with"
         raise InputError(
-            f"The project directory {project} holds {holds}: {ways}. Received: {reason}."
+            f"The project directory {project} holds {holds}: give another `project_name` or "
+            "`directory`, or `overwrite=True` to start over. Received: "
+            f"{difference or damage or f'there is no {IDENTITY_NAME}'}."
         )
-    note = f'Earlier trials were kept and not compared, by `resume="unchecked"`: {reason}.'
-    write_needed(present.with_note(note), file)
-    return note
 
 
 def _callback_facts(callbacks: Any) -> dict[str, str]:

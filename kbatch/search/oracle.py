@@ -117,13 +117,10 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self,
         objective: Any,
         strategy: Callable[[SearchState], Iterator[Values]],  # As `Strategy.__call__`.
-        *,
-        keep_checkpoints: int,
     ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._strategy = strategy
-        self._keep_checkpoints = keep_checkpoints
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -196,12 +193,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self.ongoing_trials = {}
 
     def _delete_checkpoints(self, *, decided: bool) -> None:
-        if self._keep_checkpoints:
-            kept = {one.trial_id for one in self.get_best_trials(self._keep_checkpoints)}
-            kept |= decided_trials(self._project) if decided else open_trials(self._project)
-            for trial_id in {one.trial_id for one in self.ended_trials} - kept:
-                for name in (CHECKPOINT_NAME, DRAFT_NAME):
-                    (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
+        kept = {one.trial_id for one in self.get_best_trials()}
+        kept |= decided_trials(self._project) if decided else open_trials(self._project)
+        for trial_id in {one.trial_id for one in self.ended_trials} - kept:
+            for name in (CHECKPOINT_NAME, DRAFT_NAME):
+                (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
 
     @property
     def _project(self) -> Path:

@@ -57,6 +57,8 @@ class TrialFiles:
     def __init__(self, tuner: Any, trial: Any):
         check_local(tuner.project_dir)
         self.tuner = tuner
+        # keras-tuner's own tuners neither compare searches nor keep the weights of few trials.
+        self.of_kbatch_tuner = hasattr(tuner, "_compare_search")
         self._trial = trial
         self.project = Path(tuner.project_dir)
         self.trial_id: str = trial.trial_id
@@ -128,8 +130,6 @@ class TrialFiles:
 
     def earlier_outcomes(self, index: int) -> Outcomes | None:
         """Find the outcomes of the same execution of another trial with this one's settings."""
-        if getattr(self.tuner, "_resume", None) == "unchecked":  # They may be of other data.
-            return None
         for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
             if trial_id != self.trial_id and same_settings(trial, self._trial):
                 folder = Path(self.tuner.get_trial_dir(trial_id))

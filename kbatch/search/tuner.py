@@ -18,7 +18,6 @@ from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError, load_if_readable
-from kbatch.records.record import check_choice
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
@@ -93,16 +92,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         trackers: Experiment trackers to write the search to after each execution: any of
             `"mlflow"`, `"wandb"` and `"trackio"`, each set up as for other training, such as by
             `MLFLOW_TRACKING_URI`. One that fails is warned of once and tried again.
-        keep_checkpoints: How many of the best trials keep the weights of their best epoch, for
-            `get_best_models`, beside the trial that `Study.decide` names. 0 for none at all.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
-        overwrite: Whether to delete what the folder holds, instead of going on from there.
-        resume: `"checked"` goes on with the trials of the folder only where model, data, arguments
-            of `fit` and search space are the same; more batch sizes and more executions extend
-            them. `"unchecked"` goes on also where these differ or cannot be compared, and the
-            study says so.
+        overwrite: Whether to delete what the folder holds. If not, the search goes on with the
+            trials there, where model, data, arguments of `fit` and search space are the same; more
+            batch sizes and more executions extend them.
 
     Raises:
         TypeError: If `hypermodel` is something else.
@@ -129,12 +124,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         max_parallel: int | None = None,
         resources: Any = None,
         trackers: Sequence[str] = (),
-        keep_checkpoints: int = 1,
         distribution_strategy: Any = None,
         directory: str | Path | None = None,
         project_name: str | None = None,
         overwrite: bool = False,
-        resume: Literal["checked", "unchecked"] = "checked",
     ):
         if not isinstance(hypermodel, BatchSizeHyperModel):
             raise TypeError(
@@ -165,16 +158,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
         tuner_arguments.check_executor(executor, max_parallel, resources)
         self._trackers = TrackerLog(trackers)
-        check_choice(("checked", "unchecked"), resume=resume)
         tuner_arguments.check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
         self.isolate = isolate
-        self.keep_checkpoints = tuner_arguments.check_count(
-            keep_checkpoints, "keep_checkpoints", least=0
-        )
         self._progress = SearchProgress(verbose=0)
         self._isolated: IsolatedTrials | None = None
         self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
@@ -193,7 +182,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # Seconds after which the present trial has lost, None where it may go on.
         self._time_cap_s: float | None = None
         self._live: list[LivePlot] = []
-        self._resume = resume
         # The facts of the space and the model, the hyperparameters that it was built with, and how
         # many times as long float16 takes as float32, None where no trial runs under it.
         self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
@@ -208,7 +196,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         super().__init__(
-            BatchSizeOracle(objective, self._strategy, keep_checkpoints=keep_checkpoints),
+            BatchSizeOracle(objective, self._strategy),
             hypermodel,
             directory=None if directory is None else str(directory),
             project_name=project_name,
@@ -301,10 +289,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Build the model of a trial with the weights of its best epoch; for keras-tuner."""
         if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
             raise RuntimeError(
-                f"Trial {trial.trial_id} has no checkpoint: those of the best `keep_checkpoints` "
-                "trials are kept, where `model.fit` trains them. Search with a larger number, "
-                "or train a model of `get_best_hyperparameters()`. Received: "
-                f"keep_checkpoints={self.keep_checkpoints}."
+                f"Trial {trial.trial_id} has no checkpoint: the decided and the best trial keep "
+                "theirs, where `model.fit` trains them. Train a model of "
+                "`get_best_hyperparameters()` instead."
             )
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins again.
@@ -442,9 +429,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         project, (facts, values, _) = Path(self.project_dir), self._explored
         given = facts | identity.fit_facts(args, kwargs)
         present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
-        note = identity.check_identity(project, present, unchecked=self._resume == "unchecked")
-        if note is not None:
-            self._progress.say(note)
+        identity.check_identity(project, present)
         known, settings = trial_files.recorded_search(project), self.hypermodel.settings
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:

@@ -1,7 +1,6 @@
 """Which trial a tuner names first, and whose weights it keeps: those of the study's decision."""
 
 import keras_tuner
-import pytest
 import searches
 from keras_tuner.src.engine.trial import Trial
 from records_factory import make_execution, make_search, make_trial
@@ -40,9 +39,9 @@ def write_search(project, values, *, settings=None, interrupted=None, **of_searc
         write_trial_state(trial, project)
 
 
-def oracle_of(project, keep_checkpoints=1):
+def oracle_of(project):
     objective = keras_tuner.Objective("val_accuracy", "max")
-    oracle = BatchSizeOracle(objective, lambda *_: iter(()), keep_checkpoints=keep_checkpoints)
+    oracle = BatchSizeOracle(objective, lambda *_: iter(()))
     oracle._set_project_dir(str(project.parent), project.name)
     oracle.reload()
     return oracle
@@ -135,9 +134,8 @@ def test_a_race_that_is_interrupted_names_what_its_study_decides(tmp_path):
     assert 64 in kept(tmp_path / "search")
 
 
-@pytest.mark.parametrize("keep", [1, 2])
-def test_a_damaged_record_takes_no_weights_of_others(tmp_path, keep):
+def test_a_damaged_record_takes_no_weights_of_others(tmp_path):
     write_search(tmp_path, VALUES)
     (tmp_path / "trial_0001" / "kbatch.json").write_text("{")
-    ended_once_more(oracle_of(tmp_path, keep))
+    ended_once_more(oracle_of(tmp_path))
     assert {16, 64} <= kept(tmp_path)

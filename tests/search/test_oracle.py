@@ -16,9 +16,7 @@ ACCURACIES = (0.25, 0.5, 0.75)
 
 def searched(records, objective):
     """The oracle of a search whose trials ended as the records say, in the order of their ids."""
-    oracle = BatchSizeOracle(
-        keras_tuner.Objective(objective.name, objective.direction), None, keep_checkpoints=0
-    )
+    oracle = BatchSizeOracle(keras_tuner.Objective(objective.name, objective.direction), None)
     for record in sorted(records, key=lambda one: one.trial_id):
         space = keras_tuner.HyperParameters()
         space.values = dict(record.hyperparameters)
@@ -95,4 +93,4 @@ def test_the_order_of_a_studys_trials_does_not_decide_its_best():
     ],
 )
 def test_the_name_of_a_metric_tells_its_direction(objective, direction):
-    assert BatchSizeOracle(objective, None, keep_checkpoints=0).objective.direction == direction
+    assert BatchSizeOracle(objective, None).objective.direction == direction

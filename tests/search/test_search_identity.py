@@ -173,7 +173,7 @@ def test_other_choices_of_a_learning_rate_are_refused(tmp_path):
 def test_what_only_shows_or_widens_is_no_other_search(found):
     writer = keras.callbacks.CSVLogger(found / "log.csv")
     stops = EarlyStopping(monitor="loss", patience=3)
-    again(found, fit={"verbose": 1, "callbacks": [stops, writer]}, keep_checkpoints=2)
+    again(found, fit={"verbose": 1, "callbacks": [stops, writer]})
 
 
 def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
@@ -211,19 +211,13 @@ def test_fewer_sizes_are_other_settings(found):
         again(found, sizes=(16,))
 
 
-def test_a_search_without_identity_needs_consent(tmp_path):
+def test_a_search_without_identity_is_begun_anew(tmp_path):
     search(tmp_path)
     identity = tmp_path / "search" / IDENTITY_NAME
     identity.unlink()
     assert len(kbatch.load_study(tmp_path / "search").trials) == 1
-    with pytest.raises(ValueError, match=r'overwrite=True.*resume="unchecked".*0\.1\.0'):
+    with pytest.raises(ValueError, match=r"project_name.*overwrite=True.*there is no"):
         search(tmp_path)
-    study = kbatch.load_study(search(tmp_path, resume="unchecked"))
-    assert len(study.trials) == 1
-    assert "not compared" in study.problems[0]
-    search(tmp_path)
-    with pytest.raises(ValueError, match="epochs: 1 then, 2 now"):
-        search(tmp_path, fit={"epochs": 2})
     identity.write_text("{")
     with pytest.raises(ValueError, match="is damaged"):
         search(tmp_path)
@@ -239,14 +233,6 @@ def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
         search(tmp_path, wide, max_trials=2, **arguments)
     study = kbatch.load_study(search(tmp_path, max_trials=2, **arguments))
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
-
-
-def test_a_tuner_of_keras_tuner_is_not_told_of_a_choice_that_it_has_not(tmp_path):
-    arguments = {"kind": keras_tuner.RandomSearch, "sizes": (8, 16)}
-    search(tmp_path, max_trials=1, **arguments)
-    (tmp_path / "search" / IDENTITY_NAME).unlink()
-    with pytest.raises(ValueError, match=r"or `overwrite=True` to start over\. Received: there is"):
-        search(tmp_path, max_trials=2, **arguments)
 
 
 def test_a_callback_is_told_by_what_it_was_given():
@@ -294,7 +280,7 @@ def test_a_wider_search_by_goodput_times_its_sizes_again_and_keeps_its_decisions
 
 def test_another_search_without_results_leaves_no_times_behind(tmp_path):
     def begins(**facts):
-        check_identity(tmp_path, SearchIdentity(facts, {}), unchecked=False)
+        check_identity(tmp_path, SearchIdentity(facts, {}))
         return read_goodput(tmp_path) is not None
 
     begins(model="one")

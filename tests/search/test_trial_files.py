@@ -103,9 +103,7 @@ def test_a_state_nested_deeply_is_passed_over(tmp_path):
 def test_a_trial_without_a_score_is_not_among_the_best(tmp_path, score):
     for number, value in enumerate((0.5, score, 0.7)):
         write_trial_state(trial(number, value), tmp_path)
-    oracle = BatchSizeOracle(
-        keras_tuner.Objective("val_accuracy", "max"), lambda *_: iter(()), keep_checkpoints=1
-    )
+    oracle = BatchSizeOracle(keras_tuner.Objective("val_accuracy", "max"), lambda *_: iter(()))
     oracle._set_project_dir(str(tmp_path.parent), tmp_path.name)
     oracle.reload()
     assert [t.trial_id for t in oracle.get_best_trials(3)] == ["0002", "0000"]

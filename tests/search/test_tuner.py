@@ -34,7 +34,7 @@ def two_sizes(build=models.stock, **arguments):
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
     """A search of two sizes, with its study."""
-    tuner = search(tmp_path_factory.mktemp("found"), executions_per_trial=2, keep_checkpoints=1)
+    tuner = search(tmp_path_factory.mktemp("found"), executions_per_trial=2)
     return tuner, kbatch.load_study(tuner)
 
 
@@ -67,14 +67,14 @@ def test_only_the_best_trials_keep_a_checkpoint(found):
     kept = {f"trial_{trial.trial_id}" for trial in tuner.oracle.get_best_trials(1)}
     files = list(Path(tuner.project_dir).glob("**/*.h5"))
     assert {file.parent.name for file in files} == kept
-    with pytest.raises(RuntimeError, match=r"no checkpoint.*keep_checkpoints=1"):
+    with pytest.raises(RuntimeError, match="no checkpoint: the decided and the best"):
         tuner.get_best_models(2)
 
 
 def test_a_search_that_ended_runs_nothing_again(found, capsys):
     tuner, study = found
     hypermodel = two_sizes(only_explored())
-    again = search(tuner.directory, hypermodel, executions_per_trial=2, keep_checkpoints=1)
+    again = search(tuner.directory, hypermodel, executions_per_trial=2)
     assert again.remaining_trials == 0
     assert kbatch.load_study(again) == study
     assert capsys.readouterr().out == ""
@@ -83,7 +83,7 @@ def test_a_search_that_ended_runs_nothing_again(found, capsys):
 def test_going_on_says_what_is_kept_and_nothing_of_float16(found, monkeypatch, capsys):
     monkeypatch.setattr("kbatch.search.tuner.float16_slowdown", lambda: 520.0)
     tuner, _ = found
-    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1, "fit": {"verbose": 1}}
+    arguments = {"executions_per_trial": 2, "fit": {"verbose": 1}}
     search(tuner.directory, two_sizes(only_explored()), **arguments)
     said = capsys.readouterr().out
     assert "2 trials of an earlier run kept in " in said
@@ -101,7 +101,7 @@ def test_slow_float16_is_told_of_once_before_the_first_trial(monkeypatch, tmp_pa
 
 def test_another_objective_in_the_same_directory_is_refused(found):
     tuner, _ = found
-    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1, "objective": "val_loss"}
+    arguments = {"executions_per_trial": 2, "objective": "val_loss"}
     with pytest.raises(ValueError, match=r"another objective.*'val_loss'.*'val_accuracy'"):
         search(tuner.directory, **arguments)
 
@@ -235,7 +235,7 @@ def test_an_interrupted_search_says_how_to_go_on_and_does(found, tmp_path):
     """In the second execution of the second trial: three have completed then."""
     file = tmp_path / "begun"
     interrupts = Fails(KeyboardInterrupt(), file=file, at=4)
-    arguments = {"executions_per_trial": 2, "keep_checkpoints": 1}
+    arguments = {"executions_per_trial": 2}
     with pytest.raises(KeyboardInterrupt, match="run the same script again"):
         search(tmp_path, fit={"callbacks": [interrupts]}, **arguments)
     stopped = kbatch.load_study(tmp_path / "search")
@@ -386,13 +386,6 @@ def checkpoint_of(best, epochs, folder, before):
     return kept
 
 
-def test_no_checkpoint_is_kept_where_none_is_asked_for(tmp_path):
-    tuner = quick(tmp_path, searches.stock(batch_sizes=(32,)), keep_checkpoints=0)
-    assert not list(tmp_path.glob("**/*.h5"))
-    with pytest.raises(RuntimeError, match="keep_checkpoints=0"):
-        tuner.get_best_models()
-
-
 SPEED = keras_tuner.Objective("samples_per_second", "max")
 SEVERAL = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
 
@@ -426,7 +419,6 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
             ValueError,
             "one of grid, race, goodput. Received: strategy='random'",
         ),
-        ({"keep_checkpoints": -1}, ValueError, "keep_checkpoints=-1"),
         ({"executions_per_trial": 0}, ValueError, "executions_per_trial=0"),
         ({"isolate": True, "distribution_strategy": 3}, ValueError, "leave it out"),
     ],
