@@ -123,11 +123,6 @@ def gpu_study(*gpus):
     return make_study(*trials)
 
 
-def failed_study():
-    """A study in which nothing completed."""
-    return make_study(make_trial(64, status="failed"), make_trial(128, status="out_of_memory"))
-
-
 def max_batch_result(**changed):
     """A search that ran out of memory once, went above the window and confirmed its answer."""
     limit = 8 * 2**30

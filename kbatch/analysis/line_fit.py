@@ -108,10 +108,6 @@ class Line:
     def __call__(self, x: float) -> float:
         return self.intercept + self.slope * x
 
-    def interval_at(self, x: float) -> Interval:
-        design = np.array([1.0, x])
-        return self._interval(self(x), float(design @ self.covariance @ design))
-
     def _ratio(self, numerator: float, denominator: float, covariance: np.ndarray) -> Ratio:
         freedom = self.degrees_of_freedom
         return ratio_of_estimates(

@@ -47,7 +47,6 @@ def command_parser() -> argparse.ArgumentParser:
     measure.add_recommend(commands)
     machine.add_distribute(commands)
     study.add_report(commands)
-    study.add_view(commands)
     study.add_plot(commands)
     study.add_export(commands)
     return parser

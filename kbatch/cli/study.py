@@ -1,4 +1,4 @@
-"""Commands that read a study, `report`, `view`, `plot`, `export`, and `demo`, which makes one."""
+"""Commands that read a study, `report`, `plot`, `export`, and `demo`, which makes one."""
 
 import argparse
 from pathlib import Path
@@ -31,23 +31,6 @@ def _report(options: argparse.Namespace) -> None:
     records = [load_record(path) for path in options.records]
     for path in write_report(records, options.output):
         print(path)
-
-
-def add_view(commands: Any) -> None:
-    view = commands.add_parser("view", help="follow searches in a browser while they run")
-    studies = "project directory of a search, running or ended; several are shown on one page"
-    view.add_argument("studies", type=Path, nargs="+", metavar="DIR", help=studies)
-    port = "port; 0 for a free one (%(default)s)"
-    view.add_argument("--port", type=int, default=8642, metavar="N", help=port)
-    view.set_defaults(run=_view)
-
-
-def _view(options: argparse.Namespace) -> None:
-    from kbatch.report.view import HOST, view_server
-
-    with view_server(options.studies, options.port) as server:
-        print(f"http://{HOST}:{server.server_address[1]}/ (Ctrl+C ends it)", flush=True)
-        server.serve_forever()
 
 
 def add_plot(commands: Any) -> None:

@@ -40,8 +40,7 @@ class Figure(NamedTuple):
     # Draws it in Axes, whose label then describes it for those who do not see it.
     draw: "Callable[[Axes], Axes]"
     notes: tuple[Note, ...] = ()  # Those that concern its numbers.
-    # Alone in a row of the page, small beside others, or wide where it cannot be read small.
-    shape: Literal["alone", "small", "wide"] = "alone"
+    shape: Literal["alone", "small"] = "alone"  # Alone in a row of the page, or beside others.
 
 
 class Section(NamedTuple):

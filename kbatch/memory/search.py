@@ -11,13 +11,10 @@ all the way: an activation phase that is still hidden would overshoot. How well 
 measured in `benchmarks/max_batch_search.py`.
 """
 
-import math
 from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
-
-from kbatch.analysis.intervals import Interval, t_quantile
 
 # Reasons of answers that are no memory's. Reports know them, also those in files: compare with
 # these, and keep the texts as they are.
@@ -167,21 +164,9 @@ class MemoryFit(NamedTuple):
     bytes_per_example: float
     fixed_error_bytes: float | None  # Standard errors: None from fewer than three sizes.
     bytes_per_example_error: float | None
-    covariance: float = 0.0  # Of the two, in bytes squared an example.
-    degrees_of_freedom: int = 0  # Sizes less two.
 
     def predict(self, batch_size: int) -> float:
         return self.fixed_bytes + batch_size * self.bytes_per_example
-
-    def interval_at(self, batch_size: int) -> Interval | None:
-        """Compute the 95 % interval of the line at a batch size; None from fewer than three."""
-        fixed, each = self.fixed_error_bytes, self.bytes_per_example_error
-        if fixed is None or each is None:
-            return None
-        variance = fixed**2 + 2 * batch_size * self.covariance + (batch_size * each) ** 2
-        half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(max(0.0, variance))
-        predicted = self.predict(batch_size)
-        return Interval(predicted - half_width, predicted + half_width)
 
     def largest_within(self, most_bytes: float) -> float:
         """Return the batch size up to which the line keeps within so many bytes, 0 if flat."""
@@ -198,10 +183,10 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
         return None
     sizes = np.array(list(memory_bytes), float)
     memory = np.array(list(memory_bytes.values()), float)
-    weights, freedom = 1 / np.maximum(memory, 1.0), len(sizes) - 2
-    if freedom == 0:
+    weights = 1 / np.maximum(memory, 1.0)
+    if len(sizes) == 2:
         each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
         return MemoryFit(fixed, each, None, None)
     line, covariance = np.polyfit(sizes, memory, 1, w=weights, cov=True)
     (each, fixed), errors = line.tolist(), np.sqrt(np.diag(covariance)).tolist()
-    return MemoryFit(fixed, each, errors[1], errors[0], float(covariance[0, 1]), freedom)
+    return MemoryFit(fixed, each, errors[1], errors[0])

@@ -117,28 +117,22 @@ def panels(
     return found
 
 
-def beside(
-    ax: Axes, widths: Sequence[float], *, at: int = 0, gap: float = 0.04
-) -> tuple[list[Axes], Axes]:
+def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
     """Split Axes into several that share the y axis, with Axes below all, for a caption."""
     place = ax.get_subplotspec()
-    order = [i for i in range(len(widths)) if i != at]
     if place is None:
         divider, below = make_axes_locatable(ax), ax
-        more = []
-        for i in order:
-            side, size = "left" if i < at else "right", f"{100 * widths[i] / widths[at]:.0f}%"
-            more.append(divider.append_axes(side, size, pad=0.15, sharey=ax))
+        more = [divider.append_axes("right", "100%", pad=0.15, sharey=ax) for _ in range(1, count)]
     else:
         rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
-        cells = rows[0].subgridspec(1, len(widths), width_ratios=widths, wspace=gap)
-        ax.set_subplotspec(cells[at])
-        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in order]
+        cells = rows[0].subgridspec(1, count, wspace=0.04)
+        ax.set_subplotspec(cells[0])
+        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in range(1, count)]
         below = ax.figure.add_subplot(rows[1])
         below.set_axis_off()
     for panel in more:
         panel.tick_params(labelleft=False)
-    return [*more[:at], ax, *more[at:]], below
+    return [ax, *more], below
 
 
 def tidy(ax: Axes) -> None:

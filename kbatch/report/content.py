@@ -15,7 +15,6 @@ from kbatch.memory.report import max_batch_section
 from kbatch.recommendation.record import Recommendation
 from kbatch.recommendation.report import recommendation_section
 from kbatch.records.json_codec import RecordError, read_json, read_record, shown
-from kbatch.report.what_if import WhatIf, what_if
 from kbatch.study.report import study_section
 from kbatch.study.study import Study, load_study
 from kbatch.throughput.record import TrainingProfile
@@ -44,7 +43,6 @@ class ReportContent(NamedTuple):
     title: str
     sections: tuple[Section, ...]  # One a record.
     environment: tuple[Fact, ...]  # Machine and software that all records share.
-    what_ifs: tuple[WhatIf | None, ...] = ()  # One a record, for pages that a reader can move.
 
 
 def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportContent:
@@ -66,7 +64,7 @@ def report_content(study_or_profiles: Reported | Sequence[Reported]) -> ReportCo
     title = f"{sections[0].name}: which batch size?"
     if len(sections) > 1:
         title = f"Which batch size? {pluralize(len(sections), 'answer')}"
-    return ReportContent(title, own, shared, tuple(map(what_if, study_or_profiles)))
+    return ReportContent(title, own, shared)
 
 
 def section_of(record: Reported) -> Section:

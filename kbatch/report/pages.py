@@ -12,33 +12,28 @@ from markupsafe import Markup, escape
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 from kbatch.records.json_codec import write_whole_file
-from kbatch.report.content import ReportContent, Reported, report_content, section_of
-from kbatch.report.what_if import what_if
+from kbatch.report.content import Reported, report_content, section_of
 from kbatch.study.study import Study
 
 
 def render_html(study_or_profiles: Reported | Sequence[Reported]) -> str:
-    return render_page(report_content(study_or_profiles), "report.html")
-
-
-def render_page(content: ReportContent, template: str, **more: object) -> str:
-    """Render what a report says with one of the templates."""
+    content = report_content(study_or_profiles)
     page, drawings = SvgPage(), {}
     # For a desk and print; and for a telephone, where texts stay as large and captions take more
     # lines.
     widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
     for place, section in enumerate(content.sections, start=1):
         for figure in section.figures:
-            drawing: dict[str, Any] = {"wide": None, "narrow": None}
-            left_out = {"small": "wide", "wide": "narrow"}.get(figure.shape)
+            drawing: dict[str, Any] = {}
             for name, (width_in, taller) in widths.items():
-                if name != left_out:
+                if name == "narrow" or figure.shape == "alone":
                     axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
                     drawing[name] = Markup(page.element(transparent_svg(axes)))
                     drawing["alt_text"] = str(axes.get_label())
             drawings[place, figure.name] = drawing
-    shared = {"glyphs": Markup(page.glyphs()), "rules": Markup(page.rules()), **more}
-    return templates().get_template(template).render(content=content, drawings=drawings, **shared)
+    shared = {"glyphs": Markup(page.glyphs()), "rules": Markup(page.rules())}
+    template = templates().get_template("report.html")
+    return template.render(content=content, drawings=drawings, **shared)
 
 
 def markdown_files(
@@ -158,4 +153,4 @@ def notebook_html(record: Any) -> str | None:
         # An object that is looked at must not raise: what is missing is said in its place.
         return Markup("<p>{}</p>").format(prose(str(error))) if isinstance(record, Study) else None
     template = templates().get_template("notebook.html")
-    return template.render(section=section, possible=what_if(record), most=40)
+    return template.render(section=section, most=40)

@@ -15,7 +15,6 @@ from kbatch.study.figures import (
     learning_curves,
     noise_scale,
     pareto,
-    ranking,
     time_to_target,
     trials,
 )
@@ -103,7 +102,6 @@ _FIGURES = {
     ),
     "noise-scale": ("Gradient noise scale over training", noise_scale, ("noise_scale",)),
     "gpu-timeline": ("GPUs during the named trial", gpu_timeline, ("gpu",)),
-    "ranking": ("Trials by their objective", ranking, ("quality",)),
 }
 
 
@@ -122,15 +120,12 @@ def _has_data(name: str, study: Study, curves: int) -> bool:
             return len(noise_scale.noise_scale_info(study).curves) <= MOST_CURVES
         case "gpu-timeline":
             return bool(gpu_timeline.gpu_timeline_info(study))
-        case "ranking":
-            return sum(trial.status == "completed" for trial in study.trials) > 1
     return True
 
 
 def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data."""
     found = []
-    rows = min(len(study.trials), ranking.MOST_ROWS)
     for name, (title, module, columns) in _FIGURES.items():
         try:
             if not _has_data(name, study, curves):
@@ -143,10 +138,10 @@ def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, 
             Figure(
                 name=name,
                 title=title,
-                height_in=getattr(module, "HEIGHT_IN", ranking.height_in(rows)),
+                height_in=module.HEIGHT_IN,
                 draw=functools.partial(plot, study, **options),
                 notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
-                shape="alone" if name == "trials" else "wide" if name == "ranking" else "small",
+                shape="alone" if name == "trials" else "small",
             )
         )
     return tuple(found)

@@ -40,22 +40,6 @@ def test_without_outliers_it_is_weighted_least_squares():
     np.testing.assert_allclose(line.covariance, covariance, rtol=1e-6)
 
 
-@pytest.mark.parametrize("place", [1.0, 40.0, 1000.0])
-def test_the_interval_at_a_place_is_that_of_a_line_through_there(place):
-    x = np.repeat(SIZES, 2)
-    y = (A + B * x) * (1 + 0.01 * np.tile([1.0, -1.0], len(SIZES)))
-    found = fit_line(x, y).interval_at(place)
-    # With x counted from there, the intercept is the line at that place.
-    unit = np.array([np.median(y[x == one]) for one in x])
-    design = np.stack([1 / unit, (x - place) / unit], axis=1)
-    inverse = np.linalg.inv(design.T @ design)
-    coefficients = inverse @ design.T @ (y / unit)
-    residuals = y / unit - design @ coefficients
-    half_width = 2.119905 * np.sqrt(inverse[0, 0] * (residuals @ residuals) / 16)
-    ends = [coefficients[0] - half_width, coefficients[0] + half_width]
-    np.testing.assert_allclose([found.low, found.high], ends, rtol=1e-5)
-
-
 @pytest.mark.parametrize("seed", range(5))
 def test_with_outliers_it_solves_hubers_equations(seed):
     x = np.repeat(SIZES, 3)

@@ -43,13 +43,12 @@ SAMPLES = {
     "memory": max_batch_result,
     "noise_scale": lambda: learned_study(3),
     "pareto": lambda: learned_study(3),
-    "ranking": lambda: learned_study(3),
     "time_to_target": lambda: target_study(3),
     "training_profile": training_profile,
     "trials": lambda: learned_study(3),
 }
 # Studies that differ in several hyperparameters have more and longer texts.
-TUNED = ("learning_curves", "noise_scale", "pareto", "ranking", "trials")
+TUNED = ("learning_curves", "noise_scale", "pareto", "trials")
 SAMPLES |= {f"{name} of many": lambda: tuned_study(14) for name in TUNED}
 
 

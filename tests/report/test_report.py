@@ -100,7 +100,7 @@ def test_the_page_can_be_used_without_seeing_it():
     page = Page(plain_html())
     assert page.found("html") == [{"lang": "en"}]
     figures = [a for a in page.found("div") if a.get("role") == "img"]
-    assert len(figures) == len(page.found("figure")) == 5
+    assert len(figures) == len(page.found("figure")) == 4
     assert "Two charts of 7 trials" in figures[0]["aria-label"]
     assert all(len(figure["aria-label"]) > 40 for figure in figures)
     assert page.found("svg")[0]["aria-hidden"] == "true"
@@ -135,7 +135,6 @@ def test_markdown_has_its_figure_beside_it(tmp_path):
         "my report-learning-curves-seconds.png",
         "my report-learning-curves-updates.png",
         "my report-pareto.png",
-        "my report-ranking.png",
         "my report-trials.png",
         "my report.md",
     ]

@@ -5,12 +5,9 @@ import shutil
 import subprocess
 
 import pytest
-from figure_studies import target_study
 from records_factory import make_study, make_trial
-from training_profile_factory import training_profile
 
-from kbatch.report.pages import render_html, write_report
-from kbatch.report.what_if import what_if
+from kbatch.report.pages import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [
@@ -81,57 +78,3 @@ def test_a_page_of_many_trials_loads_the_images_of_its_marks(tmp_path):
     assert "<image " in (tmp_path / "report.html").read_text()
     done = browse(tmp_path, "--dump-dom", (tmp_path / "report.html").as_uri())
     assert "CONSOLE" not in done.stderr
-
-
-# A report and two displays of a notebook in one page, their first sliders moved to both ends.
-SLIDERS = """<!doctype html><meta charset="utf-8">
-<iframe id="frame" src="sliders.html" style="width:{width}px;height:900px"></iframe><script>
-frame.onload = () => {{
-  const page = frame.contentDocument, view = frame.contentWindow;
-  const texts = (root) => ({{
-    size: root.querySelector(".size").textContent,
-    value: root.querySelector(".quantity strong").textContent,
-    basis: root.querySelector(".quantity").lastElementChild.textContent,
-    spoken: root.querySelector("input").getAttribute("aria-valuetext"),
-    place: root.querySelector(".at").getAttribute("transform"),
-    table: root.querySelector("details").open, hidden: root.querySelector(".controls").hidden,
-  }});
-  const move = (root, value) => {{
-    const slider = root.querySelector("input");
-    slider.value = value; slider.dispatchEvent(new view.Event("input"));
-  }};
-  const roots = [...page.querySelectorAll(".what-if")];
-  const found = {{ count: roots.length, start: texts(roots[0]), other: texts(roots[1]) }};
-  move(roots[0], 999); found.last = texts(roots[0]); found.still = texts(roots[1]);
-  view.dispatchEvent(new view.Event("beforeprint")); found.paper = texts(roots[0]);
-  view.dispatchEvent(new view.Event("afterprint")); found.after = texts(roots[0]);
-  found.overflow = page.documentElement.scrollWidth - page.documentElement.clientWidth;
-  const out = document.createElement("pre");
-  out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
-}};
-</script>"""
-
-
-@pytest.mark.parametrize("width", [390, 1280])
-def test_the_slider_looks_up_what_each_size_has(tmp_path, width):
-    record = training_profile()
-    page = render_html(record)
-    displays = 2 * target_study(3, sizes=(128, 256, 512, 1024))._repr_html_()
-    (tmp_path / "sliders.html").write_text(page.replace("</main>", f"{displays}</main>"))
-    (tmp_path / "harness.html").write_text(SLIDERS.format(width=width))
-    done = browse(tmp_path, "--dump-dom", (tmp_path / "harness.html").as_uri())
-    assert "CONSOLE" not in done.stderr
-    shown = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', done.stdout)[1]))
-    possible = what_if(record)
-    throughput = possible.quantities[0]
-    for name, index in (("start", possible.start), ("last", len(possible.sizes) - 1)):
-        value, _, basis = throughput.texts(index)
-        assert shown[name]["size"] == f"{possible.sizes[index]:,}"
-        assert (shown[name]["value"], shown[name]["basis"]) == (value, basis or "measured")
-        assert shown[name]["spoken"] == possible.positions[index]["words"]
-        assert shown[name]["place"] == f"translate({possible.positions[index]['at'][0][0]:g})"
-        assert (shown[name]["table"], shown[name]["hidden"]) == (False, False)
-    assert (shown["paper"]["table"], shown["paper"]["hidden"]) == (True, True)
-    assert shown["after"] == shown["last"]
-    assert shown["count"] == 3 and shown["still"] == shown["other"]
-    assert shown["overflow"] == 0

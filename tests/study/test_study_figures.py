@@ -9,7 +9,6 @@ import pytest
 from figure_studies import (
     LONG_NAME,
     TARGET,
-    failed_study,
     gpu_study,
     learned_study,
     max_batch_result,
@@ -28,7 +27,6 @@ from kbatch.study.figures import FIGURES, STUDY_FIGURES, draw_figure
 from kbatch.study.study import Study
 
 SAMPLES = {
-    "ranking": lambda: learned_study(3),
     "pareto": lambda: learned_study(3),
     "learning-curves": lambda: learned_study(3),
     "time-to-target": lambda: target_study(3),
@@ -112,9 +110,7 @@ def test_the_same_data_give_the_same_bytes_and_nothing_global_changes(name):
 
 
 # One of each way in which a figure splits its place, and one that does not.
-@pytest.mark.parametrize(
-    "name", ["pareto", "time-to-target", "gpu-timeline", "learning-curves", "ranking"]
-)
+@pytest.mark.parametrize("name", ["pareto", "time-to-target", "gpu-timeline", "learning-curves"])
 def test_given_axes_are_used_beside_others_and_without_a_grid(name):
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
@@ -150,7 +146,7 @@ def test_small_figures_can_be_read(name):
         assert touching(figure) == []
 
 
-@pytest.mark.parametrize("name", ["ranking", "pareto", "learning-curves", "noise-scale", "goodput"])
+@pytest.mark.parametrize("name", ["pareto", "learning-curves", "noise-scale", "goodput"])
 def test_two_hundred_trials_with_long_names_fit(name):
     figure = plot(name, tuned_study(200, name=LONG_NAME)).figure
     assert cut_texts(figure) == []
@@ -172,7 +168,7 @@ def test_every_axis_has_a_label_with_its_unit(name):
     figure = drawn(name).figure
     labels = {axis.get_label_text() for a in figure.axes if a.axison for axis in (a.xaxis, a.yaxis)}
     labels -= {""}
-    assert len(labels) >= 1 + (name != "ranking")
+    assert len(labels) >= 2
     units = ("samples/s", "examples", "0 to 1", "(s)", "%", "GiB", "W)", "Epoch", "Updates")
     assert [label for label in labels if not any(unit in label for unit in units)] == []
 
@@ -180,7 +176,7 @@ def test_every_axis_has_a_label_with_its_unit(name):
 @pytest.mark.parametrize("name", SAMPLES)
 def test_its_label_describes_it_in_sentences(name):
     text = drawn(name).get_label()
-    assert re.match(r"(A|Two) (chart|table)|Charts|Curves", text)
+    assert re.match(r"(A|Two) chart|Charts|Curves", text)
     assert text.endswith(".")
     assert "nan" not in text.lower().split()
 
@@ -197,15 +193,6 @@ def test_a_saved_figure_carries_its_description(name, tmp_path):
 def test_an_empty_study_says_what_to_run(name):
     with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
         plot(name, Study("digits", ()))
-
-
-def test_a_study_in_which_all_failed_is_a_ranking_that_says_so():
-    axes = plot("ranking", failed_study())
-    assert cut_texts(axes.figure) == []
-    said = words(axes.figure)
-    assert "out of memory" in said
-    assert "failed" in said
-    assert "No trial completed" in axes.get_label()
 
 
 @pytest.mark.parametrize("name", ["pareto", "learning-curves", "time-to-target"])
@@ -229,7 +216,7 @@ def test_a_trial_without_a_result_is_visible(name):
 
 
 def test_an_unknown_name_says_which_exist():
-    with pytest.raises(ValueError, match=r"trials, ranking, pareto.*'trails'"):
+    with pytest.raises(ValueError, match=r"trials, pareto.*'trails'"):
         draw_figure("trails", "nowhere")
 
 

@@ -11,7 +11,6 @@ if TYPE_CHECKING:
 # Names are those of the modules, and of the functions behind `plot_`.
 STUDY_FIGURES = (
     "trials",
-    "ranking",
     "pareto",
     "learning-curves",
     "time-to-target",

@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
 
 from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
@@ -95,14 +94,10 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
-def ranked_trials(study: Study) -> list[TrialRecord]:
-    """Sort the trials by their objective, the best first and those without a result last."""
-    return sorted(study.trials, key=lambda trial: (trial.status != "completed", trial.rank))
-
-
 def best_of_size(study: Study) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
-    found = {trial.batch_size: trial for trial in reversed(ranked_trials(study))}
+    ranked = sorted(study.trials, key=lambda trial: (trial.status != "completed", trial.rank))
+    found = {trial.batch_size: trial for trial in reversed(ranked)}
     return dict(sorted(found.items()))
 
 
@@ -123,17 +118,10 @@ def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Label the y axis with a metric and keep its range."""
+    """Label the y axis with a metric and keep its range; an accuracy has no tick above 1."""
     panel.set_ylabel(metric_axis_label(metric), parse_math=False)
-    panel.set_ylim(panel.get_ylim())
-    tick_fraction(panel.yaxis, metric.name, values)
-
-
-def tick_fraction(axis: Axis, name: str, values: Sequence[float]) -> bool:
-    """Leave the axis of an accuracy no tick outside 0 to 1; return whether it is one."""
-    if not is_fraction(name) or not values or max(values) > 1:
-        return False
-    low, high = axis.get_view_interval()
-    low, high = max(low, -1e-9), min(high, 1 + 1e-9)
-    axis.set_ticks([tick for tick in axis.get_majorticklocs() if low <= tick <= high])
-    return True
+    low, high = panel.get_ylim()
+    panel.set_ylim(low, high)
+    if is_fraction(metric.name) and values and max(values) <= 1:
+        low, high = max(low, -1e-9), min(high, 1 + 1e-9)
+        panel.set_yticks([tick for tick in panel.get_yticks() if low <= tick <= high])

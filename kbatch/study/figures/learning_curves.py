@@ -138,7 +138,7 @@ def plot_learning_curves(
     budgets = BUDGETS if against is None else (against,)
     panels, below, below_pt = [first], first, 36
     if len(budgets) > 1:
-        panels, below = canvas.beside(first, (1,) * len(budgets))
+        panels, below = canvas.beside(first, len(budgets))
         below_pt = 36 if below is first else 4
     first.set_label(alt_text(info))
     for panel, budget in zip(panels, budgets, strict=True):
