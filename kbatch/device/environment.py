@@ -10,14 +10,15 @@ import sys
 import psutil
 import tensorflow as tf
 
+from kbatch import __version__
 from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
 from kbatch.records.record import EnvironmentRecord
 
-_PACKAGES = ("kbatch", "tensorflow", "keras", "keras-tuner", "numpy")
+_PACKAGES = ("tensorflow", "keras", "keras-tuner", "numpy")
 
 
 def read_environment() -> EnvironmentRecord:
-    versions = {"python": platform.python_version()}
+    versions = {"python": platform.python_version(), "kbatch": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
             versions[package] = importlib.metadata.version(package)

@@ -205,8 +205,7 @@ def ray_executor(**options: Any) -> Any:
         ray = importlib.import_module("ray")
     except ImportError as error:
         raise ImportError(
-            "`kbatch.ray_executor` needs Ray: install it (pip install 'kbatch[ray]'). "
-            f"Received: {error}."
+            f"`kbatch.ray_executor` needs Ray: pip install ray. Received: {error}."
         ) from error
     return _RayExecutor(ray, {"max_retries": 0} | options)
 

@@ -43,7 +43,7 @@ def check_trackers(trackers: Any) -> tuple[str, ...]:
         # A folder of that name, such as W&B makes for its runs, has no origin.
         if found is None or found.origin is None:
             raise ImportError(
-                f"The tracker {name!r} is not installed: pip install 'kbatch[{name}]'. "
+                f"The tracker {name!r} is not installed: pip install {name}. "
                 f"Received: trackers={list(trackers)}."
             )
     return tuple(dict.fromkeys(trackers))

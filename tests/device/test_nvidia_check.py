@@ -62,7 +62,7 @@ def test_a_gpu_that_tensorflow_sees_is_fine():
 )
 def test_a_gpu_that_tensorflow_does_not_see_needs_the_libraries(reading):
     finding = found(reading)["GPU"]
-    assert (finding.status, finding.command) == ("missing", "pip install 'kbatch[cuda]'")
+    assert (finding.status, finding.command) == ("missing", "pip install 'tensorflow[and-cuda]'")
     assert "nvidia-cudnn-cu12" in finding.text
 
 

@@ -119,7 +119,7 @@ def test_a_driver_that_differs_from_its_library_is_named_as_that(found):
         ("no such UUID", "GPU", "warning", "names no GPU that is here", "unset"),
         ("hidden", "GPU", "warning", "hides the GPU", "unset"),
         ("CPU only", "GPU", "missing", "was built for CPUs only", "tensorflow-cpu"),
-        ("missing library", "GPU", "missing", "nvidia-cudnn-cu12", "pip install 'kbatch[cuda]'"),
+        ("missing library", "GPU", "missing", "nvidia-cudnn-cu12", "tensorflow[and-cuda]"),
         ("unloadable library", "GPU", "missing", "could not be loaded", "TF_CPP_MIN_LOG_LEVEL=0"),
     ],
 )

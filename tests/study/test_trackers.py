@@ -269,10 +269,10 @@ def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
     monkeypatch, project, capsys
 ):
     monkeypatch.setitem(sys.modules, "mlflow", None)
-    with pytest.raises(ImportError, match=r"pip install 'kbatch\[mlflow\]'"):
+    with pytest.raises(ImportError, match=r"pip install mlflow"):
         check_trackers(["mlflow"])
     assert cli.main(["export", str(project), "--to", "mlflow"]) == 1
-    assert "pip install 'kbatch[mlflow]'" in capsys.readouterr().err
+    assert "pip install mlflow" in capsys.readouterr().err
 
 
 def test_a_folder_with_the_name_of_a_tracker_is_not_the_tracker(monkeypatch, tmp_path):
