@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import keras
-import numpy as np
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
@@ -15,6 +14,7 @@ from kbatch.device.memory import memory_use_bytes, reset_memory_use
 from kbatch.document.numbers import percent
 from kbatch.study.names import outcome, value_text
 from kbatch.study.trial import TrialRecord
+from kbatch.training.clock import numbers_of
 
 _SHORTEST_PAUSE_S = 0.2
 # Metrics of an epoch that say nothing of what was learned.
@@ -134,8 +134,7 @@ class FitReporter(keras.callbacks.Callback):
             self._report((batch + 1) / steps if steps else 0.0)
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        numbers = {name: value for name, value in (logs or {}).items() if np.size(value) == 1}
-        self._metrics = {name: float(value) for name, value in numbers.items()}
+        self._metrics = numbers_of(logs)
         self._report(1.0, epoch_ended=True)
 
     def _report(self, share_of_epoch: float, *, epoch_ended: bool = False) -> None:

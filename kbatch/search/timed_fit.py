@@ -21,7 +21,7 @@ from kbatch.records.training_run import Budget, Target
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
-from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock
+from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, numbers_of
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
@@ -272,12 +272,14 @@ class _EpochCheck(keras.callbacks.Callback):
                 "the metric as a `keras.metrics.Metric` that sums over rows. "
                 f"Received: objective={coupled[0]!r}."
             )
-        missing = [name for name in self._metrics if name not in (logs or {})]
+        numbers = numbers_of(logs)
+        missing = [name for name in self._metrics if name not in numbers]
         if missing:
             raise InputError(
-                f"The objective {missing[0]!r} is not among the metrics: give `validation_data` "
-                "or `validation_split` for one that starts with val_, compile the model with it, "
-                f"or choose another objective. Received: metrics {sorted(logs or {})}."
+                f"The objective {missing[0]!r} is not among the metrics that are one number: give "
+                "`validation_data` or `validation_split` for one that starts with val_, compile "
+                "the model with it, or choose another objective. "
+                f"Received: metrics {sorted(numbers)}."
             )
 
 

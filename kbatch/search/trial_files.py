@@ -13,7 +13,6 @@ from typing import Any
 
 import keras
 import keras_tuner
-import numpy as np
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.device.environment import read_environment
@@ -35,6 +34,7 @@ from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome
 from kbatch.study.study import RECORD_NAME, SearchRecord, Study, as_compared, load_study
 from kbatch.study.trial import Objective, TrialRecord
+from kbatch.training.clock import numbers_of
 
 if sys.platform != "win32":
     import fcntl
@@ -88,7 +88,7 @@ class TrialFiles:
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
         metrics = trial_metrics(results, self.tuner.oracle.objective)
-        numbers = {name: float(v) for name, v in metrics.items() if np.size(v) == 1}
+        numbers = numbers_of(metrics)
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
     def check_settings(self, settings: Mapping[str, Any], fallback: Any = None) -> RunNote | None:

@@ -14,6 +14,7 @@ from kbatch.device.failures import failure_text
 from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_files import write_checkpoint
 from kbatch.study.trial import Objective
+from kbatch.training.clock import numbers_of
 from kbatch.training.data.forms import FitData, arrays_of, each_part, gives_batches
 from kbatch.training.model import replica_count
 from kbatch.training.state import kept_seeds, kept_variables
@@ -45,11 +46,11 @@ class BestEpoch(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
         model: Any = self.model
-        logs = dict(logs or {})
+        logs = numbers_of(logs)
         if self._parts and all(part.name in logs for part in self._parts):
             signs = [-1 if part.direction == "max" else 1 for part in self._parts]
-            values = [float(logs[part.name]) for part in self._parts]
-            logs[self._objective.name] = np.dot(signs, values)
+            values = [logs[part.name] for part in self._parts]
+            logs[self._objective.name] = float(np.dot(signs, values))
         # It is chosen at the first epoch that was validated, unless the objective comes later.
         names = [n for n in logs if n.startswith("val_") or n == self._objective.name]
         found = self._objective.or_quality(names)
@@ -57,7 +58,7 @@ class BestEpoch(keras.callbacks.Callback):
             self._metric, self._best = found, {}
         if self._metric is None:
             return
-        value = float(logs.get(self._metric.name, np.nan))
+        value = logs.get(self._metric.name, np.nan)
         if self._metric.is_better(value, self._best.get("value")):
             started_s = time.perf_counter()
             self._best = {
@@ -134,7 +135,7 @@ def _measured(model: Any, name: str, best: dict[str, Any]) -> tuple[list[int], d
         prints += _fingerprints(batch)
         rows[-1] += len(prints) - sum(rows)
     return rows, {
-        "values": np.array([float(one) for one in results]),
+        "values": np.array([np.asarray(one).item() for one in results]),
         "examples": len(prints),
         "block_examples": rows[0],
         "key": _digest(prints).hex(),

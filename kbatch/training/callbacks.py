@@ -9,7 +9,7 @@ import keras
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
 from kbatch.records.training_run import Budget, Target
-from kbatch.training.clock import TrainingClock
+from kbatch.training.clock import TrainingClock, numbers_of
 from kbatch.training.state import updates_made
 
 
@@ -195,9 +195,10 @@ class StopAtTarget(keras.callbacks.Callback):
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
         """End training if the epoch meets the target; an epoch without validation does not."""
-        logs = logs or {}
-        self._seen.update(logs)
-        if self.target.metric in logs and self.target.is_met(float(logs[self.target.metric])):
+        numbers = numbers_of(logs)
+        self._seen.update(numbers)
+        value = numbers.get(self.target.metric)
+        if value is not None and self.target.is_met(value):
             model: Any = self.model
             model.stop_training = True
 
@@ -205,7 +206,7 @@ class StopAtTarget(keras.callbacks.Callback):
         """Check that there was something to compare."""
         if self._seen and self.target.metric not in self._seen:
             raise InputError(
-                "`monitor` must be a metric of the epochs: give `validation_data` for one that "
-                "starts with val_, or compile the model with it. "
+                "`monitor` must be a metric of the epochs that is one number: give "
+                "`validation_data` for one that starts with val_, or compile the model with it. "
                 f"Received: monitor={self.target.metric!r}, the epochs have {sorted(self._seen)}."
             )

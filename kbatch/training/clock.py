@@ -1,8 +1,9 @@
 """The clock of a training run, and meters of the examples and the waiting time in it."""
 
 import contextlib
+import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -14,6 +15,12 @@ from kbatch.records.training_run import EpochRecord
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.learning_rate import current_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
+
+
+def numbers_of(logs: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the metrics that are one number, as a scalar or, as in `F1Score`, an array of one."""
+    arrays = {name: np.asarray(value) for name, value in (logs or {}).items()}
+    return {n: float(a.item()) for n, a in arrays.items() if a.size == 1 and a.dtype != object}
 
 
 class InputReading(NamedTuple):
@@ -191,12 +198,13 @@ class TrainingClock(keras.callbacks.Callback):
         waited_s = None
         if now.wait_s is not None and before.wait_s is not None:
             waited_s = now.wait_s - before.wait_s
-        arrays = {name: np.asarray(value) for name, value in logs.items()}
-        scalars = {n: float(a) for n, a in arrays.items() if a.size == 1 and a.dtype != object}
         self.epochs.append(
             EpochRecord(
                 epoch=epoch,
-                metrics={n: value if np.isfinite(value) else None for n, value in scalars.items()},
+                metrics={
+                    name: value if math.isfinite(value) else None
+                    for name, value in numbers_of(logs).items()
+                },
                 examples=now.examples - before.examples,
                 batches=now.batches - before.batches,
                 # A callback that compiles the model again starts the count over.
