@@ -1,6 +1,6 @@
 """What does an executor cost a trial, and what do more workers save?
 
-python benchmarks/parallel_search.py [--parts overhead workers stubs goodput] [--rounds 2]
+python benchmarks/parallel_search.py [--parts overhead workers stubs] [--rounds 2]
     [--wait 30] [--store FILE]    20 minutes on two cores
 
 Each part runs its contenders one after the other, in another order each round, and appends a line
@@ -13,16 +13,12 @@ workers   four trials that wait `--wait` seconds for their data, on one worker o
           imports and tracing, for which all workers share the cores
 stubs     a thousand executions that train nothing: memory of the driver, and seconds a trial, by
           hundreds
-goodput   `strategy="goodput"` on one worker over four, replayed on the updates of real trainings
-          in recommend_decisions.json and the times of its machines: the aim is 1.5, and a choice
-          that costs no more
 """
 
 import argparse
 import concurrent.futures
 import importlib
 import json
-import math
 import multiprocessing
 import os
 import random
@@ -37,21 +33,16 @@ import keras
 import numpy as np
 import psutil
 import tensorflow as tf
-from recommend_decisions import MACHINES, SEEDS, Curves
-from search_decisions import CAP
 
 import kbatch
-from kbatch.analysis.next_size import FinishedRun, SizeCosts, next_size
 from kbatch.records.json_codec import record_text
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.search.executors import TaskResult
-from kbatch.search.goodput_costs import expected_runs
 from kbatch.study.study import RECORD_NAME
 from kbatch.study.trial import Objective, TrialRecord
 
 BATCHES = 40
 STUBS = 1000
-TABLES = Path(__file__).with_name("recommend_decisions.json")
 
 
 def build():
@@ -196,59 +187,7 @@ def stubs(options, number):
     }
 
 
-def replay(curves, seed, loss, count):
-    """Seconds of a search on so many workers, its choice over the best in cost, and its runs."""
-    costs = SizeCosts({size: curves.machine.fit_s(size) for size in curves.sizes})
-    seconds = {s: curves.needed(s, seed, loss) * costs.update_costs[s] for s in curves.sizes}
-    limit_s = max(s for s in seconds.values() if s < math.inf)
-    now_s, open_runs, runs = 0.0, [], []
-    while True:
-        while len(open_runs) < count:
-            pending = [run.batch_size for _, run in open_runs]
-            known = runs + expected_runs(costs, runs, pending)
-            size = next_size(costs, known).batch_size
-            if size is None or size in pending:
-                break
-            best_s = min((r.cost for r in runs if r.cost is not None), default=math.inf)
-            cap_s = min(limit_s, CAP * best_s)
-            reached = seconds[size] <= cap_s
-            took_s = min(seconds[size], cap_s)
-            updates = took_s / costs.update_costs[size]
-            run = FinishedRun(size, took_s if reached else None, updates, curves.noise[seed])
-            open_runs.append((now_s + took_s, run))
-        if not open_runs:
-            found = [run.cost for run in runs if run.cost is not None]
-            return now_s, min(found, default=math.inf) / min(seconds.values()), len(runs)
-        ended = min(open_runs, key=lambda one: one[0])
-        open_runs.remove(ended)
-        now_s = ended[0]
-        runs.append(ended[1])
-
-
-def goodput(options, number):
-    sooner, choices, runs = [], [], []
-    for task, counts in json.loads(TABLES.read_text()).items():
-        curves = Curves(counts, MACHINES[task.split("-")[0]])
-        for seed in range(SEEDS):
-            loss = math.exp(curves.losses[int(0.8 * len(curves.losses))])
-            (one_s, one, few), (four_s, four, more) = (
-                replay(curves, seed, loss, n) for n in (1, 4)
-            )
-            if one < math.inf:
-                sooner.append(one_s / four_s)
-                choices.append(four / one)
-                runs.append((few, more))
-    return {
-        "searches": len(sooner),
-        "ratio_sooner": statistics.median(sooner),
-        "least_sooner": min(sooner),
-        "mean_runs": [statistics.fmean(each) for each in zip(*runs, strict=True)],
-        "choice_cost": statistics.fmean(choices),
-        "worst_choice_cost": max(choices),
-    }
-
-
-PARTS = {part.__name__: part for part in (overhead, workers, stubs, goodput)}
+PARTS = {part.__name__: part for part in (overhead, workers, stubs)}
 
 
 def main() -> None:
@@ -260,7 +199,7 @@ def main() -> None:
     options = parser.parse_args()
     for part in options.parts:
         found = []
-        for number in range(1 if part in ("stubs", "goodput") else options.rounds):
+        for number in range(1 if part == "stubs" else options.rounds):
             row = {"part": part, "round": number, "load": os.getloadavg()[0]}
             row |= PARTS[part](options, number)
             found.append(row)

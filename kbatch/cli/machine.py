@@ -1,4 +1,4 @@
-"""The command about the machine, `doctor`, and what stands in for `distribute`."""
+"""The command about the machine, `doctor`."""
 
 import argparse
 import os
@@ -83,20 +83,3 @@ def examination_text(examination: "Examination") -> str:
     else:
         lines.append("\nnothing that is needed is missing")
     return "\n".join(lines)
-
-
-def add_distribute(commands: Any) -> None:
-    """Add the command of earlier versions, which says what to write now."""
-
-    def refuse(options: argparse.Namespace) -> None:
-        raise ValueError(
-            "`kbatch distribute` was removed: give the tuner an executor, "
-            '`BatchSizeTuner(..., executor="local")` for the GPUs or cores of this host, or one of '
-            "Ray, Dask or SLURM for several hosts, and run the script once, as `python search.py`. "
-            f"Received: kbatch distribute {' '.join(options.words)}."
-        )
-
-    # No word is an option: whatever follows is answered.
-    distribute = commands.add_parser("distribute", add_help=False, prefix_chars="\0")
-    distribute.add_argument("words", nargs="*")
-    distribute.set_defaults(run=refuse)

@@ -45,7 +45,6 @@ def command_parser() -> argparse.ArgumentParser:
     measure.add_inference(commands)
     measure.add_input(commands)
     measure.add_recommend(commands)
-    machine.add_distribute(commands)
     study.add_report(commands)
     study.add_plot(commands)
     study.add_export(commands)

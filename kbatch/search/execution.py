@@ -261,7 +261,7 @@ class Float32Fallback:
         self,
         project: Path | None,
         train: Callable[[], Any],
-        progress: Callable[[], tuple[int, int]] = lambda: (0, 0),
+        progress: Callable[[], tuple[int, int]],
     ) -> Any:
         """Run what trains, else in float32, where the search stays if that gets further."""
         try:

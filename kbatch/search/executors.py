@@ -33,12 +33,10 @@ class Task(NamedTuple):
     """An execution of a trial, or what is measured before them, in plain types."""
 
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
-    trial_id: str | None = None  # None for the sweep, and where memory is measured.
+    trial_id: str | None = None  # None where memory is measured.
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     trials_left: float = 1  # That the search may still run, this one included.
-    time_cap_s: float | None = None  # Seconds of training after which the trial has lost.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
-    measures: bool = False  # The memory of train steps.
     result_file: str = ""  # Where it leaves its result too, if a worker can reach that folder.
 
 
@@ -46,8 +44,7 @@ class TaskResult(NamedTuple):
     """The result of a task, in plain types, so that nothing of the worker's is unpickled."""
 
     files: dict[str, bytes]  # What it wrote in the project directory, by relative path.
-    # "completed"; "failed", which its record says too; "mistake", which ends the search;
-    # "unsupported": the dtype policy, in a sweep; "died".
+    # "completed"; "failed", which its record says too; "mistake", which ends the search; "died".
     status: str = "completed"
     text: str = ""  # What was raised, or the end of the output of a process that died.
     exit_code: int = 0  # Of a process that died.

@@ -22,7 +22,7 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.records.json_codec import RecordError, read_record
 from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
-from kbatch.study.study import GOODPUT_NAME, IDENTITY_NAME, SearchIdentity
+from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.data.forms import is_composite
 from kbatch.training.fingerprint import function_code, model_description
 
@@ -119,9 +119,6 @@ def check_identity(project: Path, present: SearchIdentity) -> None:
     difference = None if known is None else known.difference(present)
     completed = any(completed_trials(project))
     if not completed and not any(t.status in ENDED for t in read_trial_states(project)):
-        if known is None or difference is not None:
-            # It may have been ended after its updates were timed.
-            (project / GOODPUT_NAME).unlink(missing_ok=True)
         write_needed(present, file)
     elif known is None or difference is not None:
         holds = "another search"

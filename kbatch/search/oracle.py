@@ -33,7 +33,6 @@ class SearchState(NamedTuple):
     space: keras_tuner.HyperParameters
     tried: list[Values]  # Of all trials.
     pending: list[Values]  # Of those that run.
-    counting: bool = False  # Whether the trials that are left are counted, and none is run.
 
 
 def untried_in_grid(
@@ -167,7 +166,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._strategy(self.state()._replace(pending=[], counting=True))
+        untried = self._strategy(self.state()._replace(pending=[]))
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
     def state(self, *, without: Any = None) -> SearchState:

@@ -35,8 +35,7 @@ from kbatch.search.trial_files import (
     same_settings,
 )
 from kbatch.search.trial_process import check_no_dataset
-from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
-from kbatch.training.dtype_policy import PolicyUnsupported
+from kbatch.study.study import RECORD_NAME
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
@@ -54,7 +53,6 @@ class _OpenTrial:
     trial: Any
     files: TrialFiles
     completed: int  # Executions, of those that it is to have.
-    time_cap_s: float | None
     begun_s: float
     future: Any = None  # Of the present execution.
     lost: int = 0  # How often the engine lost that.
@@ -97,20 +95,6 @@ class ParallelTrials:
             self._own.close()
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
 
-    def sweep(self, tuner: Any) -> GoodputRecord:
-        """Time an update of each batch size, in a task of its own."""
-        self._search = self._pickle_search()
-        result = self._result_of("the throughput sweep")
-        if result.status == "unsupported":
-            raise PolicyUnsupported(result.text)
-        if result.status == "died":
-            raise WorkerDied(result.exit_code, result.text)
-        self._write(result)
-        found = read_goodput(self._project)
-        if result.status != "completed" or found is None:
-            raise InputError(result.text)
-        return found
-
     def _result_of(self, what: str, attempt: int = 0, **task: Any) -> TaskResult:
         """Run a task that is no execution of a trial; once more if the engine loses it."""
         future = self._submit(Task(self._files_for(()), attempt=attempt, **task))
@@ -134,7 +118,7 @@ class ParallelTrials:
         self._memory = load_if_readable(MeasuredMemory, file)
         if self._memory is not None:
             return
-        result = self._result_of("the measurement of memory", measures=True)
+        result = self._result_of("the measurement of memory")
         self._write(result)
         self._memory = load_if_readable(MeasuredMemory, file)
         if self._memory is None:
@@ -152,10 +136,10 @@ class ParallelTrials:
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         completed = next(completed_trials(self._project), None)
         self._first_completed = completed and completed.trial_id
-        hypermodel, swept = self._tuner.hypermodel, read_goodput(self._project) is not None
+        hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        # The first execution finds what fits, and the policy, unless a sweep has done so.
-        decides = not swept and (hypermodel.micro_batch_size == "auto" or falls_back)
+        # The first execution finds what fits, and the policy.
+        decides = hypermodel.micro_batch_size == "auto" or falls_back
         waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
             while len(self._open) < self._max_open:
@@ -205,7 +189,7 @@ class ParallelTrials:
         files = TrialFiles(self._tuner, trial)
         completed = len(files.begin_attempt())
         self._tuner.on_trial_begin(trial)
-        return _OpenTrial(trial, files, completed, self._tuner._time_cap_s, time.monotonic())
+        return _OpenTrial(trial, files, completed, time.monotonic())
 
     def _submit_next(self, one: _OpenTrial) -> None:
         """Submit the next execution of a trial, or end the trial."""
@@ -231,7 +215,6 @@ class ParallelTrials:
                 one.trial.trial_id,
                 executions=number,
                 trials_left=left,
-                time_cap_s=one.time_cap_s,
                 attempt=attempt,
                 result_file=str(one.result_file),
             )

@@ -1,12 +1,8 @@
-"""Which trial a search runs next, and how often: the grid, a race, joint pairs, or goodput."""
+"""Which trial a search runs next, and how often: the grid, a race, or joint pairs."""
 
-import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
-
-import keras
-import keras_tuner
 
 from kbatch.analysis.joint_search import (
     EXECUTIONS_PER_SIZE,
@@ -16,12 +12,9 @@ from kbatch.analysis.joint_search import (
     PairRun,
     next_pair,
 )
-from kbatch.analysis.next_size import best_run, next_size, untried
 from kbatch.analysis.paired_runs import LOOKS, RaceState, race
 from kbatch.document.numbers import join_words, percent
 from kbatch.errors import InputError
-from kbatch.records.training_run import COST_NAMES
-from kbatch.search.goodput_costs import costs_of, expected_runs, runs_of
 from kbatch.search.oracle import (
     SearchState,
     Values,
@@ -31,7 +24,6 @@ from kbatch.search.oracle import (
     untried_in_grid,
 )
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.answer import size_decision_text
 from kbatch.study.decision import (
     candidates_of,
     comparable_trials,
@@ -42,13 +34,8 @@ from kbatch.study.decision import (
     raced_trials,
     tolerance_in_units,
 )
-from kbatch.study.study import GoodputRecord, SizeDecision, read_goodput, write_goodput
-from kbatch.study.trial import Objective, TrialRecord
-from kbatch.training.callbacks import StopAtTarget, TimeBudget
+from kbatch.study.trial import TrialRecord
 
-# A run that took this much longer than the best one has lost, whatever its seed.
-_LOST = 1.3
-_ENDED = ("completed", "out_of_memory", "failed")
 _RACE_ENDS = {
     "certain": "The race has ended.",
     "certified": (
@@ -74,9 +61,8 @@ class Strategy:
     counts_trials = True  # Whether the number of trials is known.
     _project = Path()  # Until the search begins.
 
-    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str | None:
+    def begin(self, project: Path, objective: Any, space: Any) -> str | None:
         """Check that the search can lead to an answer, and describe how it begins."""
-        # Given are the `callbacks` of the search, and `sweep`, which times an update of each size.
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
         """Return the values still to try; those of an earlier trial to execute it once more."""
@@ -84,9 +70,6 @@ class Strategy:
 
     def executions(self, state: SearchState, values: Values) -> int | None:
         """Return how many executions a trial is to have, None where the tuner says that."""
-
-    def time_cap_s(self, values: Values) -> float | None:
-        """Return the seconds of training after which a trial has lost, None for no such cap."""
 
     def news(self, state: SearchState, *, ended: bool) -> list[str]:
         """Describe what was found since the last call."""
@@ -102,7 +85,7 @@ class RaceStrategy(Strategy):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
         self._described = 0  # Executions at the last look that was described.
 
-    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> None:
+    def begin(self, project: Path, objective: Any, space: Any) -> None:
         name = objective.name
         if hasattr(objective, "objectives") or name == "default_objective":
             raise InputError(
@@ -198,7 +181,7 @@ class JointStrategy(Strategy):
         self._most = max_executions or EXECUTIONS_PER_SIZE * len(batch_sizes)
         self._end_described = False
 
-    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
+    def begin(self, project: Path, objective: Any, space: Any) -> str:
         name = getattr(objective, "name", None)
         if hasattr(objective, "objectives") or name in (None, "samples_per_second"):
             raise InputError(
@@ -269,102 +252,6 @@ class JointStrategy(Strategy):
             if found.pair is not None:
                 values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))
             yield found, runs, values
-
-
-class GoodputStrategy(Strategy):
-    """Times an update of each size, trains a pilot, then sizes that may be better by the model."""
-
-    counts_trials = False
-
-    def __init__(self, batch_sizes: tuple[int, ...], pilot: int | None = None):
-        # None for the size that suits most noise scales.
-        self._batch_sizes, self._pilot = batch_sizes, pilot
-        self._objective = Objective("", "min")
-        self._sweep: GoodputRecord | None = None
-
-    def begin(self, project: Path, objective: Any, space: Any, **given: Any) -> str:
-        """Read what an earlier run of the search measured of each size, or measure it."""
-        callbacks = keras.tree.flatten(given["callbacks"] or [])
-        timed = any(isinstance(callback, TimeBudget) for callback in callbacks)
-        target = any(isinstance(callback, StopAtTarget) for callback in callbacks)
-        name = getattr(objective, "name", None)
-        single = isinstance(objective, keras_tuner.Objective)
-        single = single and not hasattr(objective, "objectives")
-        metric = timed and name not in ("samples_per_second", "default_objective")
-        if not single or not (target if name in COST_NAMES else metric):
-            raise ValueError(
-                '`strategy="goodput"` compares what batch sizes need for an equal result: search '
-                'for `keras_tuner.Objective("seconds_to_target", "min")` with `callbacks='
-                "[kbatch.StopAtTarget(monitor, value)]`, or for a metric with `callbacks="
-                f"[kbatch.TimeBudget(seconds)]`. Received: objective={name!r}, "
-                f"{len(callbacks)} callbacks."
-            )
-        self._project = project
-        self._objective = Objective(objective.name, objective.direction)
-        known = read_goodput(project)
-        found, took = known, "from an earlier run"
-        if found is None or found.batch_sizes != self._batch_sizes:
-            decisions = known.decisions if known else ()
-            found = dataclasses.replace(given["sweep"](), decisions=decisions)
-            write_goodput(found, project)
-            took = f"in {found.sweep_s:.1f} s"
-        self._sweep = found
-        return f"Timed an update of {len(found.batch_sizes)} batch sizes {took}."
-
-    def __call__(self, state: SearchState) -> Iterator[Values]:
-        for decision, values in self._decisions(state):
-            # One whose record cannot be read is not run for ever.
-            if values is not None and values not in state.tried:
-                if not state.counting:
-                    self._keep(decision)
-                yield values
-                return
-
-    def time_cap_s(self, values: Values) -> float | None:
-        if self._objective.name != "seconds_to_target" or self._sweep is None:
-            return None
-        trials = self._ended_trials(other_hyperparameters(values))
-        costs = costs_of(self._sweep, trials, objective=self._objective)
-        best = best_run(runs_of(trials, self._objective, costs))
-        return _LOST * best.cost if best and best.cost is not None else None
-
-    def news(self, state: SearchState, *, ended: bool) -> list[str]:
-        if not ended:
-            return []
-        decisions = [one for one, values in self._decisions(state) if values is None]
-        for decision in decisions:
-            self._keep(decision)
-        return [size_decision_text(decision) for decision in decisions]
-
-    def _decisions(self, state: SearchState) -> Iterator[tuple[SizeDecision, Values | None]]:
-        """Return what is to be done for each combination of the other hyperparameters."""
-        if self._sweep is None:
-            return
-        for values, others in settings_in_grid(state.space):
-            trials = self._ended_trials(others)
-            costs = costs_of(self._sweep, trials, objective=self._objective)
-            runs = runs_of(trials, self._objective, costs)
-            left = untried(costs, runs)
-            open_sizes = [one["batch_size"] for one in state.pending if _are_of(one, others)]
-            runs += expected_runs(costs, runs, [size for size in open_sizes if size in left])
-            found = next_size(costs, runs, pilot=self._pilot)
-            size = found.batch_size
-            if size is not None and found.best in open_sizes:
-                found = found._replace(kind="beside")
-            decision = SizeDecision(**found._asdict(), hyperparameters=others)
-            yield decision, None if size is None else values | {"batch_size": size}
-
-    def _ended_trials(self, others: Mapping[str, Any]) -> list[TrialRecord]:
-        return [
-            trial
-            for trial in readable_trials(self._project)
-            if trial.status in _ENDED and _are_of(trial.hyperparameters, others)
-        ]
-
-    def _keep(self, decision: SizeDecision) -> None:
-        if self._sweep is not None:
-            self._sweep = self._sweep.with_decision(decision)
-            write_goodput(self._sweep, self._project)
 
 
 def _are_of(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:

@@ -17,14 +17,10 @@ from kbatch.errors import InputError
 from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.executors import Task
-from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.progress import FitProgress, FitReporter
 from kbatch.search.resources import measure_memory
 from kbatch.search.trial_files import TrialFiles, write_trial_state
-from kbatch.study.study import GoodputRecord, write_goodput
 from kbatch.study.trial import TrialRecord
-from kbatch.training.callbacks import TimeBudget
-from kbatch.training.dtype_policy import PolicyUnsupported
 
 
 class IsolatedTrials:
@@ -52,9 +48,6 @@ class IsolatedTrials:
 
     def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
         return self._in_process(_run, tuner, trial, on_event=on_event)
-
-    def sweep(self, tuner: Any) -> GoodputRecord:
-        return self._in_process(_sweep, tuner)
 
     def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:
         try:
@@ -87,10 +80,6 @@ def _run(tell: Callable[[Any], None], data: bytes, tuner: Any, trial: Any) -> An
     return trial.hyperparameters
 
 
-def _sweep(data: bytes, tuner: Any) -> GoodputRecord:
-    return sweep_throughput(tuner, *pickle.loads(data))
-
-
 def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     """Run a task in a folder with what it needs of the search; return its status, and an error."""
     try:
@@ -115,22 +104,18 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     oracle.reload()
     oracle.remaining_trials = lambda: task.trials_left
     hypermodel._take_over(project)
-    tuner.executions_per_trial, tuner._time_cap_s = task.executions, task.time_cap_s
+    tuner.executions_per_trial = task.executions
     trial = oracle.trials.get(task.trial_id)
     if trial is None and task.trial_id is not None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        if task.measures:
+        if trial is None:
             measure_memory(tuner, arguments, keywords)
-        elif trial is None:
-            write_goodput(sweep_throughput(tuner, arguments, keywords), project)
         else:
             run_executions(lambda _: None, tuner, trial, arguments, keywords)
     except Exception as error:
         if trial is not None:
             TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
-        elif isinstance(error, PolicyUnsupported):
-            return "unsupported", str(error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", traceback.format_exc())
     finally:
@@ -157,7 +142,7 @@ def run_executions(
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
-        callbacks = capped(trial_callbacks(tuner, trial, given, number), tuner._time_cap_s)
+        callbacks = trial_callbacks(tuner, trial, given, number)
         reporter = FitReporter(tell, execution=number, executions=files.executions)
         callbacks += [tuner_callback(tuner, trial), reporter]
         tuner.hypermodel._begin_execution(trial.hyperparameters, number)
@@ -167,15 +152,6 @@ def run_executions(
             return
         if number + 1 < files.executions:  # The end of the last one is that of the trial.
             tell(None)
-
-
-def capped(callbacks: Sequence[Any], cap_s: float | None) -> list[Any]:
-    """Let training end after so many seconds, where no callback ends it sooner."""
-    if cap_s is None:
-        return list(callbacks)
-    budgets = [c for c in callbacks if isinstance(c, TimeBudget)]
-    sooner = [cap_s, *(c.budget.train_s for c in budgets if c.budget.train_s is not None)]
-    return [*(c for c in callbacks if c not in budgets), TimeBudget(min(sooner))]
 
 
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:

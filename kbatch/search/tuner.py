@@ -19,17 +19,16 @@ from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.search import identity, trial_files, tuner_arguments
-from kbatch.search.goodput_costs import sweep_throughput
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import FitProgress, SearchProgress
-from kbatch.search.strategies import GoodputStrategy, JointStrategy, RaceStrategy, Strategy
+from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
 from kbatch.study.decision import check_tolerance
-from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, GoodputRecord, SearchIdentity
+from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.study.trackers import TrackerLog
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
@@ -63,10 +62,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
             be the best. `"race"`: all three times, in rounds with one seed for all; then, at the
             other hyperparameters with the best mean, only sizes that may be as good as the best,
-            until the fastest of these is certain. It needs a single objective. `"goodput"`: it
-            times an update of each size, trains a pilot, then only sizes that may be better by
-            these. It needs `kbatch.StopAtTarget` and the objective `"seconds_to_target"`, or a
-            metric as objective and a `kbatch.TimeBudget`.
+            until the fastest of these is certain. It needs a single objective.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: Probability that a certain answer is right, above 0.5 and below 1.
@@ -113,7 +109,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel: BatchSizeHyperModel,
         objective: Any = None,
         *,
-        strategy: Literal["grid", "race", "goodput"] = "grid",
+        strategy: Literal["grid", "race"] = "grid",
         tolerance: float | None = None,
         confidence: float = DEFAULT_CONFIDENCE,
         max_executions: int | None = None,
@@ -168,19 +164,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._isolated: IsolatedTrials | None = None
         self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
         self._parallel: ParallelTrials | None = None
-        sizes, self._strategy = hypermodel.batch_sizes, Strategy()
-        if strategy == "goodput":
-            ruled = hypermodel.learning_rate_scaling == "noise"
-            self._strategy = GoodputStrategy(sizes, hypermodel.base_batch_size if ruled else None)
-        elif strategy == "race":
+        self._strategy = Strategy()
+        if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
         elif joint:
-            self._strategy = JointStrategy(sizes, tolerance, max_executions)
+            self._strategy = JointStrategy(hypermodel.batch_sizes, tolerance, max_executions)
         if strategy == "race" or joint:
             # The executions of a round are compared: they have a seed in common.
             hypermodel.seed = hypermodel.seed or 0
-        # Seconds after which the present trial has lost, None where it may go on.
-        self._time_cap_s: float | None = None
         self._live: list[LivePlot] = []
         # The facts of the space and the model, the hyperparameters that it was built with, and how
         # many times as long float16 takes as float32, None where no trial runs under it.
@@ -243,11 +234,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         "`overwrite=True` starts over."
                     )
                 begun = self._strategy.begin(
-                    project,
-                    self.oracle.objective,
-                    self.oracle.get_space(),
-                    callbacks=kwargs.get("callbacks"),
-                    sweep=lambda: self._swept(args, kwargs),
+                    project, self.oracle.objective, self.oracle.get_space()
                 )
                 if begun:
                     self._progress.say(begun)
@@ -379,10 +366,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._conclude(trial, files)
 
     def _plan_executions(self, trial: Any) -> None:
-        """Set how often a trial trains, and after how long it has lost."""
-        values, state = trial.hyperparameters.values, self.oracle.state(without=trial)
-        self._time_cap_s = self._strategy.time_cap_s(values)
-        planned = self._strategy.executions(state, values)
+        """Set how often a trial trains."""
+        state = self.oracle.state(without=trial)
+        planned = self._strategy.executions(state, trial.hyperparameters.values)
         self.executions_per_trial = planned or self.executions_per_trial
 
     def _show_begun(self, trial: Any, **beside: Any) -> None:
@@ -415,14 +401,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _say_news(self, *, ended: bool) -> None:
         for text in self._strategy.news(self.oracle.state(), ended=ended):
             self._progress.say(text)
-
-    def _swept(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> GoodputRecord:
-        elsewhere = self._parallel or self._isolated
-
-        def sweep() -> GoodputRecord:
-            return elsewhere.sweep(self) if elsewhere else sweep_throughput(self, args, kwargs)
-
-        return self.hypermodel.fallback.run(Path(self.project_dir), sweep)
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""

@@ -18,28 +18,17 @@ def check_strategy(
     max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
-    check_choice(("grid", "race", "goodput"), strategy=strategy)
+    check_choice(("grid", "race"), strategy=strategy)
     if isolate and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
             "`isolate=True` and `executor`. Received: both."
-        )
-    if strategy == "goodput" and distribution_strategy is not None:
-        raise ValueError(
-            'The throughput sweep of `strategy="goodput"` is measured on one device: leave out '
-            '`distribution_strategy`, or take "grid". Received: both.'
         )
     if is_oracle_elsewhere():
         raise ValueError(
             "`BatchSizeTuner` runs trials beside each other by `executor=`, without keras-tuner's "
             "chief and workers: unset their variables, and run the script once. Received: "
             f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
-        )
-    if joint and strategy == "goodput":
-        raise ValueError(
-            '`learning_rate_scaling="joint"` chooses each pair by the results before: leave '
-            '`strategy` at "grid", or take a rule such as "sqrt". Received: '
-            f"strategy={strategy!r}."
         )
     if joint and strategy == "race":
         raise ValueError(

@@ -28,7 +28,7 @@ from kbatch.study.names import (
     outcome,
     trial_names,
 )
-from kbatch.study.study import SizeDecision, Study, as_compared
+from kbatch.study.study import Study, as_compared
 from kbatch.study.trial import TrialRecord, device_kinds
 
 
@@ -228,43 +228,6 @@ def what_to_do(study: Study) -> str:
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."
     return advice
-
-
-_SIZE_DECISIONS = {
-    "pilot": "Batch size {size} comes first: it suits most noise scales",
-    "given": (
-        "Batch size {size} comes first: it is the base batch size, whose noise scale the "
-        "learning-rate rule uses"
-    ),
-    "no target yet": "Batch size {size} comes next: no trial has reached the target yet",
-    "gain": (
-        "Batch size {size} comes next: batch size {rival} is more than 5 % better than {best} with "
-        "a probability of {chance}"
-    ),
-    "beside": (
-        "Batch size {size} comes next, on a free worker: batch size {rival} is more than 5 % "
-        "better than {best}, which still runs, with a probability of {chance}"
-    ),
-    "separated": (
-        "Stopped: no other batch size is likely to be as good as {best}; {rival} is more than 5 % "
-        "better with a probability of {chance}"
-    ),
-    "tie": (
-        "Stopped: other batch sizes may be as good as {best}, and are hardly better: {rival} is "
-        "more than 5 % better with a probability of {chance}"
-    ),
-}
-_ALL_TRIED = "Stopped: each batch size was tried, or is larger than one that could not be trained"
-
-
-def size_decision_text(found: SizeDecision) -> str:
-    chance = percent(found.probability or 0.0)
-    values = {"size": found.batch_size, "best": found.best, "rival": found.rival, "chance": chance}
-    text = _SIZE_DECISIONS.get(found.kind, _ALL_TRIED).format(**values)
-    if found.kind not in _SIZE_DECISIONS and not found.best:
-        text += ". None reached the target"
-    others = [f"{name} {value}" for name, value in found.hyperparameters.items()]
-    return f"{text} ({join_words(others)})." if others else f"{text}."
 
 
 # Above this share of the training time, waiting for data is what the samples/s show.

@@ -3,9 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
-from kbatch.document.section import Note, clocks_text, one_line
+from kbatch.document.section import Note, one_line
 from kbatch.records.training_run import Budget, ExecutionRecord
-from kbatch.study.answer import MUCH_DATA_WAIT, size_decision_text
+from kbatch.study.answer import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord, device_kinds
@@ -36,24 +36,6 @@ def _sizes(trials: Iterable[TrialRecord]) -> str:
 def _missing(study: Study) -> Iterator[Note]:
     for problem in study.problems:
         yield _note("left out", f"Left out: {one_line(problem)}")
-    record = study.goodput
-    if record is not None:
-        tried = {trial.batch_size for trial in study.trials}
-        left = [f"{size:,}" for size in record.batch_sizes if size not in tried]
-        texts = [size_decision_text(d) for d in record.decisions if d.batch_size is None]
-        if left:
-            texts.insert(
-                0,
-                f"Strategy goodput: {pluralize(len(tried), 'batch size')} of "
-                f"{len(record.batch_sizes)} had trials; for {join_words(left)} there is only the "
-                "model's estimate, from their step times and the noise scale.",
-            )
-        if record.extrapolated:
-            sizes = join_words(f"{size:,}" for size in record.extrapolated)
-            texts.append(
-                f"Batches of {sizes} were not timed: their step time comes from the fitted line."
-            )
-        yield from (_note("sizes left out", text) for text in texts)
     names = trial_names(study.trials)._replace(several_policies=True)
     alike: dict[tuple[str, str], list[TrialRecord]] = {}
     for trial in study.trials:
@@ -188,14 +170,6 @@ def _speed(study: Study) -> Iterator[Note]:
             f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison."
         )
         yield _note("GPU clocks differ", text, _SPEED)
-    sweep = study.goodput
-    sizes, clocks_mhz = (sweep.batch_sizes, sweep.sm_clocks_mhz) if sweep else ((), ())
-    if apart := clocks_text(zip((f"{b:,}" for b in sizes), clocks_mhz, strict=False)):
-        yield _note(
-            "GPU clocks differ",
-            f"The GPU clock differed while updates were timed before the trials ({apart}), which "
-            "also affects which batch sizes were tried.",
-        )
     policies = {trial.dtype_policy for trial in study.trials}
     if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):
         text = (

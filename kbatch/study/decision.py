@@ -419,9 +419,7 @@ def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
     """Return what bounds a trial's training: keras-tuner's Hyperband gives some more epochs."""
     run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
-    # A target ends training: the caps of a search by goodput differ from trial to trial.
-    budget = None if run.target else run.budget
-    return (budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
+    return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 
 
 def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> str:

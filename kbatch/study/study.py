@@ -1,4 +1,4 @@
-"""A study: the trials of one search, how a search by goodput went, and loading them."""
+"""A study: the trials of one search, and loading them."""
 
 import contextlib
 import dataclasses
@@ -61,60 +61,6 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     }
 
 
-GOODPUT_NAME = "kbatch-goodput.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class SizeDecision:
-    """Why a size was tried, or why no further one was."""
-
-    batch_size: int | None  # Size that came next, None where the search stopped.
-    kind: str  # As in `kbatch.analysis.next_size.NextSize`; "beside" while the best one runs.
-    best: int | None = None  # Size of the best run, None where none met the target.
-    rival: int | None = None  # The untried size that was most likely to be better.
-    probability: float | None = None  # That it is by more than 5 %, None without a model.
-    # The others, whose sizes are searched by themselves.
-    hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
-        default_factory=dict
-    )
-
-
-@dataclasses.dataclass(frozen=True)
-class GoodputRecord:
-    """What a search by goodput measured before its trials, and decided between them."""
-
-    batch_sizes: tuple[int, ...]  # The sizes to choose from.
-    update_times_s: tuple[float, ...]  # Of an update of each, from the throughput sweep.
-    extrapolated: tuple[int, ...]  # Sizes that were not timed: their seconds are the fitted line's.
-    sweep_s: float
-    decisions: tuple[SizeDecision, ...] = ()  # In order.
-    # Median clock of the GPU in the rounds of each size; empty without a GPU that is read.
-    sm_clocks_mhz: tuple[float | None, ...] = ()
-
-    def __post_init__(self):
-        if len(self.batch_sizes) != len(self.update_times_s):
-            raise ValueError(
-                "`batch_sizes` and `update_times_s` must have the same length. Received: "
-                f"{len(self.batch_sizes)} and {len(self.update_times_s)}."
-            )
-
-    def with_decision(self, decision: SizeDecision) -> "GoodputRecord":
-        """Add a decision, unless it is the last one already: a search that goes on repeats it."""
-        if decision in self.decisions[-1:]:
-            return self
-        return dataclasses.replace(self, decisions=(*self.decisions, decision))
-
-
-def read_goodput(project: Path) -> GoodputRecord | None:
-    """Read the record of a project directory; None where it must be measured (again)."""
-    return json_codec.load_if_readable(GoodputRecord, project / GOODPUT_NAME)
-
-
-def write_goodput(record: GoodputRecord, project: Path) -> None:
-    """Write the record into a project directory."""
-    json_codec.write_record(record, project / GOODPUT_NAME)
-
-
 @dataclasses.dataclass(frozen=True)
 class SearchRecord:
     """What holds for all trials of a search."""
@@ -151,8 +97,6 @@ class Study(ShownRecord):
     #: What is missing, a line each: files that could not be read, and trials that failed before
     #: training, in building the model.
     problems: tuple[str, ...] = ()
-    #: What a search by goodput measured and decided, None for another strategy.
-    goodput: GoodputRecord | None = None
 
     def __post_init__(self):
         counts = Counter(trial.trial_id for trial in self.trials)
@@ -424,10 +368,9 @@ def _read_project(path: Path) -> Study:
                 problems.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
     identity = read(SearchIdentity, path / IDENTITY_NAME)
     problems += identity.notes if identity else ()
-    goodput = read(GoodputRecord, path / GOODPUT_NAME)
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)), goodput)
+    return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)))
 
 
 IDENTITY_NAME = "kbatch-search.json"

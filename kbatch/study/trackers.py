@@ -17,7 +17,6 @@ from typing import Any, NamedTuple
 
 from kbatch.study.answer import answer
 from kbatch.study.study import (
-    GOODPUT_NAME,
     IDENTITY_NAME,
     RECORD_NAME,
     Study,
@@ -101,7 +100,7 @@ def tracked_runs(
             metrics = next(run.metrics for run in runs if run.key == chosen.trial_id)
             metrics = {**metrics, "batch_size": chosen.batch_size}
     executions = sum(run.is_execution for run in runs)
-    own = [source / name for name in (RECORD_NAME, IDENTITY_NAME, GOODPUT_NAME)]
+    own = [source / name for name in (RECORD_NAME, IDENTITY_NAME)]
     own = [source] if source.is_file() else [file for file in own if file.exists()]
     whole_study = TrackedRun(
         key="",

@@ -12,7 +12,6 @@ from concurrent.futures.process import BrokenProcessPool
 from pathlib import Path
 
 import keras
-import keras_tuner
 import numpy as np
 import pytest
 import searches
@@ -23,16 +22,12 @@ from stub_executor import StubExecutor, trained
 
 import kbatch
 from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
-from kbatch.analysis.next_size import FinishedRun, SizeCosts, forecast_updates, next_size
-from kbatch.cli import main as cli
 from kbatch.device.worker import WorkerDied
-from kbatch.records.json_codec import record_text
 from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
-from kbatch.search.goodput_costs import expected_runs
 from kbatch.search.progress import ConsoleLine, SearchProgress
 from kbatch.search.trial_files import CHECKPOINT_NAME
 from kbatch.search.trial_process import execute
-from kbatch.study.study import RECORD_NAME, GoodputRecord, read_goodput
+from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
 STATE = b'{"hyperparameters": {"values": {"batch_size": 8}}}'
@@ -294,23 +289,6 @@ def test_an_executor_that_takes_no_data_is_not_blamed_on_the_data(tmp_path):
 
     with pytest.raises(RuntimeError, match=r"Full did not accept the data: restart.*store is full"):
         search(tmp_path, Full())
-
-
-def test_an_engine_that_loses_the_sweep_twice_is_named(tmp_path):
-    class Loses(StubExecutor):
-        def submit(self, function, search, task):
-            future = concurrent.futures.Future()
-            future.set_exception(EOFError("the worker is gone"))
-            return future
-
-    with pytest.raises(RuntimeError, match=r"Loses lost the throughput sweep twice.*is gone"):
-        search(
-            tmp_path,
-            Loses(),
-            strategy="goodput",
-            objective=keras_tuner.Objective("seconds_to_target", "min"),
-            fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.9)]},
-        )
 
 
 class Trains:
@@ -675,55 +653,6 @@ def test_pairs_that_run_count_as_what_is_expected_of_them():
     assert next_pair(sizes, factors, runs, pending=pending[:2], **budget).kind == "budget"
 
 
-def test_sizes_that_run_count_as_what_is_expected_of_them():
-    costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (16, 64, 256, 1024)}, 0.5)
-    runs = [FinishedRun(64, cost=2.5, updates=2000.0, noise_scale=300.0)]
-    first = next_size(costs, runs).batch_size
-    (expected,) = expected_runs(costs, runs, [first])
-    forecast = forecast_updates(costs, runs)
-    assert (expected.batch_size, expected.updates) == (first, forecast.updates[first])
-    np.testing.assert_allclose(
-        expected.cost, 0.5 + expected.updates * costs.update_costs[first], rtol=1e-12
-    )
-    assert next_size(costs, [*runs, expected]).batch_size != first
-    # A run that missed the target tells nothing of the others.
-    assert expected_runs(costs, [FinishedRun(16, cost=None, updates=900.0)], [first]) == []
-
-
-def test_sizes_beside_the_pilot_follow_from_it_whatever_it_takes():
-    costs = SizeCosts({size: 1e-3 + 1e-6 * size for size in (16, 64, 256, 1024)})
-    pilot, beside = expected_runs(costs, [], [64, 1024])
-    assert (pilot.batch_size, pilot.updates) == (64, 1.0)
-    assert beside.updates == forecast_updates(costs, [pilot]).updates[1024] < 1
-    took = FinishedRun(64, cost=3000 * pilot.cost, updates=3000.0)
-    assert next_size(costs, [pilot]).batch_size == next_size(costs, [took]).batch_size != 64
-
-
-class Swept(StubExecutor):
-    """Its sweep finds a larger batch faster."""
-
-    def submit(self, function, search, task):
-        if task.trial_id is not None:
-            return super().submit(function, search, task)
-        found = GoodputRecord((8, 16, 32, 64), (0.010, 0.011, 0.013, 0.017), (), 0.5)
-        future = concurrent.futures.Future()
-        future.set_result(TaskResult({"kbatch-goodput.json": record_text(found).encode()}))
-        return future
-
-
-@pytest.mark.parametrize("workers", [1, 3])
-def test_a_search_by_goodput_fills_its_workers_from_the_start(tmp_path, workers):
-    executor, callbacks = Swept(), [kbatch.TimeBudget(60)]
-    given = {"micro_batch_size": "auto", "dtype_policy": "mixed_float16"}
-    hypermodel = searches.stock(batch_sizes=SIZES, **given)
-    given = {"strategy": "goodput", "max_parallel": workers, "fit": {"callbacks": callbacks}}
-    found = search(tmp_path, executor, hypermodel=hypermodel, **given)
-    kinds = [decision.kind for decision in read_goodput(Path(found.project_dir)).decisions]
-    assert executor.most_open == workers
-    assert kinds[0] == "pilot"
-    assert kinds.count("beside") == workers - 1
-
-
 def test_an_engine_that_cannot_say_what_runs_ends_no_search(tmp_path):
     class Silent(StubExecutor):
         def submit(self, *task):
@@ -758,12 +687,3 @@ def test_the_line_of_a_trial_says_where_it_ran_and_how_much_is_left(tmp_path, ca
     first, *others = [line for line in capsys.readouterr().out.splitlines() if "batch" in line]
     assert first.startswith("trial 1/4, batch     8 on node7, ")
     assert others[0].startswith("trial 2/4, batch    16, ")
-
-
-def test_the_command_of_earlier_versions_says_what_to_write(capsys):
-    words = ["distribute", "--workers", "4", "search.py", "--epochs", "3"]
-    assert cli.main(words) == 1
-    error = capsys.readouterr().err
-    assert 'BatchSizeTuner(..., executor="local")' in error
-    assert "Received: kbatch distribute --workers 4 search.py --epochs 3." in error
-    assert error.count("\n") == 1

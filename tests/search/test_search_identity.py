@@ -15,15 +15,9 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.identity import check_identity, fit_facts, model_facts
-from kbatch.search.strategies import GoodputStrategy
+from kbatch.search.identity import fit_facts, model_facts
 from kbatch.study.study import (
     IDENTITY_NAME,
-    GoodputRecord,
-    SearchIdentity,
-    SizeDecision,
-    read_goodput,
-    write_goodput,
 )
 
 EarlyStopping = keras.callbacks.EarlyStopping
@@ -253,40 +247,6 @@ def test_a_callback_is_told_by_what_it_was_given():
         assert facts(one, other) != facts(other)
     assert facts(schedule(0.5)) == facts(schedule(0.5))
     assert facts(EarlyStopping(verbose=1)) == facts(EarlyStopping(verbose=0))
-
-
-def test_a_wider_search_by_goodput_times_its_sizes_again_and_keeps_its_decisions(tmp_path):
-    def sweep(*sizes):
-        return GoodputRecord(sizes, tuple(0.1 for _ in sizes), (), 1.0)
-
-    def begin(*sizes):
-        said = GoodputStrategy(sizes).begin(
-            tmp_path,
-            keras_tuner.Objective("updates_to_target", "min"),
-            keras_tuner.HyperParameters(),
-            callbacks=[kbatch.StopAtTarget("accuracy", 0.9)],
-            sweep=lambda: sweep(*sizes),
-        )
-        return said, read_goodput(tmp_path)
-
-    assert "in 1.0 s" in begin(8, 16)[0]
-    write_goodput(sweep(8, 16).with_decision(SizeDecision(8, "pilot")), tmp_path)
-    assert "from an earlier run" in begin(8, 16)[0]
-    said, kept = begin(8, 16, 32)
-    assert "3 batch sizes in 1.0 s" in said
-    assert kept.batch_sizes == (8, 16, 32)
-    assert kept.decisions == (SizeDecision(8, "pilot"),)
-
-
-def test_another_search_without_results_leaves_no_times_behind(tmp_path):
-    def begins(**facts):
-        check_identity(tmp_path, SearchIdentity(facts, {}))
-        return read_goodput(tmp_path) is not None
-
-    begins(model="one")
-    write_goodput(GoodputRecord((8, 16), (0.1, 0.2), (), 1.0), tmp_path)
-    assert begins(model="one")
-    assert not begins(model="another")
 
 
 def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):

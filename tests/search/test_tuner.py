@@ -417,7 +417,7 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
         (
             {"strategy": "random"},
             ValueError,
-            "one of grid, race, goodput. Received: strategy='random'",
+            "one of grid, race. Received: strategy='random'",
         ),
         ({"executions_per_trial": 0}, ValueError, "executions_per_trial=0"),
         ({"isolate": True, "distribution_strategy": 3}, ValueError, "leave it out"),

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 from records_factory import make_execution, make_gpu, make_search, make_trial, make_usage
-from test_trackers import OLD, two_executions, write_project
+from test_trackers import two_executions, write_project
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
@@ -196,12 +196,6 @@ def test_a_server_of_mlflow_that_is_down_is_reported_and_written_later(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", works)
     assert cli.main(["export", str(project), "--to", "mlflow"]) == 0
     assert len(runs_by_key(mlflow)) == 8
-
-
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
-def test_mlflow_shows_records_of_an_earlier_version(mlflow):
-    sync(load_study(OLD / "grid-auto"), "mlflow", OLD / "grid-auto")
-    assert len(runs_by_key(mlflow, "grid-auto")) == 1 + 4 + 4
 
 
 @pytest.fixture
