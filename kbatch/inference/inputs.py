@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
-from kbatch.training.data.forms import FitData, is_composite, is_dataset
+from kbatch.training.data.forms import FitData, as_dataset, is_composite, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
 from kbatch.training.data.sample_rows import SampleElements, sample_of
 
@@ -40,6 +40,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     if x is None:
         inputs = InferenceInputs(_made_rows(model), _MADE_NOTE)
     else:
+        x = as_dataset(x)
         _check_form(x)
         if is_dataset(x) and isinstance(x.element_spec, tuple):
             x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.

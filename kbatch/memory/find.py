@@ -55,8 +55,8 @@ def find_max_batch_size(
     Args:
         build: A function that returns a compiled model, without argument or with keras-tuner's
             `hp`, a `HyperModel`, or a compiled model, which stays as it is.
-        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, or a
-            function `batch_size -> tf.data.Dataset`.
+        x: Inputs: arrays of shape (examples, ...), a `tf.data.Dataset`, batched or not, a
+            `PyDataset`, or a function `batch_size -> tf.data.Dataset`.
         y: Targets of arrays. A dataset may have sample weights too: (x, y, sample_weight).
         memory_window: Lower and upper share of the limit that is aimed at.
         memory_limit_bytes: Memory that may be taken. None for what TensorFlow has of the GPU, on a

@@ -39,7 +39,7 @@ from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import FitData, arrays_of, is_dataset
+from kbatch.training.data.forms import FitData, arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 from kbatch.training.learning_rate import Schedule, current_learning_rate
@@ -132,7 +132,7 @@ def recommend(
     if learning_rate_scaling != "auto":
         check_rule(learning_rate_scaling, "learning_rate_scaling")
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
-    if not (is_dataset(x) or callable(x)):
+    if not gives_batches(x):
         arrays_of(task.data)  # Rows that do not fit each other are refused at once.
     if isinstance(task.source, SampleRows):
         _sizes(asked, task.source.examples)  # A dataset tells its examples to a model only.

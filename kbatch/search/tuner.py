@@ -201,8 +201,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Run the trials that have not ended yet.
 
         Args:
-            *args: What `keras.Model.fit` takes; data are arrays, a dataset, or a function
-                `batch_size -> tf.data.Dataset`.
+            *args: What `keras.Model.fit` takes; data are arrays, a dataset or `PyDataset`, whose
+                batches are joined and cut to each size, or a function of the batch size that
+                returns one, as for batches that are padded to lengths of their own. Validation
+                batches of such lengths are used as they are.
             verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too.
             **kwargs: What `keras.Model.fit` takes.
 

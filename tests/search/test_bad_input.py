@@ -67,19 +67,10 @@ def generator():
     yield models.rows(8)
 
 
-class Py(keras.utils.PyDataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return models.rows(8)
-
-
 @pytest.mark.parametrize(
     ("data", "fit", "message"),
     [
         ((generator(),), {}, "generator does not allow"),
-        ((Py(),), {}, "Py does not allow"),
         (None, {"batch_size": 64}, "batch_size=64 in a trial of 8"),
         (None, {"validation_batch_size": 64}, "validation_batch_size=64 in a trial of 8"),
     ],

@@ -13,6 +13,46 @@ X = RNG.normal(size=(94, 6)).astype("float32")
 SIDES = (X.sum(axis=1, keepdims=True) > 0).astype("float32")
 
 
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, size):
+        super().__init__()
+        self.size = size
+
+    def __len__(self):
+        return -(-len(X) // self.size)
+
+    def __getitem__(self, index):
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return X[rows], SIDES[rows]
+
+
+def line():
+    start = keras.initializers.GlorotUniform(3)
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, kernel_initializer=start)])
+    model.compile(keras.optimizers.SGD(0.1), "mse")
+    return model
+
+
+@pytest.mark.parametrize("data", [Sequence(16), Sequence], ids=["batches of 16", "function"])
+def test_a_sequence_trains_as_in_a_plain_fit(tmp_path, data):
+    fit = {"validation_data": Sequence(94), "shuffle": False}
+    hypermodel = searches.hypermodel(
+        line, (8, 16), micro_batch_size="auto", dtype_policy="float32", learning_rate_scaling=None
+    )
+    arguments = {"data": (data,), "objective": "val_loss"}
+    tuner = searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, **arguments)
+    plain = {size: line().fit(Sequence(size), epochs=2, verbose=0, **fit) for size in (8, 16)}
+    study = kbatch.load_study(tuner)
+    assert {trial.batch_size for trial in study.trials} == {8, 16}
+    for trial in study.trials:
+        found = [epoch.metrics["val_loss"] for epoch in trial.executions[0].epochs]
+        np.testing.assert_allclose(found, plain[trial.batch_size].history["val_loss"], rtol=1e-5)
+    # Described alike in another start of the script, the search has nothing left to do.
+    again = Sequence(16) if isinstance(data, Sequence) else Sequence
+    arguments["data"] = (again,)
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, **arguments)
+
+
 def judged_by_f1():
     model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(1, activation="sigmoid")])
     model.compile("sgd", "binary_crossentropy", metrics=[keras.metrics.F1Score(threshold=0.5)])

@@ -31,12 +31,32 @@ def sliced(*parts):
     return tf.data.Dataset.from_tensor_slices(parts)
 
 
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, size, workers=1):
+        super().__init__(workers=workers)
+        self.size = size
+        self.epochs = []
+
+    def __len__(self):
+        return -(-len(X) // self.size)
+
+    def __getitem__(self, index):
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return X[rows].astype("float64"), Y[rows]
+
+    def on_epoch_end(self):
+        self.epochs.append("ended")
+
+
 FORMS = {
     "arrays": FitData(X, Y),
     "tensors": FitData(tf.constant(X), tf.constant(Y)),
     "pandas": FitData(pd.DataFrame(X), pd.Series(Y)),
     "unbatched dataset": FitData(sliced(X, Y)),
     "batched dataset": FitData(sliced(X, Y).batch(7)),
+    "PyDataset": FitData(Sequence(7)),
+    "PyDataset of three workers": FitData(Sequence(7, workers=3)),
+    "function of PyDatasets": FitData(Sequence, shuffle=False),
     "function": FitData(lambda batch_size: sliced(X, Y).batch(batch_size)),
 }
 
@@ -77,6 +97,18 @@ def test_arrays_are_shuffled_anew_in_each_epoch_and_alike_for_a_seed():
     assert orders(seed=1) != first
 
 
+def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
+    sequence = Sequence(32)
+    dataset = batches_of(FitData(sequence)).dataset
+    orders = [
+        [len(x) for x, _ in dataset] + [float(next(iter(dataset))[0][0, 0])] for _ in range(6)
+    ]
+    assert len({order[-1] for order in orders}) > 1
+    assert len(sequence.epochs) == 11
+    kept = batches_of(FitData(Sequence(32), shuffle=False)).dataset
+    np.testing.assert_allclose(np.concatenate([x for x, _ in kept]), X)
+
+
 def test_shuffle_false_keeps_the_order():
     dataset = batches_of(FitData(X, Y, shuffle=False)).dataset
     np.testing.assert_array_equal(np.concatenate([x for x, _ in dataset]), X)
@@ -99,6 +131,35 @@ def test_validation_split_takes_the_last_rows_before_shuffling():
 def test_validation_data_in_a_dataset_is_rebatched():
     batches = batches_of(FitData(X, Y, validation_data=sliced(X, Y).batch(50)))
     assert lengths(batches.validation_data) == [16, 16, 16, 16, 16, 14]
+
+
+def padded(size):
+    rows = [(np.ones(n, "float32"), n % 2) for n in (3, 3, 4, 4, 5, 5)]
+    spec = (tf.TensorSpec((None,)), tf.TensorSpec((), tf.int32))
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    return data.padded_batch(size)
+
+
+def test_validation_batches_of_lengths_of_their_own_stay_as_they_are():
+    model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x[:, :1])])
+    batches = batches_of(FitData(padded, validation_data=padded(2)), batch_size=6, model=model)
+    assert [x.shape for x, _ in batches.validation_data] == [(2, 3), (2, 4), (2, 5)]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_list_of_named_inputs_takes_a_dict_by_their_names(batched):
+    inputs = [keras.Input((3,), name="z"), keras.Input((2,), name="q")]
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs)))
+    data = sliced({"q": X[:, :2], "z": X[:, :3]}, Y)
+    data = data.batch(10) if batched else data
+    assert lengths(batches_of(FitData(data), model=model).dataset) == [32, 32, 30]
+
+
+def test_columns_of_a_frame_become_floats_where_one_is():
+    frame = pd.DataFrame({"age": Y, "fare": X[:, 0].astype("float64"), "alone": Y > 1})
+    x, _ = next(iter(batches_of(FitData(frame, Y, shuffle=False)).dataset))
+    np.testing.assert_allclose(x, np.stack([Y, X[:, 0], Y > 1], axis=1)[:32], rtol=1e-6)
+    assert x.dtype == tf.float32
 
 
 def test_lists_of_inputs_stay_apart():
@@ -137,14 +198,6 @@ def test_an_unbuilt_model_takes_batched_and_unbatched_datasets():
         assert lengths(batches_of(data, model=model).dataset) == [32, 32, 30]
 
 
-class Py(keras.utils.PyDataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return X, Y
-
-
 def batch_generator():
     yield X, Y
 
@@ -153,7 +206,11 @@ REFUSED = {
     "both weights": (FitData(X, Y, np.ones(94), {1: 2.0}), "not both"),
     "nothing": (FitData(), "`x` is missing"),
     "generator": (FitData(batch_generator()), "tf.data.Dataset"),
-    "PyDataset": (FitData(Py()), "does not allow"),
+    "weights of the classes of two outputs": (FitData(X, [Y, Y], class_weight={1: 2.0}), "single"),
+    "columns of two types": (
+        FitData(pd.DataFrame({"a": [1, 2], "b": [True, False]})),
+        r"b \(bool\)",
+    ),
     "list of numbers": (FitData([1.0, 2.0], Y), "Give arrays"),
     "sparse": (FitData(tf.sparse.from_dense(X), Y), "SparseTensor"),
     "dataset and targets": (FitData(sliced(X), Y), "leave out `y`"),

@@ -1,5 +1,6 @@
 """Training data in batches of one size, whatever form it was given in."""
 
+import itertools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
@@ -16,8 +17,8 @@ from kbatch.library_internals import (
 )
 
 _FORMS = (
-    "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, or a "
-    "function `batch_size -> tf.data.Dataset`."
+    "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
+    "`keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset` (or PyDataset)."
 )
 
 
@@ -60,9 +61,11 @@ def in_batches(
                 f"Received: y of type {type(data.y).__name__}, sample_weight of type "
                 f"{type(data.sample_weight).__name__}."
             )
-        dataset = batches_of(x, model, batch_size)
+        dataset = batches_of(x, model, batch_size, shuffle=data.shuffle, seed=seed)
         examples = _most_examples(x, model) if is_dataset(x) else None
         if data.class_weight is not None:
+            _, y, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
+            check_class_weight(y)
             dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
     else:
         arrays, examples = tensors_of(data)
@@ -80,7 +83,10 @@ def in_batches(
             f"`tf.data.Dataset.from_generator` makes. Received: a {type(validation).__name__}."
         )
     if gives_batches(validation):
-        validation = batches_of(validation, model, validation_batch_size)
+        validation = as_dataset(validation)
+        # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
+        if not (is_dataset(validation) and _is_padded(validation, model)):
+            validation = batches_of(validation, model, validation_batch_size)
     return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
 
 
@@ -89,25 +95,98 @@ def is_dataset(data: Any) -> bool:
 
 
 def gives_batches(data: Any) -> bool:
-    """Return whether data are a dataset, or a function of the batch size that returns one."""
-    return is_dataset(data) or callable(data)
+    """Return whether data make batches: a dataset, a PyDataset, or a function that returns one."""
+    return is_dataset(data) or isinstance(data, keras.utils.PyDataset) or callable(data)
 
 
-def batches_of(data: Any, model: keras.Model, batch_size: int) -> tf.data.Dataset:
-    """Return a dataset, batched or not, or that of a data function, in batches of one size."""
+def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> Any:
+    """Make a dataset of the batches of a PyDataset, read by as many threads as it has workers.
+
+    Anything else is returned as it is.
+    """
+    if not isinstance(data, keras.utils.PyDataset):
+        return data
+    known = [
+        _read(data, i) for i in range(min(2, 2 if data.num_batches is None else data.num_batches))
+    ]
+    if not known:
+        raise InputError(
+            "The data have no batches: give a `PyDataset` with at least one. "
+            f"Received: a {type(data).__name__} with num_batches=0."
+        )
+    spec = keras.tree.map_structure(_common_spec, *known)
+    rng, begun = np.random.default_rng(seed), False
+
+    def epoch() -> Iterator[int]:
+        nonlocal begun
+        if begun:  # Threads may read batches until the next epoch begins.
+            data.on_epoch_end()
+        begun = True
+        data.on_epoch_begin()
+        order = itertools.count() if data.num_batches is None else range(data.num_batches)
+        yield from rng.permutation(order) if shuffle and data.num_batches else order
+
+    def batch(number: tf.Tensor) -> Any:
+        dtypes = [part.dtype for part in keras.tree.flatten(spec)]
+        parts = tf.numpy_function(
+            lambda i: keras.tree.flatten(_read(data, int(i))), [number], dtypes
+        )
+        shaped = [
+            tf.ensure_shape(p, s.shape)
+            for p, s in zip(parts, keras.tree.flatten(spec), strict=True)
+        ]
+        return keras.tree.pack_sequence_as(spec, shaped)
+
+    numbers = tf.data.Dataset.from_generator(epoch, output_signature=tf.TensorSpec((), tf.int64))
+    return numbers.map(batch, num_parallel_calls=max(1, data.workers), deterministic=True)
+
+
+def _read(data: keras.utils.PyDataset, number: int) -> Any:
+    """Read a batch of a PyDataset as arrays."""
+    arrays, _ = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(data[number])))
+    return keras.tree.lists_to_tuples(each_part(np.asarray, arrays))
+
+
+def _common_spec(*parts: np.ndarray) -> tf.TensorSpec:
+    axes = zip(*(part.shape[1:] for part in parts), strict=True)
+    shape = [None, *(sizes[0] if len(set(sizes)) == 1 else None for sizes in axes)]
+    return tf.TensorSpec(shape, tf.as_dtype(parts[0].dtype))
+
+
+def _is_padded(dataset: tf.data.Dataset, model: keras.Model) -> bool:
+    """Return whether batches of a dataset may differ in more axes than their first."""
+    dense = [s for s in tf.nest.flatten(dataset.element_spec) if isinstance(s, tf.TensorSpec)]
+    return is_batched(dataset.element_spec, model) and not all(
+        spec.shape.rank and spec.shape[1:].is_fully_defined() for spec in dense
+    )
+
+
+def batches_of(
+    data: Any,
+    model: keras.Model,
+    batch_size: int,
+    *,
+    shuffle: bool = False,  # Of the batches of a PyDataset.
+    seed: int | None = None,
+) -> tf.data.Dataset:
+    """Return data that make batches in batches of one size."""
+    data = as_dataset(data, shuffle=shuffle, seed=seed)
     if not is_dataset(data):
-        return called_for(data, model, batch_size)
+        return called_for(data, model, batch_size, shuffle=shuffle, seed=seed)
     if is_batched(data.element_spec, model):
         return data.rebatch(batch_size)
     return data.batch(batch_size)
 
 
-def called_for(function: Callable[[int], Any], model: keras.Model, batch_size: int):
+def called_for(
+    function: Callable[[int], Any], model: keras.Model, batch_size: int, **order: Any
+) -> tf.data.Dataset:
     """Call a data function, and check that it returns a dataset of batches."""
-    dataset = function(batch_size)
+    dataset = as_dataset(function(batch_size), **order)
     if not is_dataset(dataset):
         raise InputError(
-            "A data function must return a `tf.data.Dataset`: it is called with the batch size. "
+            "A data function must return a `tf.data.Dataset` or a `keras.utils.PyDataset`: it is "
+            "called with the batch size. "
             f"Received: a {type(dataset).__name__} for batch_size={batch_size}."
         )
     if not is_batched(dataset.element_spec, model):
@@ -217,6 +296,7 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
                 "Give `class_weight` or `sample_weight`, not both. "
                 f"Received: class_weight={data.class_weight} and a sample_weight."
             )
+        check_class_weight(data.y)
         weight = class_weight_to_sample_weights(np.asarray(data.y), data.class_weight)
     given = (data.x, data.y, weight)
     while given[-1] is None:
@@ -231,6 +311,15 @@ def arrays_of(data: FitData) -> tuple[Any, int]:
     check_targets(arrays[1] if len(arrays) > 1 else None)
     packed = keras.utils.pack_x_y_sample_weight(*arrays) if len(arrays) == 1 else arrays
     return packed, lengths.pop()
+
+
+def check_class_weight(y: Any) -> None:
+    """Check that there is one output, whose targets `class_weight` weighs, as Keras does."""
+    if keras.tree.is_nested(y):
+        raise InputError(
+            "`class_weight` is for models with a single output: give `sample_weight`, an array for "
+            f"each output. Received: y with {len(keras.tree.flatten(y))} parts."
+        )
 
 
 def check_targets(y: Any) -> None:
@@ -250,6 +339,8 @@ def _array(leaf: Any) -> Any:
     composite = is_composite(leaf)
     if tf.is_tensor(leaf) and not composite:
         return leaf
+    if hasattr(leaf, "columns") and hasattr(leaf, "astype"):  # A frame of pandas.
+        leaf = _of_one_type(leaf, dict(leaf.dtypes))
     array = None if composite or not hasattr(leaf, "__array__") else np.asarray(leaf)
     if array is None or array.ndim == 0:
         kind = type(leaf)
@@ -260,6 +351,42 @@ def _array(leaf: Any) -> Any:
     if hasattr(leaf, "to_frame") and array.ndim == 1:
         array = array[:, None]  # A pandas Series is a column, as in Keras.
     return array.astype(keras.config.floatx()) if array.dtype == np.float64 else array
+
+
+def _of_one_type(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
+    """Return the columns of a frame as one array, in the float type of Keras where one is float."""
+    kinds = {getattr(dtype, "kind", "O") for dtype in dtypes.values()}
+    try:
+        found = np.asarray(frame.astype(keras.config.floatx()) if "f" in kinds else frame)
+    except (TypeError, ValueError):
+        found = np.asarray(frame)
+    if found.dtype == object and not all(isinstance(one, (str, bytes)) for one in found.flat):
+        raise InputError(
+            "The columns of a data frame must be numbers of one type: give "
+            f"`frame.astype({keras.config.floatx()!r})`, and numbers in the place of text. "
+            f"Received: columns {', '.join(f'{name} ({dtype})' for name, dtype in dtypes.items())}."
+        )
+    return found
+
+
+def named_inputs(model: Any) -> dict[str, Any]:
+    """Return the inputs that a model declares by the names by which Keras takes them of a dict."""
+    structure = declared_structure(model)
+    if isinstance(structure, dict):
+        return structure
+    return {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
+
+
+def by_input(features: Any, model: Any) -> list[Any]:
+    """List the parts of features in the order of the inputs of a model."""
+    named = named_inputs(model)
+    if not isinstance(features, dict) or not named.keys() <= features.keys() or not named:
+        return keras.tree.flatten(features)
+    chosen = {name: features[name] for name in named}
+    # A dict is flattened by its keys in order.
+    return keras.tree.flatten(
+        chosen if isinstance(declared_structure(model), dict) else [*chosen.values()]
+    )
 
 
 def is_batched(spec: Any, model: keras.Model) -> bool:
@@ -300,15 +427,7 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
 
 def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
     """Pair each feature with the shape of its input, None where they cannot be paired."""
-    inputs = declared_structure(model)
-    if inputs is None:  # A single symbolic tensor has no truth value.
-        inputs = getattr(model, "inputs", None)
-    if isinstance(inputs, dict) and isinstance(features, dict):
-        if not inputs.keys() <= features.keys():
-            return None
-        features, inputs = [features[name] for name in inputs], list(inputs.values())
-    parts = keras.tree.flatten(features)
-    tensors = [] if inputs is None else keras.tree.flatten(inputs)
+    parts, tensors = by_input(features, model), getattr(model, "inputs", None)
     known = all(part.shape.rank is not None for part in parts)
     if not tensors or not known or len(parts) != len(tensors):
         return None

@@ -9,7 +9,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import declared_structure
+from kbatch.training.data.forms import by_input, named_inputs
 from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
 
 
@@ -20,16 +20,10 @@ def declared_inputs(model: Any) -> Sequence[Any]:
 
 def ordered_rows(model: Any, rows: Any) -> list[Any]:
     """Return the arrays of rows in the order of the inputs that the model declares."""
-    tensors, structure = declared_inputs(model), declared_structure(model)
-    leaves = keras.tree.flatten(rows)
-    if isinstance(rows, dict):
-        named = structure if isinstance(structure, dict) else {t.name: t for t in tensors}
-        if set(rows) >= set(named):
-            leaves = keras.tree.flatten({name: rows[name] for name in named})
-            if named is not structure:  # A dict is flattened by its keys in order.
-                leaves = [rows[tensor.name] for tensor in tensors]
-        else:
-            raise _other_inputs(sorted(named), f"x with {sorted(rows)}")
+    tensors, named = declared_inputs(model), named_inputs(model)
+    if isinstance(rows, dict) and not named.keys() <= rows.keys():
+        raise _other_inputs(sorted(named), f"x with {sorted(rows)}")
+    leaves = by_input(rows, model)
     if len(leaves) != len(tensors):
         names = [tensor.name for tensor in tensors]
         raise _other_inputs(names, f"x with {len(leaves)} arrays")

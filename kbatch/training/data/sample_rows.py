@@ -13,6 +13,7 @@ from kbatch.library_internals import build_symbolically, compiled_metrics, wrapp
 from kbatch.training.data.forms import (
     FitData,
     arrays_of,
+    as_dataset,
     called_for,
     each_part,
     is_batched,
@@ -95,7 +96,7 @@ class SampleElements(NamedTuple):
 
 def sample_of(data: FitData) -> SampleRows | SampleElements:
     """Take a sample of arrays or of a dataset, which is not changed."""
-    x: Any = data.x
+    x: Any = as_dataset(data.x)
     if is_dataset(x):
         if data.y is not None:
             raise InputError(
@@ -174,11 +175,13 @@ class Samples:
     def source(self, data: FitData, model: keras.Model) -> Source:
         """Return the rows of arrays or of a dataset, or the function that returns datasets."""
         x: Any = data.x
-        if not is_dataset(x):
-            return data.x if callable(x) else sample_of(data)
+        sequence = isinstance(x, keras.utils.PyDataset)
+        if not (sequence or is_dataset(x)):
+            return x if callable(x) else sample_of(data)
         if data.y is not None:
             return sample_of(data)  # It says what is wrong.
-        known, batched = self._read.setdefault(x, {}), is_batched(x.element_spec, model)
+        known = self._read.setdefault(x, {})
+        batched = sequence or is_batched(x.element_spec, model)
         if batched not in known:
             known[batched] = rows_for(sample_of(data), model)
         return known[batched]
