@@ -4,15 +4,6 @@ With kappa = batch_size / base_batch_size = B' / B the rules of the learning rat
 
     linear    lr' = kappa lr          SGD; Goyal et al. (2017), arXiv:1706.02677, section 2.1
     sqrt      lr' = sqrt(kappa) lr    Adam-like; Malladi et al. (2022), arXiv:2205.10287, sec. 5
-    noise     lr' = gain lr           SGD; gain = kappa (B_noise + B) / (B_noise + B')
-              lr' = sqrt(gain) lr     Adam-like
-
-The gain follows from the best learning rate of a batch, lr_max / (1 + B_noise / B) (McCandlish
-et al. 2018, arXiv:1812.06162, equation 2.6), and is AdaScale's gain ratio (Johnson et al. 2020,
-arXiv:2007.05105, section 3). It is kappa times the statistical efficiency: the linear rule far
-below B_noise, and no further growth far above, where it tends to (B_noise + B) / B. For Adam
-McCandlish et al. found exponents between 0.5 and 1 in place of SGD's 1; the root is the choice
-that meets the sqrt rule far below B_noise.
 
 With rho the factor of the learning rate, other settings keep their timescale in examples:
 
@@ -33,18 +24,12 @@ import dataclasses
 import math
 from collections.abc import Iterable, Sequence
 
-RULES = ("linear", "sqrt", "noise")
+RULES = ("linear", "sqrt")
 FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
 
 
 def scale_learning_rate(
-    learning_rate: float,
-    *,
-    batch_size: int,
-    base_batch_size: int,
-    rule: str | None,
-    noise_scale: float | None = None,
-    adaptive: bool = False,
+    learning_rate: float, *, batch_size: int, base_batch_size: int, rule: str | None
 ) -> float:
     """Scale a learning rate from one batch size to another, in examples.
 
@@ -57,40 +42,19 @@ def scale_learning_rate(
         learning_rate: Learning rate that suits `base_batch_size`.
         batch_size: Batch size to scale to.
         base_batch_size: Batch size that `learning_rate` was chosen for.
-        rule: `"linear"` (SGD), `"sqrt"` (Adam-like), `"noise"` (either) or None (left as it is).
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-        adaptive: Whether the optimizer is Adam-like; for `rule="noise"` alone.
+        rule: `"linear"` (SGD), `"sqrt"` (Adam-like) or None (left as it is).
 
     Raises:
-        ValueError: If the rule is unknown, a batch size is not positive, or the rule is
-            `"noise"` and the noise scale missing or negative.
+        ValueError: If the rule is unknown, or a batch size is not positive.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    return learning_rate * learning_rate_ratio(
-        **sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive
-    )
+    return learning_rate * learning_rate_ratio(**sizes, rule=rule)
 
 
-def learning_rate_ratio(
-    *,
-    batch_size: int,
-    base_batch_size: int,
-    rule: str | None,
-    noise_scale: float | None = None,
-    adaptive: bool = False,
-) -> float:
+def learning_rate_ratio(*, batch_size: int, base_batch_size: int, rule: str | None) -> float:
     """Return the factor that a rule applies to the learning rate."""
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     match check_rule(rule, "rule"):
-        case "noise" if kappa != 1:
-            if noise_scale is None or not 0 <= noise_scale < math.inf:
-                raise ValueError(
-                    "The rule 'noise' needs `noise_scale`, finite and not negative: measure it "
-                    "with `gradient_noise_scale`, or take another rule where it is unresolved. "
-                    f"Received: noise_scale={noise_scale}."
-                )
-            gain = kappa * (noise_scale + base_batch_size) / (noise_scale + batch_size)
-            return math.sqrt(gain) if adaptive else gain
         case "linear":
             return kappa
         case "sqrt":
@@ -114,9 +78,8 @@ def check_rule(rule: str | None, name: str, *, joint: bool = False) -> str | Non
     if rule is not None and rule not in RULES and not (joint and rule == "joint"):
         searched = ", 'joint' (searched together with the batch size)" if joint else ""
         raise ValueError(
-            f"`{name}` must be None, 'linear' (for SGD), 'sqrt' (for Adam and its relatives)"
-            f"{searched} or 'noise' (for both, by the gradient noise scale). "
-            f"Received: {name}={rule!r}."
+            f"`{name}` must be None, 'linear' (for SGD){searched} or 'sqrt' (for Adam and its "
+            f"relatives). Received: {name}={rule!r}."
         )
     return rule
 
@@ -175,10 +138,9 @@ def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
 class LearningRateScaling:
     """What a rule was given and what it made of it."""
 
-    rule: str | None  #: `"linear"`, `"sqrt"`, `"noise"` or None.
+    rule: str | None  #: `"linear"`, `"sqrt"` or None.
     batch_size: int  #: Batch size that was scaled to, in examples.
     base_batch_size: int  #: Batch size that was scaled from, in examples.
-    noise_scale: float | None  #: The noise scale that the rule used, in examples; None if none.
     kappa: float  #: Batch size over base batch size.
     learning_rate_ratio: float  #: Factor of the learning rate.
     learning_rate: float  #: The scaled learning rate.
@@ -198,8 +160,6 @@ def learning_rate_scaling(
     batch_size: int,
     base_batch_size: int,
     rule: str | None,
-    noise_scale: float | None = None,
-    adaptive: bool | None = None,
     weight_decay: float | None = None,
     batch_norm_momenta: Sequence[float] = (),
     follow_batch_size: tuple[str, ...] = FOLLOWERS,
@@ -218,8 +178,6 @@ def learning_rate_scaling(
         batch_size: Batch size to scale to, in examples.
         base_batch_size: Batch size that they were chosen for, in examples.
         rule: As in `scale_learning_rate`.
-        noise_scale: Gradient noise scale, in examples; for `rule="noise"` alone.
-        adaptive: Whether the optimizer is Adam-like; if None, where there is a `beta_2`.
         weight_decay: Weight decay that suits it; None without one.
         batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
         follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
@@ -227,14 +185,10 @@ def learning_rate_scaling(
         factor: What the scaled learning rate is multiplied by, above 0.
 
     Raises:
-        ValueError: If the rule is unknown, or a batch size or the noise scale out of range.
+        ValueError: If the rule is unknown, or a batch size out of range.
     """
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    if adaptive is None:
-        adaptive = beta_2 is not None
-    ratio = factor * learning_rate_ratio(
-        **sizes, rule=rule, noise_scale=noise_scale, adaptive=adaptive
-    )
+    ratio = factor * learning_rate_ratio(**sizes, rule=rule)
     if beta_2 is not None and "beta_2" in follow_batch_size:
         beta_2 = scale_beta_2(beta_2, **sizes)
     if weight_decay is not None and "weight_decay" in follow_batch_size:
@@ -247,7 +201,6 @@ def learning_rate_scaling(
     return LearningRateScaling(
         rule=rule,
         **sizes,
-        noise_scale=noise_scale if rule == "noise" else None,
         kappa=batch_size_ratio(**sizes),
         learning_rate_ratio=ratio,
         learning_rate=learning_rate * ratio,

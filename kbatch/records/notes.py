@@ -77,29 +77,6 @@ def _parts_faster(size: int, gain: float, low: float | None, high: float | None,
     )
 
 
-def _noise_rule(
-    trial_id: str,
-    batch_size: int,
-    low: float,
-    value: float | None = None,
-    high: float | None = None,
-) -> str:
-    if value is None or high is None:
-        return (
-            f"The noise scale of trial {trial_id}, batch size {batch_size}, is unresolved: at "
-            f"least {_rounded(low, 3)}. The learning rate follows that bound, which changes it "
-            "least."
-        )
-    return (
-        f"The learning rate follows the noise scale {_rounded(value, 3)} ({_rounded(low, 2)} to "
-        f"{_rounded(high, 2)}) of trial {trial_id}, batch size {batch_size}."
-    )
-
-
-def _rounded(value: float, digits: int) -> str:
-    return f"{float(f'{value:.{digits}g}'):,g}"
-
-
 _COUPLED_PARTS = (
     "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
     "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
@@ -143,10 +120,6 @@ _KINDS = {
         *_RATE,
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
         "was built with: a callback or the tuner's `optimizer` set it.",
-    ),
-    "noise_rule": _Kind(
-        *_RATE,
-        _noise_rule,
     ),
     "resumed": _Kind(
         "rest of a training",

@@ -24,7 +24,7 @@ from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, 
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, base_noise_scale, recorded_search, trial_files
+from kbatch.search.trial_files import TrialFiles, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
@@ -37,7 +37,7 @@ from kbatch.training.dtype_policy import (
     dtype_policy_scope,
     loss_scaled,
 )
-from kbatch.training.learning_rate import forget_scaling, scale_model, scaling_of
+from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count
 from kbatch.training.state import check_seed, seed_of, seeded
 
@@ -75,10 +75,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
-            `"sqrt"` (Adam-like), `"noise"` (either, by the noise scale that the trial of
-            `base_batch_size` measured, which comes first) or None (it does not). `"joint"`
-            searches the rate together with the size: a hyperparameter `"learning_rate_factor"`,
-            from 1/32 to 32, multiplies the rate by the rule of the optimizer.
+            `"sqrt"` (Adam-like) or None (it does not). `"joint"` searches the rate together with
+            the size: a hyperparameter `"learning_rate_factor"`, from 1/32 to 32, multiplies the
+            rate by the rule of the optimizer.
         base_batch_size: Batch size that the model's settings suit; the smallest one if None.
         follow_batch_size: Which other settings keep their timescale in examples, with any rule or
             none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop), and
@@ -114,7 +113,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] = "mixed_float16",
-        learning_rate_scaling: Literal["linear", "sqrt", "noise", "joint"] | None = None,
+        learning_rate_scaling: Literal["linear", "sqrt", "joint"] | None = None,
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
         exact: bool | Literal["auto"] = "auto",
@@ -146,12 +145,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         self._chosen_base = _size_or_none(base_batch_size, "base_batch_size")
         self.base_batch_size = self._chosen_base or self.batch_sizes[0]
-        if learning_rate_scaling == "noise" and self.base_batch_size not in self.batch_sizes:
-            raise ValueError(
-                '`learning_rate_scaling="noise"` measures the noise scale in the trial of '
-                "`base_batch_size`: it must be one of `batch_sizes`. Received: "
-                f"base_batch_size={base_batch_size}, batch_sizes={self.batch_sizes}."
-            )
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         if exact not in (True, False, "auto"):
             raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
@@ -228,10 +221,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
         if self._first is None and not self.fallback.note:
             self._first = (dict(hp.values), model_facts(model))
-        if self.learning_rate_scaling != "noise" or batch_size == self.base_batch_size:
-            self._scale(model, hp)
-        else:
-            forget_scaling(model)  # That of an earlier trial, where it is built around again.
+        joint = self.learning_rate_scaling == "joint"
+        scale_model(
+            model,
+            batch_size=batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_scaling,
+            follow_batch_size=self.follow_batch_size,
+            factor=hp.get(FACTOR_NAME) if joint else 1.0,
+        )
         replicas = replica_count(model)
         if batch_size < replicas:
             raise keras_tuner.errors.FatalValueError(
@@ -289,12 +287,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 notes = (self.fallback.note, *own) if self.fallback.note else own
                 if self._is_late(used):
                     notes = (RunNote.of("compiled_late"), *notes)
-                # By the noise scale, which the trial of the base has.
-                elif scaling_of(used) is None:
-                    base = {**hp.values, "batch_size": self.base_batch_size}
-                    noise_scale, note = base_noise_scale(project, base)
-                    self._scale(used, hp, noise_scale)
-                    notes = (note, *notes)
                 left = 1 if files is None else files.trainings_left(self.batch_sizes)
                 micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
                 plan = self._plan(hp, files, notes)
@@ -394,18 +386,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
         whole = not isinstance(self.micro_batch_size, int) and self.learning_rate_scaling is None
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
-
-    def _scale(self, model: keras.Model, hp: Any, noise_scale: float | None = None) -> None:
-        joint = self.learning_rate_scaling == "joint"
-        scale_model(
-            model,
-            batch_size=hp.get("batch_size"),
-            base_batch_size=self.base_batch_size,
-            rule=self.learning_rate_scaling,
-            follow_batch_size=self.follow_batch_size,
-            noise_scale=noise_scale,
-            factor=hp.get(FACTOR_NAME) if joint else 1.0,
-        )
 
     def _check_identity(
         self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]

@@ -140,16 +140,12 @@ class ParallelTrials:
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
         # The first execution finds what fits, and the policy.
         decides = hypermodel.micro_batch_size == "auto" or falls_back
-        waiting: _OpenTrial | None = None  # For the trial whose noise scale it needs.
         while True:
             while len(self._open) < self._max_open:
                 if self._open and decides and self._first_completed is None:
                     break
-                one, waiting = waiting or self._open_next_trial(), None
+                one = self._open_next_trial()
                 if one is None:
-                    break
-                if self._needs_base(one):
-                    waiting = one
                     break
                 self._submit_next(one)
             if not self._open:
@@ -296,18 +292,8 @@ class ParallelTrials:
         self._tuner._conclude(one.trial, one.files)
         self._tuner.on_trial_end(one.trial)
 
-    def _needs_base(self, one: _OpenTrial) -> bool:
-        """Return whether a trial must wait for the noise scale of one that runs."""
-        hypermodel = self._tuner.hypermodel
-        return hypermodel.learning_rate_scaling == "noise" and any(
-            other.trial.hyperparameters.get("batch_size") == hypermodel.base_batch_size
-            and same_settings(other.trial, one.trial)
-            for other in self._open
-        )
-
     def _trials_to_send(self, trial: Any) -> list[str]:
         """List the trials whose records an execution reads, its own first."""
-        base = self._tuner.hypermodel.base_batch_size
         trials = sorted(self._tuner.oracle.trials.items())
         others = [other for trial_id, other in trials if trial_id != trial.trial_id]
 
@@ -317,8 +303,7 @@ class ParallelTrials:
 
         # Few are looked for on disk, however many trials there are.
         first = itertools.islice(filter(recorded, others), _COMPARED)
-        bases = [one for one in others if one.hyperparameters.values.get("batch_size") == base]
-        named = [one.trial_id for one in (trial, *first, *filter(recorded, bases))]
+        named = [one.trial_id for one in (trial, *first)]
         if self._first_completed is not None:
             named.append(self._first_completed)
         return list(dict.fromkeys(named))

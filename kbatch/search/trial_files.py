@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import keras
-import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.device.environment import read_environment
@@ -190,32 +189,6 @@ def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
         record = load_if_readable(TrialRecord, file)
         if record and "completed" in {run.status for run in record.executions}:
             yield record
-
-
-def base_noise_scale(project: Path | None, base: Mapping[str, Any]) -> tuple[float, RunNote]:
-    """Find the noise scale of the trial of the base batch size, in examples, and say how sure."""
-    same = [
-        trial
-        for trial in readable_trials(project)
-        if trial.status == "completed" and _own(trial.hyperparameters) == _own(base)
-    ]
-    for trial in same:
-        scale = trial.noise_scale
-        if scale is None:
-            continue
-        known: dict[str, Any] = {"trial_id": trial.trial_id, "batch_size": trial.batch_size}
-        if scale.value is not None and scale.interval is not None:
-            known |= {"value": scale.value, "low": scale.interval.low, "high": scale.interval.high}
-            return scale.value, RunNote.of("noise_rule", **known)
-        if scale.at_least:
-            return scale.at_least, RunNote.of("noise_rule", low=scale.at_least, **known)
-    found = "its noise scale is not known" if same else "there is none"
-    raise keras_tuner.errors.FailedTrialError(
-        '`learning_rate_scaling="noise"` uses the noise scale of a completed trial of '
-        "`base_batch_size` with the same other hyperparameters, which must come first, as it does "
-        "in a grid: train it for more epochs where its noise scale is unresolved, or take "
-        f'"linear" or "sqrt". Received: base_batch_size={base["batch_size"]}, {found}.'
-    )
 
 
 def same_settings(one: Any, other: Any) -> bool:

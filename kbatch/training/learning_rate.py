@@ -100,7 +100,6 @@ def scale_model(
     base_batch_size: int,
     rule: str | None,
     follow_batch_size: tuple[str, ...],
-    noise_scale: float | None = None,
     factor: float = 1.0,
 ) -> LearningRateScaling:
     """Scale the settings of a compiled model from one batch size to another."""
@@ -111,15 +110,14 @@ def scale_model(
     for optimizer in reversed(inner_optimizers(model)):
         second_moment = _second_moment_decay(optimizer)
         learning_rate = current_learning_rate(optimizer)
-        adaptive = not isinstance(optimizer, _optimizers.SGD)
-        own_rule = ("sqrt" if adaptive else "linear") if rule == "joint" else rule
+        own_rule = rule
+        if rule == "joint":
+            own_rule = "linear" if isinstance(optimizer, _optimizers.SGD) else "sqrt"
         scaling = learning_rate_scaling(
             1.0 if learning_rate is None else learning_rate,
             getattr(optimizer, second_moment) if second_moment else None,
             **sizes,
             rule=own_rule,
-            noise_scale=noise_scale,
-            adaptive=adaptive,
             weight_decay=getattr(optimizer, "weight_decay", None),
             batch_norm_momenta=[_own_momentum(layer) for layer in layers],
             follow_batch_size=follow_batch_size,
@@ -194,11 +192,6 @@ def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateS
 def scaling_of(model: keras.Model) -> LearningRateScaling | None:
     """Return what `scale_model` did to a model, None if it did nothing."""
     return vars(model).get(_SCALING)
-
-
-def forget_scaling(model: keras.Model) -> None:
-    """Forget what was done to a model that a search builds around again."""
-    setattr(model, _SCALING, None)
 
 
 def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:

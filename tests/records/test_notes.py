@@ -24,7 +24,6 @@ VALUES = {
     "parts_faster": {"size": 8, "gain": 1.957, "low": None, "high": None, "more": ""},
     "memory_ran_out": {"before": 8, "after": 4},
     "first_learning_rate": {"used": 0.01, "built": 0.001},
-    "noise_rule": {"trial_id": "03", "batch_size": 8, "low": 90.2, "value": 12345.6, "high": 2e4},
     "resumed": {"epoch": 3},
     "noise_scale_not_measured": {"reason": "a loss of its own"},
     "metrics_of_parts": {"names": "auc"},
@@ -46,14 +45,6 @@ def test_a_note_is_the_same_when_read_back_and_in_another_process(note, tmp_path
         assert found == note and isinstance(found, str)
         assert (found.code, found.values) == (note.code, note.values)
         assert (found.label, found.column) == (note.label, note.column)
-
-
-def test_a_noise_scale_is_rounded_and_without_a_value_it_is_a_bound():
-    assert "the noise scale 12,300 (90 to 20,000) of trial 03" in RunNote.of(
-        "noise_rule", **VALUES["noise_rule"]
-    )
-    bound = RunNote.of("noise_rule", trial_id="03", batch_size=8, low=90.2)
-    assert "is unresolved: at least 90.2." in bound
 
 
 @pytest.mark.parametrize(

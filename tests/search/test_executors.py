@@ -95,13 +95,6 @@ def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
     assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 0), (64, 0, 1)]
 
 
-def test_trials_wait_for_the_noise_scale_of_their_base(tmp_path):
-    hypermodel = searches.stock(batch_sizes=SIZES, learning_rate_scaling="noise")
-    executor = StubExecutor()
-    search(tmp_path, executor, hypermodel=hypermodel)
-    assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 1), (64, 0, 2)]
-
-
 @pytest.mark.parametrize("turn", [0, -1])
 def test_the_executions_of_a_round_of_a_race_run_beside_each_other(tmp_path, turn):
     executor = StubExecutor(turn=turn, accuracy=lambda size, number: size / 100 + number / 1000)

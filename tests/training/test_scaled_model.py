@@ -7,7 +7,6 @@ import tensorflow as tf
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.training.learning_rate import (
     current_learning_rate,
-    forget_scaling,
     scale_late_layers,
     scale_model,
     scaled_model,
@@ -34,8 +33,8 @@ def momenta(model):
     return [one.momentum for one in found]
 
 
-def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, noise_scale=None):
-    return scale_model(model, **sizes, rule=rule, follow_batch_size=follow, noise_scale=noise_scale)
+def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES):
+    return scale_model(model, **sizes, rule=rule, follow_batch_size=follow)
 
 
 @pytest.mark.parametrize(
@@ -50,25 +49,14 @@ def scaled(model, *, rule=None, follow=FOLLOWERS, sizes=SIZES, noise_scale=None)
     ],
 )
 def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name):
-    for rule in ("sqrt", "linear", "noise", None) if optimizer is optimizers.Adam else ("sqrt",):
+    for rule in ("sqrt", "linear", None) if optimizer is optimizers.Adam else ("sqrt",):
         model = models.mlp(optimizer=optimizers.LossScaleOptimizer(optimizer(0.01)))
         before = getattr(model.optimizer.inner_optimizer, name)
-        scaling = scaled(model, rule=rule, noise_scale=48.0)
+        scaling = scaled(model, rule=rule)
         assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
         assert scaling_of(model) == scaling
         assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
         assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "ratio"), [("sgd", 4 * 64 / 112), ("adam", (4 * 64 / 112) ** 0.5), ("lion", None)]
-)
-def test_the_noise_rule_goes_by_the_kind_of_optimizer(optimizer, ratio):
-    model = models.mlp(optimizer=optimizer)
-    scaling = scaled(model, rule="noise", noise_scale=48.0)
-    expected = (4 * 64 / 112) ** 0.5 if ratio is None else ratio
-    assert scaling.learning_rate_ratio == pytest.approx(expected)
-    assert (scaling.beta_2 is not None) == (optimizer == "adam")
 
 
 DECAYING = [
@@ -244,5 +232,3 @@ def test_a_model_that_was_not_scaled_knows_that():
     assert scaling_of(model) is None
     scaled(model, follow=())
     assert (model.optimizer.beta_2, scaling_of(model).learning_rate_ratio) == (0.999, 1)
-    forget_scaling(model)
-    assert scaling_of(model) is None
