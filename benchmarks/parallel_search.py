@@ -1,13 +1,11 @@
-"""What does an executor cost a trial, and what do more workers save?
+"""What do more workers of an executor save, and what does one task more cost the driver?
 
-python benchmarks/parallel_search.py [--parts overhead workers stubs] [--rounds 2]
+python benchmarks/parallel_search.py [--parts workers stubs] [--rounds 2]
     [--wait 30] [--store FILE]    20 minutes on two cores
 
 Each part runs its contenders one after the other, in another order each round, and appends a line
 of JSON to `--store`: seconds of `tuner.search`, from its call to its return, and ratios.
 
-overhead  a search of three trials through a pool of one process, over the same search with
-          `isolate=True`: the aim is 1.05. The start of the pool is apart
 workers   four trials that wait `--wait` seconds for their data, on one worker over two and four:
           the aims are 1.8 and 3. `beside_s` is what a task takes beside its training, such as
           imports and tracing, for which all workers share the cores
@@ -110,20 +108,6 @@ def import_kbatch():
     time.sleep(1)  # So that no process takes the task of two.
 
 
-def overhead(options, number):
-    data, found = rows(20_000), {}
-    ways = ["isolate", "executor"]
-    random.Random(number).shuffle(ways)
-    for way in ways:
-        if way == "isolate":
-            found[way], _ = timed_search((32, 64, 128), *data, epochs=5, isolate=True)
-        else:
-            executor, found["start_s"] = pool(1)
-            with executor:
-                found[way], _ = timed_search((32, 64, 128), *data, epochs=5, executor=executor)
-    return found | {"ratio": found["executor"] / found["isolate"]}
-
-
 def workers(options, number):
     found, order = {}, [1, 2, 4]
     random.Random(number).shuffle(order)
@@ -187,7 +171,7 @@ def stubs(options, number):
     }
 
 
-PARTS = {part.__name__: part for part in (overhead, workers, stubs)}
+PARTS = {part.__name__: part for part in (workers, stubs)}
 
 
 def main() -> None:

@@ -56,7 +56,12 @@ def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
     )
     fastest = keras_tuner.Objective("seconds_to_target", "min")
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, fastest, directory=directory, project_name="cifar10", isolate=True
+        hypermodel,
+        fastest,
+        directory=directory,
+        project_name="cifar10",
+        executor="local",
+        max_parallel=1,
     )
     enough = [kbatch.StopAtTarget("val_accuracy", 0.7), kbatch.TimeBudget(seconds)]
     tuner.search(x, y, validation_split=0.1, epochs=1000, callbacks=enough)

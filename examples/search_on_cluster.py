@@ -46,8 +46,8 @@ def dask(directory):
 
     # Client("tls://scheduler:8786", security=...) for a cluster that runs already.
     cluster = LocalCluster(n_workers=2, threads_per_worker=1, dashboard_address=None)
-    with cluster, Client(cluster) as client, client.get_executor(pure=False) as executor:
-        yield executor
+    with cluster, Client(cluster) as client:
+        yield client
 
 
 @contextlib.contextmanager
@@ -70,7 +70,7 @@ def build():
     return model
 
 
-def search(engine, directory, *, batch_sizes=SIZES, epochs=20, resources=None):
+def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
     digits = load_digits()
     # With a micro-batch size of "auto" the first trial runs alone, since it finds the size for all.
     hypermodel = kbatch.BatchSizeHyperModel(
@@ -81,7 +81,6 @@ def search(engine, directory, *, batch_sizes=SIZES, epochs=20, resources=None):
             hypermodel,
             "val_accuracy",
             executor=executor,
-            resources=resources,
             directory=directory,
             project_name="digits",
         )

@@ -34,7 +34,7 @@ folder = tempfile.mkdtemp()
 def isolated(objective, name):
     hypermodel = kbatch.BatchSizeHyperModel(build, [8, 16])
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, objective, isolate=True, directory=folder, project_name=name
+        hypermodel, objective, executor="local", max_parallel=1, directory=folder, project_name=name
     )
     tuner.search(x, y, validation_split=0.5, epochs=1, verbose=0)
 

@@ -434,7 +434,7 @@ _VARIABLES = (
 def read_host_findings(cpu_count: int, *, variables: Mapping[str, str]) -> tuple[Finding, ...]:
     import psutil
 
-    from kbatch.device.memory import read_control_group
+    from kbatch.device.control_group import read_control_group
 
     memory = psutil.virtual_memory()
     group = read_control_group()

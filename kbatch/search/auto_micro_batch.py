@@ -12,6 +12,7 @@ import keras
 import psutil
 
 from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.device.control_group import read_control_group
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.device.memory import (
@@ -19,7 +20,6 @@ from kbatch.device.memory import (
     gpu_visible,
     nvml_gpu,
     other_processes,
-    read_control_group,
     workers_on_device,
 )
 from kbatch.document.numbers import format_number

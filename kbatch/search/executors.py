@@ -6,68 +6,57 @@ a process of its own that ends with it.
 
 import contextlib
 import importlib
-import io
 import os
+import pickle
 import queue
 import signal
 import socket
-import sys
 import time
-import zipfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from kbatch.device.control_group import read_memory_kills
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
 
-if sys.platform != "win32":
-    import fcntl
-
-# Signals by which an engine ends a job: preemption, time limit, shutdown.
-_ENGINE_SIGNALS = (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
+# By these a process is ended from outside: for want of memory, preemption, a time limit, shutdown.
+_ENDED_BY = (signal.SIGKILL, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2)
 
 
 class Task(NamedTuple):
-    """An execution of a trial, or what is measured before them, in plain types."""
+    """An execution of a trial, in plain types."""
 
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
-    trial_id: str | None = None  # None where memory is measured.
+    trial_id: str
     executions: int = 1  # Of the trial, this one included: those before it have completed.
     trials_left: float = 1  # That the search may still run, this one included.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
-    result_file: str = ""  # Where it leaves its result too, if a worker can reach that folder.
 
 
 class TaskResult(NamedTuple):
     """The result of a task, in plain types, so that nothing of the worker's is unpickled."""
 
     files: dict[str, bytes]  # What it wrote in the project directory, by relative path.
-    # "completed"; "failed", which its record says too; "mistake", which ends the search; "died".
+    # "completed"; "failed", which its record says too; "mistake", which ends the search; "died":
+    # its process crashed; "lost": that was ended from outside, and may complete elsewhere.
     status: str = "completed"
     text: str = ""  # What was raised, or the end of the output of a process that died.
     exit_code: int = 0  # Of a process that died.
+    out_of_memory: bool = False  # Whether that is known of a task that was lost.
     host: str = ""
 
 
-def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
+def run_task(
+    search: bytes,
+    task: Task,
+    worker: Worker | None = None,
+    tell: Callable[[Mapping[str, Any]], None] = lambda progress: None,
+) -> TaskResult:
     """Run a task in a process of its own, in a temporary folder; an engine calls it."""
-    # A job of an earlier driver may have completed the task, or still run it.
-    with _left_result(task.result_file, wait=True) as left:
-        result = left or _run_task(search, task, worker)
-        if left is None and result.status == "completed":
-            whole = io.BytesIO()
-            with zipfile.ZipFile(whole, "w") as archive:
-                for name, content in result.files.items():
-                    archive.writestr(zipfile.ZipInfo(name), content)  # Whatever the clock says.
-            # If it cannot be written, the engine still returns it.
-            with contextlib.suppress(OSError):
-                Path(task.result_file).write_bytes(whole.getbuffer())
-        return result
-
-
-def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
+    kills_before = read_memory_kills()
+    exit_code, out_of_memory = 0, False
     with contextlib.closing(worker or Worker()) as own:
         project = own.folder / "project"
         for name, content in task.files.items():
@@ -75,69 +64,43 @@ def _run_task(search: bytes, task: Task, worker: Worker | None) -> TaskResult:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         try:
-            status, text, exit_code = *own.call(_train, str(project), search, task), 0
+            status, text = own.call(train, str(project), search, task, on_event=tell)
         except WorkerDied as error:
-            if -error.exit_code in _ENGINE_SIGNALS:  # The same task may complete elsewhere.
-                raise InterruptedError(f"Signal {-error.exit_code} ended the process.") from None
             status, text, exit_code = "died", error.tail, error.exit_code
+            if -exit_code in _ENDED_BY:
+                status, text = "lost", f"signal {-exit_code} ended its process"
+                out_of_memory = exit_code == -signal.SIGKILL and read_memory_kills() > kills_before
         found = {
             path.relative_to(project).as_posix(): path.read_bytes()
             for path in project.rglob("*")
             if path.is_file() and not path.name.startswith(("draft.", "."))
         }
         changed = {name: data for name, data in found.items() if task.files.get(name) != data}
-        return TaskResult(changed, status, text, exit_code, socket.gethostname())
+        return TaskResult(changed, status, text, exit_code, out_of_memory, socket.gethostname())
 
 
-def _train(project: str, search: bytes, task: Task) -> tuple[str, str]:
-    # TensorFlow starts here, in the process of the task.
-    from kbatch.search.trial_process import execute
-
-    return execute(Path(project), search, task)
-
-
-class LeftResult:
-    """A future of an execution that a job of an earlier driver has completed, or still runs."""
-
-    def __init__(self, path: Path):
-        self._path = path
-        self._result: TaskResult | None = None
-        self.exists = path.exists() and (not self.done() or self._result is not None)
-
-    def done(self) -> bool:
-        """Return whether no job runs it now."""
-        try:
-            with _left_result(str(self._path)) as self._result:
-                return True
-        except BlockingIOError:
-            return False
-
-    def result(self) -> TaskResult:
-        if self._result is None:
-            raise InterruptedError("The job that ran it ended without a result.")
-        return self._result
-
-
-@contextlib.contextmanager
-def _left_result(path: str, *, wait: bool = False) -> Iterator[TaskResult | None]:
-    """Lock and read a result's file; BlockingIOError if another process has locked it."""
+def train(
+    tell: Callable[[Mapping[str, Any]], None], project: str, search: bytes, task: Task
+) -> tuple[str, str]:
+    """Run a task in this process, where TensorFlow starts; return its status, and an error."""
     try:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+b")
-    except OSError:
-        yield None
-        return
-    with file:
-        if sys.platform != "win32":
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-            except OSError as error:  # Others mostly mean that there are no locks.
-                if isinstance(error, BlockingIOError):
-                    raise
-        result = None
-        # A damaged file raises whatever its bytes lead the reader to.
-        with contextlib.suppress(Exception), zipfile.ZipFile(file) as archive:
-            result = TaskResult({name: archive.read(name) for name in archive.namelist()})
-        yield result
+        execute, *given = pickle.loads(search)
+    except (FileNotFoundError, PermissionError) as error:
+        return "mistake", (
+            "Large arrays of a search are read from its project directory, which a worker of the "
+            "executor cannot do: give a `directory` on a file system that all hosts share, a "
+            "function `batch_size -> tf.data.Dataset` that loads the data there, or an executor "
+            f"that holds data, as `kbatch.ray_executor()` does. Received: {error} on "
+            f"{socket.gethostname()}."
+        )
+    except (ImportError, AttributeError) as error:
+        return "mistake", (
+            "The model, data or callbacks of a search need a module that a worker of the executor "
+            "cannot import: install it there, or define their functions and classes in the script "
+            f"itself, which travel with it. Received: {type(error).__name__}: {error} on "
+            f"{socket.gethostname()}."
+        )
+    return execute(tell, Path(project), task, *given)
 
 
 class LocalExecutor:
@@ -147,6 +110,8 @@ class LocalExecutor:
         gpus, cores = usable_gpus(), len(os.sched_getaffinity(0))
         most = len(gpus) or max(1, cores // 2)
         self.workers = min(workers or most, most)
+        # How far the task is, where one runs at a time.
+        self.told: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._environments: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for variables in device_environments(self.workers, gpus):
             threads = str(max(1, cores // self.workers))
@@ -157,7 +122,7 @@ class LocalExecutor:
         self._running: set[Worker] = set()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Run `function(*arguments, worker)` in a thread, when a worker is free."""
+        """Run `function(*arguments, worker, tell)` in a thread, when a worker is free."""
         return self._threads.submit(self._run, function, arguments)
 
     def close(self) -> None:
@@ -175,7 +140,8 @@ class LocalExecutor:
             worker = Worker(variables)
             self._running.add(worker)
             stack.callback(self._running.discard, worker)
-            return function(*arguments, worker)
+            tell = self.told.put if self.workers == 1 else lambda progress: None
+            return function(*arguments, worker, tell)
 
 
 def ray_executor(**options: Any) -> Any:
@@ -188,7 +154,7 @@ def ray_executor(**options: Any) -> Any:
     Example:
 
     >>> ray.init()
-    >>> executor = kbatch.ray_executor(num_gpus=1)
+    >>> executor = kbatch.ray_executor(num_gpus=1, memory=8e9)
     >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", executor=executor)
 
     Args:
@@ -214,15 +180,6 @@ class _RayExecutor:
     def put(self, value: Any) -> Any:
         """Hold a value once for all tasks, which get it in place of the reference."""
         return self._ray.put(value)
-
-    def with_resources(self, needed: Any) -> "_RayExecutor":
-        """Return an executor that asks for this; a MemoryError says that no node has it."""
-        asked = {"memory": needed.host_memory_bytes, "num_gpus": needed.gpus, **self._options}
-        nodes = [node["Resources"] for node in self._ray.nodes() if node["Alive"]]
-        able = [node.get("memory", 0) for node in nodes if node.get("GPU", 0) >= asked["num_gpus"]]
-        if max(able, default=0) < asked["memory"]:
-            raise MemoryError(f"Ray's nodes with that many GPUs have {able} bytes of memory.")
-        return _RayExecutor(self._ray, asked)
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "_RayFuture":
         task = self._ray.remote(**self._options)(function)

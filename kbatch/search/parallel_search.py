@@ -4,10 +4,11 @@ import contextlib
 import dataclasses
 import itertools
 import json
+import re
 import shutil
 import socket
 import sys
-import tempfile
+import textwrap
 import time
 import uuid
 from asyncio import CancelledError
@@ -18,15 +19,15 @@ from typing import Any
 import cloudpickle
 import keras
 import keras_tuner
+import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.worker import MappedPickles, WorkerDied
-from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
-from kbatch.records.json_codec import load_if_readable, write_whole_file
-from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
+from kbatch.records.json_codec import write_whole_file
+from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
-from kbatch.search.resources import MEMORY_NAME, TOO_LARGE, MeasuredMemory, ask_submitit
+from kbatch.search.progress import FitProgress
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
@@ -34,16 +35,16 @@ from kbatch.search.trial_files import (
     completed_trials,
     same_settings,
 )
-from kbatch.search.trial_process import check_no_dataset
+from kbatch.search.trial_process import execute
 from kbatch.study.study import RECORD_NAME
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
-# Where workers leave results until they are written: a folder with a name of its own.
-_RESULTS = ".kbatch-results-"
 _CHECK_S = 0.05
 # Records of other trials that an execution is compared with.
 _COMPARED = 3
+# What engines say of a task that they ended for want of memory.
+_OUT_OF_MEMORY = re.compile(r"out.?of.?memory|oom.?kill", re.IGNORECASE)
 
 
 @dataclasses.dataclass(eq=False)
@@ -55,16 +56,20 @@ class _OpenTrial:
     completed: int  # Executions, of those that it is to have.
     begun_s: float
     future: Any = None  # Of the present execution.
-    lost: int = 0  # How often the engine lost that.
-    ran_out: bool = False  # Of memory: it runs once more and asks for twice as much.
-    result_file: Path = Path()  # Where a worker leaves its result.
+    lost: list[TaskResult] = dataclasses.field(default_factory=list)  # Of the present execution.
 
 
 class ParallelTrials:
     """Runs a search's trials as tasks of an executor, and alone writes to the project directory."""
 
     def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        check_no_dataset(arguments, keywords, given="executor=...")
+        values = keras.tree.flatten([list(arguments), dict(keywords)])
+        if any(isinstance(value, tf.data.Dataset) for value in values):
+            raise InputError(
+                "With `executor` a dataset cannot travel to another process: give a function "
+                "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
+                "Received: a tf.data.Dataset."
+            )
         given = keras.tree.flatten(keywords.get("callbacks") or [])
         # The figure of a search is drawn where all trials are.
         travelling = [one for one in given if not isinstance(one, LivePlot)]
@@ -74,107 +79,51 @@ class ParallelTrials:
         executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
-        self._max_open = max_parallel or (self._own.workers if self._own else sys.maxsize)
-        known = getattr(executor, "with_resources", lambda needed: ask_submitit(executor, needed))
-        # Makes the executor for what an execution needs, None where nothing is asked for.
-        self._ask: Any = known if tuner._resources == "auto" else tuner._resources
-        self._memory: MeasuredMemory | None = None
-        self._longest_s: float | None = None  # Of the executions that completed here.
+        self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
-        self._first_completed: str | None = None  # The trial that found what decides for others.
-        self._mistake: str | None = None  # In what was given: no other trial would fare better.
-        self._gone: BaseException | None = None  # What the engine raised where nothing helps.
+        # The trial that found what decides for others: what fits, and the policy.
+        self._first_completed: str | None = None
+        self._error: Exception | None = None  # After which no other trial would fare better.
 
     def close(self) -> None:
         for one in self._open:
-            # An engine may be gone, and a job of an earlier driver is not this one's to cancel.
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(Exception):  # An engine may be gone.
                 one.future.cancel()
         if self._own is not None:
             self._own.close()
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
 
-    def _result_of(self, what: str, attempt: int = 0, **task: Any) -> TaskResult:
-        """Run a task that is no execution of a trial; once more if the engine loses it."""
-        future = self._submit(Task(self._files_for(()), attempt=attempt, **task))
-        try:
-            while not future.done():
-                time.sleep(_CHECK_S)
-            return future.result()
-        except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            if attempt:
-                raise self._engine_error(f"lost {what} twice", error) from error
-            self._say(f"The executor lost {what}, which is submitted again: {error}")
-        except BaseException:
-            with contextlib.suppress(Exception):
-                future.cancel()
-            raise
-        return self._result_of(what, attempt=1, **task)
-
-    def _measure(self) -> None:
-        """Measure the memory of train steps on the engine, unless a search here has done so."""
-        file = self._project / MEMORY_NAME
-        self._memory = load_if_readable(MeasuredMemory, file)
-        if self._memory is not None:
-            return
-        result = self._result_of("the measurement of memory")
-        self._write(result)
-        self._memory = load_if_readable(MeasuredMemory, file)
-        if self._memory is None:
-            reason = result.text.strip().rpartition("\n")[2]
-            self._say(f"No resources are asked for, since memory could not be measured: {reason}")
-
     def run(self) -> None:
         self._search = self._pickle_search()
-        if self._ask is not None:
-            self._measure()
-        # A random name: workers with another disk at this path find no results of another search.
-        project = self._project.resolve()
-        found = next(project.glob(f"{_RESULTS}*"), None)
-        self._results = found or Path(tempfile.mkdtemp(prefix=_RESULTS, dir=project))
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         completed = next(completed_trials(self._project), None)
         self._first_completed = completed and completed.trial_id
-        hypermodel = self._tuner.hypermodel
-        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        # The first execution finds what fits, and the policy.
-        decides = hypermodel.micro_batch_size == "auto" or falls_back
         while True:
-            while len(self._open) < self._max_open:
-                if self._open and decides and self._first_completed is None:
-                    break
+            while len(self._open) < self._max_open and not self._is_deciding():
                 one = self._open_next_trial()
                 if one is None:
                     break
                 self._submit_next(one)
             if not self._open:
-                shutil.rmtree(self._results, ignore_errors=True)
                 return
-            running = [_is_running(one.future) for one in self._open]
-            self._tuner._progress.show_counts(
-                submitted=len(running),
-                running=None if None in running else sum(map(bool, running)),
-                ended=len(self._tuner.oracle.ended_trials),
-            )
-            ended = []
-            for one in self._open:
-                try:
-                    if one.future.done():
-                        ended.append(one)
-                except (Exception, CancelledError) as error:  # Whatever the engine raises.
-                    self._gone = error
-            if not ended and self._gone is None:
-                time.sleep(_CHECK_S)
+            ended = self._ended_trials()
+            self._show()
             # All that has completed is written before more is asked of an executor that may fail.
             self._open = [one for one in self._open if one not in ended]
             again = [one for one in ended if self._record_result(one)]
-            if self._mistake is not None:
-                raise keras_tuner.errors.FatalValueError(self._mistake)
-            if self._gone is not None:
-                raise self._engine_error("does not answer", self._gone) from self._gone
+            if self._error is not None:
+                raise self._error
             for one in again:
                 self._submit_next(one)
+
+    def _is_deciding(self) -> bool:
+        """Return whether an execution runs that finds what fits, or the policy, for all."""
+        if not self._open or self._first_completed:
+            return False
+        hypermodel = self._tuner.hypermodel
+        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
+        return hypermodel.micro_batch_size == "auto" or falls_back
 
     def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
@@ -193,87 +142,90 @@ class ParallelTrials:
         if number > executions:
             self._end_trial(one)
             return
-        # What is left, as a process sees it that knows of so many executions a trial.
-        left = self._tuner.oracle.remaining_trials() * executions / number
         sent = self._files_for(self._trials_to_send(one.trial))
         if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
             sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
-        values = json.dumps(one.trial.hyperparameters.values, sort_keys=True, default=str)
-        digest = uuid.uuid5(uuid.NAMESPACE_OID, values).hex
-        one.result_file = self._results / f"{one.trial.trial_id}-{number}-{digest}"
-        one.future = LeftResult(one.result_file)
-        hypermodel, hp = self._tuner.hypermodel, one.trial.hyperparameters
-        size, given = hp.get("batch_size"), hypermodel.micro_batch_size
-        attempt = one.lost + one.ran_out
-        if attempt or not one.future.exists:
-            task = Task(
-                sent,
-                one.trial.trial_id,
-                executions=number,
-                trials_left=left,
-                attempt=attempt,
-                result_file=str(one.result_file),
-            )
-            # What the engine lost may have needed more, too.
-            asked = {"longest_s": self._longest_s, "times": 2 if attempt else 1}
-            try:
-                needed = self._memory and self._memory.needed(size, given, **asked)
-                one.future = self._submit(task, needed)
-            except MemoryError as error:
-                one.files.record_failure(hypermodel, hp, error)
-                self._end_trial(one)
-                return
-        elif not one.future.done():
-            self._say(
-                f"Batch size {size} still runs in a job of an earlier driver: waiting for it."
-            )
+        task = Task(
+            sent,
+            one.trial.trial_id,
+            executions=number,
+            # As a process sees it that knows of so many executions a trial.
+            trials_left=self._tuner.oracle.remaining_trials() * executions / number,
+            attempt=len(one.lost),
+        )
+        try:
+            one.future = self._executor.submit(run_task, self._search, task)
+        except Exception as error:  # Whatever the engine raises.
+            raise self._engine_error("accepts no more tasks", error) from error
         self._open.append(one)
+
+    def _ended_trials(self) -> list[_OpenTrial]:
+        """Find the trials whose execution has ended; wait a moment where there is none."""
+        ended = []
+        for one in self._open:
+            try:
+                if one.future.done():
+                    ended.append(one)
+            except (Exception, CancelledError) as error:  # Whatever the engine raises.
+                self._error = self._engine_error("does not answer", error)
+        if not ended and self._error is None:
+            time.sleep(_CHECK_S)
+        return ended
+
+    def _show(self) -> None:
+        """Show how far the one trial is that this host runs, or how many an engine runs."""
+        progress = self._tuner._progress
+        if self._own is not None and self._own.workers == 1:
+            while not self._own.told.empty():
+                told, (one,) = FitProgress(**self._own.told.get()), self._open
+                # Its process knows of no later execution.
+                part = (one.completed + 1) / one.files.executions
+                progress.show(dataclasses.replace(told, share=told.share * part))
+            return
+        running = [_is_running(one.future) for one in self._open]
+        progress.show_counts(
+            submitted=len(running),
+            running=None if None in running else sum(map(bool, running)),
+            ended=len(self._tuner.oracle.ended_trials),
+        )
 
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
         files, trial, hypermodel = one.files, one.trial, self._tuner.hypermodel
+        failure: Exception | None = None
         try:
             result = one.future.result()
             if not isinstance(result, TaskResult):
                 raise TypeError(f"a task returned {type(result).__name__} instead of its result")
         except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            one.lost += 1
-            what = f"{type(error).__name__}: {error}".strip(" :")
-            if one.lost == 1:
-                size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                again = f"The executor lost an execution of {size}, which is submitted again"
-                self._say(f"{again}: {what}")
-                return True
-            if isinstance(error, ConnectionError):
-                self._gone = error
+            if one.lost and isinstance(error, ConnectionError):
+                self._error = self._engine_error("does not answer", error)
                 return False
-            gone = RuntimeError(f"The executor lost this execution twice, last by {what}")
-            files.record_failure(hypermodel, trial.hyperparameters, gone)
-            self._end_trial(one)
-            return False
+            text = f"{type(error).__name__}: {error}".strip(" :")
+            known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
+            result = TaskResult({}, "lost", text, out_of_memory=known)
+        if result.status == "lost":
+            one.lost.append(result)
+            if len(one.lost) == 1:
+                size = f"batch size {trial.hyperparameters.get('batch_size')}"
+                self._say(f"An execution of {size} was lost and is submitted again: {result.text}")
+                return True
+            failure = _lost_twice(one.lost)
+        elif result.status == "died":
+            failure = WorkerDied(result.exit_code, result.text)
         self._write(result)
-        one.result_file.unlink(missing_ok=True)
         if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
             config = json.loads(state)["hyperparameters"]
             trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
         if result.status == "mistake":
-            self._mistake = result.text
+            self._error = keras_tuner.errors.FatalValueError(result.text)
             return False
-        if result.status == "died":
-            died = WorkerDied(result.exit_code, result.text)
-            files.record_failure(hypermodel, trial.hyperparameters, died)
+        if failure is not None:
+            files.record_failure(hypermodel, trial.hyperparameters, failure)
         record = files.record()
         if record is not None and any(run.status == "completed" for run in record.executions):
             self._first_completed = self._first_completed or trial.trial_id
-        if record is not None and self._memory is not None:
-            self._longest_s = max(self._longest_s or 0, record.executions[-1].total_s or 0) or None
-            if record.status == "out_of_memory" and not (one.lost or one.ran_out):
-                one.ran_out = True
-                files.begin_attempt()
-                size = record.batch_size
-                self._say(f"Batch size {size} ran out of memory: asks for twice as much.")
-                return True
-        one.lost, one.ran_out = 0, False
+        one.lost = []
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
             self._tuner._trackers.update(self._project)
@@ -328,27 +280,6 @@ class ParallelTrials:
             if path.name != STATE_NAME and not earlier:
                 write_whole_file(self._project / path, content)
 
-    def _submit(self, task: Task, needed: Any = None) -> Any:
-        executor: Any = None
-        try:
-            executor = self._executor if needed is None else self._ask(needed)
-            return executor.submit(run_task, self._search, task)
-        except Exception as error:  # Whatever the engine raises.
-            refused = isinstance(error, MemoryError) or TOO_LARGE.search(str(error))
-            if executor is None and not refused and callable(self._tuner._resources):
-                raise InputError(
-                    "`resources` must return the executor for what an execution needs, or raise "
-                    f"MemoryError. Received: {needed}: {type(error).__name__}: {error}"
-                ) from error
-            if needed is None or not refused:
-                raise self._engine_error("accepts no more tasks", error) from error
-            gpu = f" and {memory_text(needed.gpu_memory_bytes)} of a GPU" if needed.gpus else ""
-            raise MemoryError(
-                f"No node has what this execution needs, {memory_text(needed.host_memory_bytes)} "
-                f"of host memory{gpu}: leave out this batch size, or give a smaller "
-                f"`micro_batch_size`. Received: {error}"
-            ) from error
-
     def _engine_error(self, what: str, error: BaseException) -> RuntimeError:
         kind = type(self._executor)
         return RuntimeError(
@@ -365,7 +296,7 @@ class ParallelTrials:
         tuner, (arguments, keywords) = self._tuner, self._given
         put = getattr(self._executor, "put", None)
         trials, tuner.oracle.trials = tuner.oracle.trials, {}
-        whole = tuner, arguments, keywords
+        whole = execute, tuner, arguments, keywords
         try:
             pickled = cloudpickle.dumps(whole) if put else MappedPickles(folder).dumps(whole)
         except (OSError, MemoryError):
@@ -400,3 +331,12 @@ def _travels(value: Any) -> bool:
     except Exception:  # As above.
         return False
     return True
+
+
+def _lost_twice(lost: Sequence[TaskResult]) -> Exception:
+    """Make the failure of an execution that was lost twice, with both causes."""
+    causes = " and by ".join(textwrap.shorten(one.text, 120) for one in lost)
+    known = any(one.out_of_memory for one in lost)
+    error = (MemoryError if known else RuntimeError)(f"The execution was lost twice, by {causes}")
+    error.add_note("\n".join(one.text for one in lost))
+    return error

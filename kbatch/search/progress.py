@@ -200,9 +200,11 @@ class SearchProgress:
             number, total = ended + 1, ended + left
         self._name = trial_name(values, number, total) + where
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
-        self._at_once, self._first, self._memory_bytes = at_once, None, None
-        if self._line is not None and took_s is None:
-            self._line.update(self._name, None, "starting")
+        self._at_once = at_once
+        if took_s is None:
+            self._first, self._memory_bytes = None, None
+            if self._line is not None:
+                self._line.update(self._name, None, "starting")
 
     def show_counts(self, *, submitted: int, running: int | None, ended: int) -> None:
         """Show how many trials an executor runs, and how many wait there, where it says so."""

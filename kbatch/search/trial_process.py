@@ -1,7 +1,5 @@
-"""The executions of a trial, here or in a process of their own that returns what they took."""
+"""The executions of a trial, in this process or in that of a task."""
 
-import pickle
-import socket
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -9,62 +7,16 @@ from typing import Any
 
 import keras
 import keras_tuner
-import tensorflow as tf
 
 from kbatch.device.memory import worker_device
-from kbatch.device.worker import MappedPickles, UnsendableError, Worker
+from kbatch.device.worker import Worker
 from kbatch.errors import InputError
 from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.executors import Task
 from kbatch.search.progress import FitProgress, FitReporter
-from kbatch.search.resources import measure_memory
 from kbatch.search.trial_files import TrialFiles, write_trial_state
 from kbatch.study.trial import TrialRecord
-
-
-class IsolatedTrials:
-    """Runs each trial of a search in a fresh process, with the data of the search mapped."""
-
-    def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        check_no_dataset(arguments, keywords, given="isolate=True")
-        self._worker = Worker(worker_device())
-        # A folder of its own: the worker's pickles replace one another.
-        folder = self._worker.folder / "search"
-        folder.mkdir()
-        try:
-            self._data = MappedPickles(folder).dumps((tuple(arguments), dict(keywords)))
-        except BaseException as error:
-            self._worker.close()
-            if not isinstance(error, UnsendableError):
-                raise
-            raise InputError(
-                "With `isolate=True` data and callbacks travel to another process: give arrays or "
-                f"a function `batch_size -> tf.data.Dataset`. Received: {error}"
-            ) from error
-
-    def close(self) -> None:
-        self._worker.close()
-
-    def run(self, tuner: Any, trial: Any, on_event: Callable[[Any], None]) -> Any:
-        return self._in_process(_run, tuner, trial, on_event=on_event)
-
-    def _in_process(self, function: Callable[..., Any], *arguments: Any, **on_event: Any) -> Any:
-        try:
-            return self._worker.call(function, self._data, *arguments, **on_event)
-        finally:
-            self._worker.restart()
-
-
-def check_no_dataset(arguments: Sequence[Any], keywords: Mapping[str, Any], *, given: str) -> None:
-    """Check that what trials train on can travel to another process."""
-    values = keras.tree.flatten([list(arguments), dict(keywords)])
-    if any(isinstance(value, tf.data.Dataset) for value in values):
-        raise InputError(
-            f"With `{given}` a dataset cannot travel to another process: give a function "
-            "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
-            "Received: a tf.data.Dataset."
-        )
 
 
 def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
@@ -73,32 +25,15 @@ def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
         return worker.call(_explore, tuner)
 
 
-def _run(tell: Callable[[Any], None], data: bytes, tuner: Any, trial: Any) -> Any:
-    arguments, keywords = pickle.loads(data)
-    tuner.hypermodel._take_over(Path(tuner.project_dir))
-    run_executions(tell, tuner, trial, arguments, keywords)
-    return trial.hyperparameters
-
-
-def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
+def execute(
+    tell: Callable[[Mapping[str, Any]], None],
+    project: Path,
+    task: Task,
+    tuner: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> tuple[str, str]:
     """Run a task in a folder with what it needs of the search; return its status, and an error."""
-    try:
-        tuner, arguments, keywords = pickle.loads(search)
-    except (FileNotFoundError, PermissionError) as error:
-        return "mistake", (
-            "Large arrays of a search are read from its project directory, which a worker of the "
-            "executor cannot do: give a `directory` on a file system that all hosts share, a "
-            "function `batch_size -> tf.data.Dataset` that loads the data there, or an executor "
-            f"that holds data, as `kbatch.ray_executor()` does. Received: {error} on "
-            f"{socket.gethostname()}."
-        )
-    except (ImportError, AttributeError) as error:
-        return "mistake", (
-            "The model, data or callbacks of a search need a module that a worker of the executor "
-            "cannot import: install it there, or define their functions and classes in the script "
-            f"itself, which travel with it. Received: {type(error).__name__}: {error} on "
-            f"{socket.gethostname()}."
-        )
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
     oracle.reload()
@@ -106,21 +41,16 @@ def execute(project: Path, search: bytes, task: Task) -> tuple[str, str]:
     hypermodel._take_over(project)
     tuner.executions_per_trial = task.executions
     trial = oracle.trials.get(task.trial_id)
-    if trial is None and task.trial_id is not None:
+    if trial is None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        if trial is None:
-            measure_memory(tuner, arguments, keywords)
-        else:
-            run_executions(lambda _: None, tuner, trial, arguments, keywords)
+        run_executions(lambda p: p and tell(vars(p)), tuner, trial, arguments, keywords)
     except Exception as error:
-        if trial is not None:
-            TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
+        TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", traceback.format_exc())
     finally:
-        if trial is not None:  # Training may have declared more hyperparameters.
-            write_trial_state(trial, project)
+        write_trial_state(trial, project)  # Training may have declared more hyperparameters.
     return "completed", ""
 
 

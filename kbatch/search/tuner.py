@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -26,7 +26,7 @@ from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import FitProgress, SearchProgress
 from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
-from kbatch.search.trial_process import IsolatedTrials, explored_space, run_executions, trial_result
+from kbatch.search.trial_process import explored_space, run_executions, trial_result
 from kbatch.study.decision import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.study.trackers import TrackerLog
@@ -71,20 +71,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
         baseline: Your present batch size, which is tried too, and which the study compares all
             others with. If None, the hypermodel's `base_batch_size`, where that is tried.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
-        isolate: Whether each trial runs in a process of its own, so that neither memory nor a crash
-            outlives it; it starts some seconds later. Data must be arrays or functions then, and
-            what callbacks collect stays in that process.
-        executor: Where executions of trials run, several at a time and each isolated: what has
-            `submit(function, *arguments)` and returns futures with `done()`, `result()` and
-            `cancel()`, such as those of `concurrent.futures`, submitit and Dask, or
-            `kbatch.ray_executor()`. `"local"` is this host, with a worker for each GPU, or with
-            processes that divide its cores. None for this process, one trial after the other.
+        executor: Where executions of trials run, each in a process of its own that neither its
+            memory nor a crash outlives: `"local"` for this host, one at a time on each GPU or, on a
+            CPU, on every two cores; or what has `submit(function, *arguments)` and returns futures
+            with `done()`, `result()` and `cancel()`, as a pool of `concurrent.futures`, Dask's
+            `Client`, an executor of submitit and `kbatch.ray_executor()` do. Each starts some
+            seconds later, data must be arrays or functions, and what callbacks collect stays in
+            that process. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
-            asks for, and with `"local"` for its number of workers.
-        resources: What executions ask the engine for, from the memory that a first task measures:
-            `"auto"` with submitit and `kbatch.ray_executor()`, or a function from what an execution
-            needs (`gpus`, `gpu_memory_bytes`, `host_memory_bytes`, `time_limit_s` or None) to the
-            executor for it; it raises MemoryError if no node has that. None asks for nothing.
+            asks for, and with `"local"` for all devices; 1 isolates trials that run one by one.
         trackers: Experiment trackers to write the search to after each execution: any of
             `"mlflow"`, `"wandb"` and `"trackio"`, each set up as for other training, such as by
             `MLFLOW_TRACKING_URI`. One that fails is warned of once and tried again.
@@ -115,10 +110,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         max_executions: int | None = None,
         baseline: int | None = None,
         executions_per_trial: int = 1,
-        isolate: bool = False,
         executor: Any = None,
         max_parallel: int | None = None,
-        resources: Any = None,
         trackers: Sequence[str] = (),
         distribution_strategy: Any = None,
         directory: str | Path | None = None,
@@ -147,23 +140,20 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tuner_arguments.check_strategy(
             strategy,
             joint=joint,
-            isolate=isolate or executor is not None,
+            executor=executor,
             executions_per_trial=executions_per_trial,
             max_executions=max_executions,
             distribution_strategy=distribution_strategy,
         )
-        tuner_arguments.check_executor(executor, max_parallel, resources)
+        tuner_arguments.check_executor(executor, max_parallel)
         self._trackers = TrackerLog(trackers)
         tuner_arguments.check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
-        self.isolate = isolate
         self._progress = SearchProgress(verbose=0)
-        self._isolated: IsolatedTrials | None = None
-        self._executor, self._max_parallel, self._resources = executor, max_parallel, resources
-        self._parallel: ParallelTrials | None = None
+        self._executor, self._max_parallel = executor, max_parallel
         self._strategy = Strategy()
         if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
@@ -221,7 +211,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             plot.stay()
         project = Path(self.project_dir)
         try:
-            with self._progress, search_lock(project), self._isolation(args, kwargs):
+            with self._progress, search_lock(project), self._elsewhere(args, kwargs) as parallel:
                 self._compare_search(args, kwargs)
                 slow = slow_float16_text(self._explored[2])
                 if slow is not None:
@@ -240,12 +230,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 )
                 if begun:
                     self._progress.say(begun)
-                if self._parallel is None:
+                if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     super().search(*args, verbose=0, **kwargs)
                 else:
                     self.on_search_begin()
-                    self._parallel.run()
+                    parallel.run()
                     self.on_search_end()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -290,10 +280,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        if self._isolated is None:
-            run_executions(self._follow, self, trial, args, kwargs)
-        else:
-            trial.hyperparameters = self._isolated.run(self, trial, self._follow)
+        run_executions(self._follow, self, trial, args, kwargs)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -325,12 +312,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._found += trial_files.reopen_trials(self)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Leave the display, the processes and the executor behind where a copy travels."""
-        left = dict.fromkeys(("_progress", "_isolated", "_executor", "_parallel", "_trackers"))
-        return self.__dict__ | left | {"_live": [], "_resources": None}
+        """Leave the display and the executor behind where a copy travels."""
+        left = dict.fromkeys(("_progress", "_executor", "_trackers"))
+        return self.__dict__ | left | {"_live": []}
 
     def _populate_initial_space(self) -> None:
-        if self.isolate or self._executor is not None:
+        if self._executor is not None:
             space, self._explored = explored_space(self)
             self.oracle.update_space(space)
         else:
@@ -362,7 +349,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise
         except Exception as error:
             files.record_failure(self.hypermodel, trial.hyperparameters, error)
-            if self._isolated is None and device_is_lost(error):
+            if device_is_lost(error):
                 raise DeviceLostError() from error
             trial.message = traceback.format_exc()
         self._conclude(trial, files)
@@ -423,19 +410,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(line)
         self._found = []
 
-    @contextlib.contextmanager
-    def _isolation(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> Iterator[None]:
+    def _elsewhere(
+        self, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> contextlib.AbstractContextManager[ParallelTrials | None]:
         """Open what runs trials in other processes, where they run there."""
-        if (self.isolate or self._executor == "local") and gpu_in_use():
+        if self._executor is None:
+            return contextlib.nullcontext()
+        if self._executor == "local" and gpu_in_use():
             self._progress.say(_GPU_IN_USE)
-        try:
-            with contextlib.ExitStack() as stack:
-                if self._executor is not None:
-                    self._parallel = ParallelTrials(self, args, kwargs)
-                    stack.callback(self._parallel.close)
-                elif self.isolate:
-                    self._isolated = IsolatedTrials(args, {**kwargs, "verbose": 0})
-                    stack.callback(self._isolated.close)
-                yield
-        finally:
-            self._isolated = self._parallel = None
+        return contextlib.closing(ParallelTrials(self, args, kwargs))

@@ -13,16 +13,16 @@ def check_strategy(
     strategy: Any,
     *,
     joint: bool,
-    isolate: bool,
+    executor: Any,
     executions_per_trial: int,
     max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
     check_choice(("grid", "race"), strategy=strategy)
-    if isolate and distribution_strategy is not None:
+    if executor is not None and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
-            "`isolate=True` and `executor`. Received: both."
+            "`executor`. Received: both."
         )
     if is_oracle_elsewhere():
         raise ValueError(
@@ -51,13 +51,13 @@ def check_strategy(
         )
 
 
-def check_executor(executor: Any, max_parallel: Any, resources: Any) -> None:
+def check_executor(executor: Any, max_parallel: Any) -> None:
     submits = callable(getattr(executor, "submit", None)) and not isinstance(executor, type)
     if not (executor is None or submits or (isinstance(executor, str) and executor == "local")):
         raise ValueError(
             '`executor` must be "local", or have `submit(function, *arguments)`, as '
             "`concurrent.futures.ProcessPoolExecutor(4)`, `submitit.AutoExecutor(folder)`, Dask's "
-            "`client.get_executor()` and `kbatch.ray_executor()` have. Received: "
+            "`Client` and `kbatch.ray_executor()` have. Received: "
             f"executor={executor!r}."
         )
     if max_parallel is not None:
@@ -67,14 +67,6 @@ def check_executor(executor: Any, max_parallel: Any, resources: Any) -> None:
                 "`max_parallel` limits the trials of an executor: give one too, such as "
                 f'`executor="local"`. Received: max_parallel={max_parallel}, executor=None.'
             )
-    asks = hasattr(executor, "with_resources") or hasattr(executor, "update_parameters")
-    known = callable(resources) or (resources == "auto" and asks)
-    if resources is not None and (not known or executor in (None, "local")):
-        raise ValueError(
-            '`resources` must be "auto" with submitit or `kbatch.ray_executor()`, or a function '
-            "from what an execution needs to the executor for it. Received: "
-            f"resources={resources!r}, executor={executor!r}."
-        )
 
 
 def check_count(count: Any, name: str, *, least: int) -> int:

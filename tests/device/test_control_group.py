@@ -1,4 +1,4 @@
-from kbatch.device.memory import read_control_group
+from kbatch.device.control_group import read_control_group, read_memory_kills
 
 GIB = 2**30
 
@@ -56,3 +56,12 @@ def test_what_a_limit_leaves_is_less_what_is_in_use(tmp_path):
     assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 3 * GIB
     write(tmp_path / "job", memory__current=6 * GIB)  # Above a limit that was lowered.
     assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 0
+
+
+def test_the_kernel_counts_whom_it_killed_for_want_of_memory_in_both_versions(tmp_path):
+    assert read_memory_kills(tmp_path, "0::/job\n") == 0
+    write(tmp_path / "job", memory__events="low 7\noom 9\noom_kill 3\noom_group_kill 8")
+    assert read_memory_kills(tmp_path, "0::/job\n") == 3
+    assert read_memory_kills(tmp_path, "0::/\n") == 0
+    write(tmp_path / "memory", memory__oom_control="oom_kill_disable 1\nunder_oom 1\noom_kill 5")
+    assert read_memory_kills(tmp_path, "4:memory:/docker/abc\n3:cpu:/\n") == 5

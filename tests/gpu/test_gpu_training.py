@@ -24,7 +24,7 @@ def search(directory, width, sizes, *, callbacks=(), **settings):
 
     import kbatch
 
-    tuner_settings = {k: settings.pop(k) for k in ("isolate",) if k in settings}
+    tuner_settings = {k: settings.pop(k) for k in ("executor", "max_parallel") if k in settings}
     hypermodel = kbatch.BatchSizeHyperModel(
         lambda: conv_net(width), sizes, base_batch_size=sizes[0], seed=0, **settings
     )
@@ -95,7 +95,7 @@ def test_the_micro_batch_is_found_by_itself(scale, tmp_path, isolate, record_pro
         (32, 64),
         micro_batch_size="auto",
         dtype_policy=policy,
-        isolate=isolate,
+        **({"executor": "local", "max_parallel": 1} if isolate else {}),
         **({} if scale.on_gpu else {"memory_limit_bytes": scale.more_bytes}),
     )
     record_property("trials", facts(study))

@@ -111,7 +111,7 @@ def test_the_facts_of_a_worker_that_was_lost_start_no_other_one(monkeypatch):
 @pytest.mark.parametrize(("text", "jit_compile"), [(LOST, False), ("OOM when allocating", True)])
 def test_a_lost_device_ends_what_runs_in_this_process(text, jit_compile):
     probes = ProcessProbes(FailingRun(text, jit_compile=jit_compile), None, "here")
-    with pytest.raises(DeviceLostError, match="isolate=True"):
+    with pytest.raises(DeviceLostError, match="max_parallel=1"):
         probes.read(16)
 
 

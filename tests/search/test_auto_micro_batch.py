@@ -20,7 +20,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
 import kbatch
-from kbatch.device.memory import ControlGroup
+from kbatch.device.control_group import ControlGroup
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.usage import GpuProcess
 from kbatch.search.auto_micro_batch import (

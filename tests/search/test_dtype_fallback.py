@@ -284,7 +284,7 @@ def test_without_a_tuner_the_caller_is_told(tmp_path):
 
 @pytest.mark.slow
 def test_in_processes_of_their_own_trials_remember_it(tmp_path):
-    study = kbatch.load_study(search(tmp_path, late, isolate=True))
+    study = kbatch.load_study(search(tmp_path, late, executor="local", max_parallel=1))
     assert [trial.dtype_policy for trial in study.trials] == ["float32"] * 2
     notes = [[note.code for note in trial.notes] for trial in study.trials]
     assert all("float32_instead" in codes for codes in notes)

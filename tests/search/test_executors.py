@@ -2,14 +2,16 @@
 
 import concurrent.futures
 import importlib
+import itertools
+import json
 import math
 import os
+import re
 import signal
 import sys
 import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
-from pathlib import Path
 
 import keras
 import numpy as np
@@ -18,19 +20,17 @@ import searches
 import small_models as models
 import tensorflow as tf
 from rich.console import Console
-from stub_executor import StubExecutor, trained
+from stub_executor import StubExecutor
 
 import kbatch
 from kbatch.analysis.joint_search import PairModel, PairRun, next_pair
 from kbatch.device.worker import WorkerDied
-from kbatch.search.executors import LeftResult, LocalExecutor, Task, TaskResult, run_task
+from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task, train
 from kbatch.search.progress import ConsoleLine, SearchProgress
 from kbatch.search.trial_files import CHECKPOINT_NAME
-from kbatch.search.trial_process import execute
 from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
-STATE = b'{"hyperparameters": {"values": {"batch_size": 8}}}'
 
 
 @pytest.fixture(autouse=True)
@@ -141,22 +141,70 @@ def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path, 
     assert len(executor.ran) == 9
     assert set(statuses(found).values()) == {"completed"}
     assert (
-        "lost an execution of batch size 16, which is submitted again: EOFError"
+        "An execution of batch size 16 was lost and is submitted again: EOFError"
         in capsys.readouterr().out
     )
 
 
-@pytest.mark.parametrize("outcome", [EOFError("gone"), concurrent.futures.CancelledError(), 3])
-def test_an_execution_that_is_lost_twice_has_failed(tmp_path, outcome):
-    executor = StubExecutor(outcomes={1: outcome, 4: outcome})
+KILLED = TaskResult({}, "lost", "signal 9 ended its process", -9)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "causes"),
+    [
+        (EOFError("gone"), concurrent.futures.CancelledError(), "EOFError: gone and by Cancelled"),
+        (3, KILLED, "TypeError: a task returned int .* and by signal 9 ended its process"),
+    ],
+)
+def test_an_execution_that_is_lost_twice_has_failed_with_both_causes(
+    tmp_path, first, second, causes
+):
+    executor = StubExecutor(outcomes={1: first, 4: second})
     found = search(tmp_path, executor)
     assert statuses(found) == {8: "completed", 16: "failed", 32: "completed", 64: "completed"}
     (failed,) = [t for t in kbatch.load_study(found).trials if t.batch_size == 16]
-    assert "lost this execution twice" in failed.failure
+    assert re.search(f"The execution was lost twice, by {causes}", failed.failure)
 
 
-def test_a_process_that_died_is_a_result_and_is_not_tried_again(tmp_path):
-    executor = StubExecutor(outcomes={2: TaskResult({}, "died", "Killed", -9)})
+class OutOfMemoryError(Exception):
+    """As Ray names it."""
+
+
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        KILLED._replace(out_of_memory=True),
+        MemoryError("no room"),
+        OutOfMemoryError("the node ran low on memory"),
+        RuntimeError("has not produced any output (state: OUT_OF_MEMORY)"),
+    ],
+)
+def test_an_execution_that_is_lost_twice_for_want_of_memory_ran_out_of_it(tmp_path, outcome):
+    executor = StubExecutor(outcomes={1: EOFError("gone"), 4: outcome})
+    assert statuses(search(tmp_path, executor))[16] == "out_of_memory"
+
+
+def test_what_a_killed_process_had_recorded_is_kept(tmp_path):
+    class Dies(StubExecutor):
+        """Its tasks are killed when they have written a record of what they had done."""
+
+        def submit(self, function, search, task):
+            future = super().submit(function, search, task)
+            (file,) = future._outcome.files
+            document = json.loads(future._outcome.files[file])
+            document["record"]["executions"][0]["status"] = "running"
+            future._outcome = KILLED._replace(files={file: json.dumps(document).encode()})
+            return future
+
+    search(tmp_path, executor := Dies(), (8,))
+    first, again = executor.tasks
+    assert first.files == again.files
+    ((execution,),) = [t.executions for t in kbatch.load_study(tmp_path / "search").trials]
+    assert (execution.status, len(execution.epochs)) == ("failed", 1)
+
+
+def test_a_process_that_crashed_is_a_result_and_is_not_tried_again(tmp_path):
+    executor = StubExecutor(outcomes={2: TaskResult({}, "died", "Segmentation fault", -11)})
     found = search(tmp_path, executor)
     assert executor.ran == [(size, 0) for size in SIZES]
     assert statuses(found)[32] == "out_of_memory"
@@ -284,148 +332,6 @@ def test_an_executor_that_takes_no_data_is_not_blamed_on_the_data(tmp_path):
         search(tmp_path, Full())
 
 
-class Trains:
-    """A worker that leaves what a task leaves that trained, and counts its tasks."""
-
-    def __init__(self, folder, status="completed"):
-        self.folder, self.status, self.calls = folder, status, 0
-
-    def call(self, function, project, search, task):
-        self.calls += 1
-        for name, content in trained(task, lambda size, number: 0.5).files.items():
-            Path(project, name).parent.mkdir(parents=True, exist_ok=True)
-            Path(project, name).write_bytes(content)
-        return self.status, ""
-
-    def close(self):
-        pass
-
-
-class Killed(StubExecutor):
-    """Its driver is killed at the third task; jobs of the first two go on."""
-
-    def submit(self, function, search, task):
-        if len(self.tasks) == 2:
-            raise KeyboardInterrupt
-        return super().submit(function, search, task)
-
-
-def killed_search(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        search(tmp_path, killed := Killed(turn=None), executions_per_trial=2)
-    return killed.tasks
-
-
-def test_what_jobs_complete_after_their_driver_was_killed_does_not_run_again(tmp_path):
-    first, second = killed_search(tmp_path)
-    (folder,) = {Path(task.result_file).parent for task in (first, second)}
-    assert folder.stat().st_mode & 0o777 == 0o700
-    left = run_task(b"", first, Trains(tmp_path / "first"))
-    run_task(b"", second, Trains(tmp_path / "second", status="failed"))
-    # A job that was queued returns what the one before it left.
-    assert run_task(b"", first, again := Trains(tmp_path / "again")).files == left.files
-    assert again.calls == 0
-    found = search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
-    ran = {(size, number) for size in SIZES for number in (0, 1)}
-    assert sorted(executor.ran) == sorted(ran - {(8, 0)})
-    assert statuses(found) == dict.fromkeys(SIZES, "completed")
-    assert not folder.exists()
-
-
-def test_a_result_that_was_written_in_part_is_none(tmp_path):
-    first, _ = killed_search(tmp_path)
-    run_task(b"", first, Trains(tmp_path / "first"))
-    file = Path(first.result_file)
-    file.write_bytes(file.read_bytes()[:-9])
-    search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
-    assert (8, 0) in executor.ran
-
-
-def encrypted(data):
-    at = data.find(b"PK\1\2") + 8
-    return data[:at] + b"\1" + data[at + 1 :]
-
-
-def of_another_method(data):
-    at = data.find(b"PK\1\2") + 10
-    return data[:at] + b"\x4d" + data[at + 1 :]
-
-
-@pytest.mark.parametrize("damage", [encrypted, of_another_method])
-def test_a_result_that_is_damaged_is_none(tmp_path, damage):
-    first, _ = killed_search(tmp_path)
-    run_task(b"", first, Trains(tmp_path / "first"))
-    file = Path(first.result_file)
-    file.write_bytes(damage(file.read_bytes()))
-    search(tmp_path, executor := StubExecutor(), executions_per_trial=2)
-    assert (8, 0) in executor.ran
-
-
-class LimitsFiles(Trains):
-    """Leaves no room for the result, as a disk does that is full by then."""
-
-    def close(self):
-        resource = importlib.import_module("resource")
-        self.before = resource.getrlimit(resource.RLIMIT_FSIZE)
-        resource.setrlimit(resource.RLIMIT_FSIZE, (10, self.before[1]))
-
-
-def test_an_execution_that_completed_is_not_lost_where_its_result_cannot_be_left(tmp_path):
-    resource = importlib.import_module("resource")
-    first, _ = killed_search(tmp_path)
-    worker = LimitsFiles(tmp_path / "first")
-    try:
-        result = run_task(b"", first, worker)
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, worker.before)
-    assert list(result.files) == [f"trial_{first.trial_id}/{RECORD_NAME}"]
-    assert not LeftResult(Path(first.result_file)).exists
-
-
-def test_a_result_is_left_whatever_the_clock_says(tmp_path, monkeypatch):
-    first, _ = killed_search(tmp_path)
-    monkeypatch.setattr(time, "time", lambda: 3600.0)
-    left = run_task(b"", first, Trains(tmp_path / "first"))
-    assert LeftResult(Path(first.result_file)).result().files == left.files
-
-
-@pytest.mark.parametrize("status", ["completed", "failed"])
-def test_an_execution_that_still_runs_is_waited_for(tmp_path, status, capsys):
-    first, _ = killed_search(tmp_path)
-    begun, may_end = threading.Event(), threading.Event()
-
-    class Slow(Trains):
-        def call(self, *arguments):
-            begun.set()
-            may_end.wait(60)
-            return super().call(*arguments)
-
-    class Driver(StubExecutor):
-        """Lets the job end when all else was submitted."""
-
-        def submit(self, *arguments):
-            if len(self.tasks) == 2:
-                may_end.set()
-            return super().submit(*arguments)
-
-    job = threading.Thread(target=run_task, args=(b"", first, Slow(tmp_path / "slow", status)))
-    job.start()
-    begun.wait(60)
-    found = search(tmp_path, executor := Driver(), fit={"verbose": 1})
-    job.join()
-    told = "Batch size 8 still runs in a job of an earlier driver: waiting for it."
-    assert capsys.readouterr().out.count(told) == 1
-    # It runs again where its job left no result.
-    assert executor.ran.count((8, 0)) == (status == "failed")
-    assert statuses(found) == dict.fromkeys(SIZES, "completed")
-
-
-def test_a_worker_that_cannot_reach_the_folder_runs_the_task(tmp_path):
-    task = Task({"trial_0000/trial.json": STATE}, "0000", result_file=str(tmp_path / "no" / "x"))
-    result = run_task(b"", task, worker := Trains(tmp_path / "worker"))
-    assert (result.status, worker.calls) == ("completed", 1)
-
-
 def test_a_mistake_ends_the_search_and_what_had_completed_is_kept(tmp_path):
     executor = StubExecutor(turn=-1, outcomes={1: TaskResult({}, "mistake", "no such metric")})
     with pytest.raises(ValueError, match="no such metric"):
@@ -477,6 +383,33 @@ def test_what_cannot_travel_is_named(tmp_path):
     dataset = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(8)
     with pytest.raises(ValueError, match="a dataset cannot travel"):
         tuner(tmp_path, StubExecutor()).search(dataset)
+    with pytest.raises(ValueError, match="a dataset cannot travel"):
+        search(tmp_path, StubExecutor(), fit={"validation_data": dataset})
+    held = keras.callbacks.LambdaCallback()
+    held.dataset = dataset
+    with pytest.raises(ValueError, match="travel to the workers"):
+        search(tmp_path, StubExecutor(), fit={"callbacks": [held]})
+    assert not list(tmp_path.glob("search/trial_*"))
+
+
+def test_a_full_disk_is_told_as_such_and_leaves_nothing(tmp_path, monkeypatch):
+    def fails(*arguments, **settings):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("numpy.save", fails)
+    with pytest.raises(OSError, match="No space left"):
+        search(tmp_path, StubExecutor(), fit=LARGE)
+    assert not (tmp_path / "search" / ".kbatch-data").exists()
+
+
+def test_a_gpu_that_this_process_holds_is_told_before_the_first_trial(
+    tmp_path, monkeypatch, capsys
+):
+    monkeypatch.setattr("kbatch.search.tuner.gpu_in_use", lambda: True)
+    dataset = tf.data.Dataset.from_tensor_slices(models.rows(94))
+    with pytest.raises(ValueError, match="cannot travel"):
+        tuner(tmp_path, "local").search(dataset, epochs=1, verbose=1)
+    assert "This process holds the GPU already" in capsys.readouterr().out
     assert not list(tmp_path.glob("search/trial_*"))
 
 
@@ -502,7 +435,7 @@ def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(mo
     executor = LocalExecutor()
     both = threading.Barrier(2)
 
-    def device(worker):
+    def device(worker, tell):
         both.wait(60)
         return worker.call(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
 
@@ -510,7 +443,7 @@ def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(mo
     assert sorted(future.result() for future in futures) == ["GPU-a", "GPU-b"]
     started = threading.Event()
 
-    def sleeps(worker):
+    def sleeps(worker, tell):
         started.set()
         worker.call(time.sleep, 600)
 
@@ -531,10 +464,13 @@ def test_a_worker_that_cannot_start_leaves_its_device_to_the_next(monkeypatch, t
     executor = LocalExecutor(1)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "full"))
     with pytest.raises(FileNotFoundError):
-        executor.submit(lambda worker: 1).result(60)
+        executor.submit(lambda worker, tell: 1).result(60)
     monkeypatch.setattr("tempfile.tempdir", None)
-    assert executor.submit(lambda worker: 1).result(60) == 1
+    assert executor.submit(lambda worker, tell: 1).result(60) == 1
     executor.close()
+
+
+A_TASK = Task({"trial_0000/trial.json": b"{}"}, "0000")
 
 
 class Ends:
@@ -543,7 +479,7 @@ class Ends:
     def __init__(self, folder, number):
         self.folder, self._number, self.closed = folder, number, False
 
-    def call(self, function, project, search, task):
+    def call(self, function, project, search, task, on_event):
         (self.folder / "project" / "kbatch.json").write_text("{}")
         raise WorkerDied(-self._number, "the end of its output")
 
@@ -551,15 +487,29 @@ class Ends:
         self.closed = True
 
 
-def test_a_process_that_the_engine_ends_is_lost_and_one_that_memory_ends_has_a_result(tmp_path):
+@pytest.mark.parametrize("number", [9, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2])
+def test_a_process_that_is_ended_from_outside_is_lost(tmp_path, number):
     """SLURM sends SIGTERM and SIGUSR2 to all processes of a job."""
-    task = Task({"trial_0000/trial.json": b"{}"}, "0000")
-    for number in (signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2):
-        with pytest.raises(InterruptedError, match=f"Signal {number:d} "):
-            run_task(b"", task, worker := Ends(tmp_path, number))
-        assert worker.closed
-    found = run_task(b"", task, Ends(tmp_path, signal.SIGKILL))
-    assert found[:4] == ({"kbatch.json": b"{}"}, "died", "the end of its output", -9)
+    found = run_task(b"", A_TASK, worker := Ends(tmp_path, number))
+    assert worker.closed
+    assert (found.status, found.out_of_memory) == ("lost", False)
+    assert found.text == f"signal {number:d} ended its process"
+    assert found.files == {"kbatch.json": b"{}"}
+
+
+@pytest.mark.parametrize("number", [signal.SIGSEGV, signal.SIGABRT])
+def test_a_process_that_crashes_has_died(tmp_path, number):
+    found = run_task(b"", A_TASK, Ends(tmp_path, number))
+    assert found[1:4] == ("died", "the end of its output", -number)
+
+
+@pytest.mark.parametrize(("number", "known"), [(9, True), (signal.SIGTERM, False)])
+def test_a_kill_that_the_kernel_counted_was_for_want_of_memory(
+    tmp_path, monkeypatch, number, known
+):
+    kills = itertools.count(4)
+    monkeypatch.setattr("kbatch.search.executors.read_memory_kills", lambda: next(kills))
+    assert run_task(b"", A_TASK, Ends(tmp_path, number)).out_of_memory == known
 
 
 class Looks(StubExecutor):
@@ -587,7 +537,7 @@ def test_large_arrays_are_read_from_the_project_directory(tmp_path):
     (travelling,) = set(executor.searches)
     assert len(travelling) < 1e6
     # The directory is gone by now, as it is for a worker on another host.
-    status, text = execute(tmp_path / "project", travelling, Task({}, "0000"))
+    status, text = train(print, tmp_path / "project", travelling, Task({}, "0000"))
     assert status == "mistake"
     assert "give a `directory` on a file system that all hosts share" in text
 
@@ -617,7 +567,7 @@ def test_a_module_that_a_worker_lacks_is_named(tmp_path, monkeypatch):
     search(tmp_path, executor, hypermodel=hypermodel)
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "only_here")
-    status, text = execute(tmp_path / "project", executor.searches[0], Task({}, "0000"))
+    status, text = train(print, tmp_path / "project", executor.searches[0], Task({}, "0000"))
     assert status == "mistake"
     assert "install it there" in text
     assert "No module named 'only_here'" in text

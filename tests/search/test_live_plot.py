@@ -113,7 +113,8 @@ def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
         tmp_path,
         searches.stock(batch_sizes=(8,)),
         kbatch.BatchSizeTuner,
-        isolate=True,
+        executor="local",
+        max_parallel=1,
         fit={"callbacks": [live]},
     )
     assert file.read_bytes().startswith(b"\x89PNG")

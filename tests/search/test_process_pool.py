@@ -6,12 +6,9 @@ import multiprocessing
 import os
 
 import numpy as np
-import pytest
 import searches
 
 import kbatch
-from kbatch.records.json_codec import read_record
-from kbatch.search.resources import MEMORY_NAME, MeasuredMemory
 
 FIT = {"epochs": 1}
 
@@ -46,21 +43,3 @@ def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     ]
     for one, other in zip(*weights, strict=True):
         np.testing.assert_array_equal(one, other)
-
-
-@pytest.mark.slow
-def test_what_an_execution_needs_is_measured_by_a_task(tmp_path):
-    asked = []
-    with pool() as processes:
-        search(
-            tmp_path,
-            sizes=(8, 32),
-            executor=processes,
-            resources=lambda needed: asked.append(needed) or processes,
-        )
-    measured = read_record(MeasuredMemory, tmp_path / "search" / MEMORY_NAME)
-    assert measured.steps.max_batch_size == 8  # The micro-batch size.
-    assert measured.host_bytes > 10 * measured.steps.peak_memory_bytes > 0
-    small, large = (needed.host_memory_bytes for needed in asked)
-    assert 1.25 * measured.host_bytes - 2**20 < large - 2**29 < 1.26 * measured.host_bytes
-    assert 0 < large - small < 2**20

@@ -198,5 +198,5 @@ def test_joint_learning_rates_are_too_many_for_a_race(tmp_path):
 
 @pytest.mark.slow
 def test_each_execution_may_have_a_process_of_its_own(tmp_path):
-    tuner = race(tmp_path, searches.stock(batch_sizes=(16, 32)), isolate=True)
+    tuner = race(tmp_path, searches.stock(batch_sizes=(16, 32)), executor="local", max_parallel=1)
     assert seeds(tuner) == {16: [0, 1, 2], 32: [0, 1, 2]}

@@ -420,7 +420,6 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
             "one of grid, race. Received: strategy='random'",
         ),
         ({"executions_per_trial": 0}, ValueError, "executions_per_trial=0"),
-        ({"isolate": True, "distribution_strategy": 3}, ValueError, "leave it out"),
     ],
 )
 def test_arguments_are_checked_at_once(tmp_path, arguments, error, message):
