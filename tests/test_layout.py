@@ -77,7 +77,6 @@ CIRCLES = [
         "kbatch.recommendation.record",
         "kbatch.recommendation.report",
     },
-    {"kbatch.search.executors", "kbatch.search.trial_process"},
 ]
 
 
