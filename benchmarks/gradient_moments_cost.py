@@ -1,14 +1,11 @@
 """What do the moments behind the noise scale cost?
 
-python benchmarks/gradient_moments_cost.py [--rounds 9] [--block 0.5] [--whole]
+python benchmarks/gradient_moments_cost.py [--rounds 9] [--block 0.5]
     [--net NAME ...] [--policy NAME ...]
 
 Time of an accumulated update with the moments of every update, with those of every eighth (the
-default), over the time without. With --whole the batch is one micro-batch: every n-th is halved,
-and the time is held against Keras's own step; the last column is what the first step, tracing
-included, takes beside the stock one's. Eight updates are timed at once there, as an epoch of eight:
-one of them is halved under "every 8". Nets with masks, at batch 1,024, are among them. The last
-line is the geometric mean.
+default), over the time without. The last column is what the first step, tracing included, takes
+beside that of one without. The last line is the geometric mean.
 """
 
 import argparse
@@ -21,11 +18,10 @@ os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
 
 import keras
 from accumulation_vs_keras import compiled, updates_of
-from nets import Net, masked_nets, nets
+from nets import Net, nets
 from side_by_side import interleaved, ratio
 
 import kbatch
-from kbatch.training.accumulation import measure_moments
 
 EVERY = (1, 8)
 
@@ -34,32 +30,23 @@ def accumulating(net: Net, every: int) -> keras.Model:
     return kbatch.accumulate_gradients(compiled(net), net.micro_batch_size, moments_every=every)
 
 
-def halving(net: Net, every: int) -> keras.Model:
-    model = compiled(net)
-    return measure_moments(model, every=every) if every else model
-
-
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--block", type=float, default=0.5, metavar="SECONDS")
-    parser.add_argument("--whole", action="store_true", help="batches of one micro-batch")
-    known = nets() | masked_nets()
+    known = nets()
     parser.add_argument("--net", nargs="+", choices=known, metavar="NAME", help="only these")
     parser.add_argument("--policy", nargs="+", default=["float32", "mixed_float16"], metavar="NAME")
     options = parser.parse_args()
-    chosen = options.net or (known if options.whole else nets())
     titles = [*(f"every {n}" for n in EVERY), "first step"]
     print(f"{'net':<15}{'policy':<15}" + "".join(f"{title:>12}" for title in titles))
     rows = []
-    for name, policy in itertools.product(chosen, options.policy):
+    for name, policy in itertools.product(options.net or known, options.policy):
         net = known[name]
         keras.config.set_dtype_policy(policy)
-        batch_size = net.micro_batch_size if options.whole else len(net.x)
         runs, first_s = {}, {}
         for every in (0, *EVERY):
-            model = halving(net, every) if options.whole else accumulating(net, every)
-            runs[every] = updates_of(model, net, batch_size)
+            runs[every] = updates_of(accumulating(net, every), net, len(net.x))
             began_s = time.perf_counter()
             runs[every]()
             first_s[every] = time.perf_counter() - began_s

@@ -66,40 +66,6 @@ def embedding_bag():
     return keras.Model(inputs, layers.Dense(10, activation="softmax", dtype="float32")(x))
 
 
-def _masked_recurrent(layer):
-    def build():
-        inputs = keras.Input((32,), dtype="int32")
-        x = layer(32)(layers.Embedding(1000, 32, mask_zero=True)(inputs))
-        return keras.Model(inputs, layers.Dense(10, activation="softmax", dtype="float32")(x))
-
-    return build
-
-
-def masked_transformer():
-    inputs = keras.Input((32,), dtype="int32")
-    x = layers.Embedding(1000, 32, mask_zero=True)(inputs)
-    y = layers.LayerNormalization()(x)
-    x = layers.Add()([x, layers.MultiHeadAttention(4, 8)(y, y)])
-    y = layers.Dense(64, activation="gelu")(layers.LayerNormalization()(x))
-    x = layers.GlobalAveragePooling1D()(layers.Add()([x, layers.Dense(32)(y)]))
-    return keras.Model(inputs, layers.Dense(10, activation="softmax", dtype="float32")(x))
-
-
-def masked_nets() -> dict[str, Net]:
-    """Makes nets whose inputs are padded, with batches of 1,024 rows of unequal length."""
-    rng = np.random.default_rng(0)
-    batch_size = 1024
-    rows = 8 * batch_size
-    x = rng.integers(1, 1000, (rows, 32)) * (np.arange(32) < rng.integers(4, 33, (rows, 1)))
-    y = rng.integers(0, 10, rows)
-    builds = {
-        "masked lstm": _masked_recurrent(layers.LSTM),
-        "masked gru": _masked_recurrent(layers.GRU),
-        "masked transf.": masked_transformer,
-    }
-    return {name: Net(build, x.astype("int32"), y, batch_size) for name, build in builds.items()}
-
-
 def nets() -> dict[str, Net]:
     """Makes each net with a batch of data."""
     rng = np.random.default_rng(0)

@@ -31,15 +31,13 @@ def mlp(*, optimizer="adam", **compile_arguments):
 
 
 def own_loss(y, probabilities):
-    """A loss of the user's own: where a batch goes through whole, it is not cut for the moments."""
+    """A loss of the user's own."""
     return keras.losses.sparse_categorical_crossentropy(y, probabilities)
 
 
 def stock(*, optimizer="sgd"):
-    """The same classifier, trained by Keras's own step, which is traced in a third of the time."""
-    model = mlp(optimizer=optimizer, loss=own_loss)
-    model.compute_metrics = model.compute_metrics  # Its own: such a model is never halved.
-    return model
+    """The same classifier, with that loss."""
+    return mlp(optimizer=optimizer, loss=own_loss)
 
 
 class Waiting(layers.Layer):

@@ -37,7 +37,6 @@ from kbatch.throughput.update_timing import time_updates
 from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import PartsChecks
-from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told
@@ -300,7 +299,7 @@ def measure_noise(task: Task) -> PilotRecord:
 def pilot_notes(task: Task, model: keras.Model, pilot: PilotRecord) -> tuple[str, ...]:
     """Say what the pilot trains differently than a whole batch would."""
     if user_step(model) is not None:
-        return (OWN_STEP_NOTE,)
+        return ("The noise scale was not measured: the model has its own `train_step`.",)
     difference = task.checks.find(model, task.source).note
     size = pilot.micro_batch_size
     return () if difference is None else (f"The pilot trains in parts of {size:,}. {difference}",)

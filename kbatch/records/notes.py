@@ -126,11 +126,6 @@ _KINDS = {
         "updates",
         "It went on from epoch {epoch} of another trial: counts and times are those of the rest.",
     ),
-    "noise_scale_not_measured": _Kind(
-        "noise scale",
-        "noise_scale",
-        "The noise scale was not measured: {reason}.",
-    ),
     "exact_mode": _Kind(
         "exact mode",
         "noise_scale",
@@ -146,14 +141,7 @@ _KINDS = {
         "quality",
         "The gradient of an embedding was added up over equal indices before the optimizer saw "
         "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
-        'takes other steps: give `sparse_gradients="keras"` for those.',
-    ),
-    "embedding_in_parts": _Kind(
-        "embeddings",
-        "quality",
-        "This batch was cut into micro-batches, which adds up the gradients of equal indices: "
-        "its embeddings train otherwise than at a size that is not cut. To compare these "
-        'sizes, give `sparse_gradients="summed"`.',
+        "takes other steps.",
     ),
     "metrics_of_parts": _Kind(
         "metrics in micro-batches",

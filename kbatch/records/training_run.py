@@ -256,10 +256,6 @@ class ExecutionRecord:
     #: Most examples that fit in memory at once, where probes or training met the end of it; None
     #: where they did not, or were not made.
     most_in_memory: int | None = None
-    #: "summed" where rows of a gradient for one index were added up before the optimizer saw them,
-    #: "keras" where a batch that was not cut left that to Keras; None where that makes no
-    #: difference to the model, or is not known.
-    sparse_gradients: str | None = None
     #: The metric of the best epoch by blocks of validation examples, or why there is none; None
     #: where it was not looked for.
     outcomes: Outcomes | None = None

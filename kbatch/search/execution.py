@@ -21,7 +21,7 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, c
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_trials
 from kbatch.search.trial_micro_batch import TrialMicroBatch
-from kbatch.training.accumulation.whole_batch import differ_in_parts, sparse_note
+from kbatch.training.accumulation.whole_batch import sparse_note
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import current_learning_rate, scaling_of
 from kbatch.training.model import replica_count
@@ -69,7 +69,6 @@ class Execution:
             device=here.device.replace("CPU", here.cpu),
             replicas=replica_count(model),
             scaling=scaling_of(model),
-            sparse_gradients=plan.sparse_gradients if differ_in_parts(model) else None,
         )
 
     def run(self, fit: Callable[[], Any]) -> Any:
@@ -204,8 +203,7 @@ class Execution:
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
         fit, micro_batch, started = self._fit, self._micro_batch, self._started
-        clock, given = fit.clock, self._plan.sparse_gradients
-        sparse = sparse_note(self._model, given, in_parts=micro_batch.in_parts)
+        clock, sparse = fit.clock, sparse_note(self._model)
         notes = (*started.notes, *([sparse] if sparse else []), *micro_batch.notes)
         record = dataclasses.replace(
             started,

@@ -17,7 +17,6 @@ from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
-from kbatch.records.record import check_choice
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
@@ -71,7 +70,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             that part. `"auto"` finds the most that fit into the memory window when a model's first
             trial starts. Where the search is long enough to repay it, it times smaller sizes too
             and takes the fastest. It halves the size whenever a trial runs out of memory after
-            all. None for the whole batch at once.
+            all. None for the whole batch at once. A trial measures the gradient noise scale where
+            its batch is cut, so a size of at most half the batch has it in every trial.
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
@@ -88,10 +88,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             contrastive losses and GANs need: see `accumulate_gradients`. `"auto"` does so if a
             comparison on the data shows that micro-batches differ from the whole batch and that
             this removes the difference. Such trials have no noise scale.
-        sparse_gradients: What the optimizer gets where a gradient has several rows for one index,
-            as for an `Embedding`: `"summed"` adds them up, at every size. `"keras"` trains a batch
-            that is not cut as a plain `fit` does, where Adam and RMSprop square the rows one by
-            one; a batch that is cut then trains otherwise, and the trial's notes say so.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         memory_window: Lower and upper share of that limit which `"auto"` aims at.
@@ -117,7 +113,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
         exact: bool | Literal["auto"] = "auto",
-        sparse_gradients: Literal["summed", "keras"] = "summed",
         memory_limit_bytes: int | None = None,
         memory_window: tuple[float, float] = (0.80, 0.90),
         validation_batch_size: int | None = None,
@@ -149,8 +144,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if exact not in (True, False, "auto"):
             raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
         self.exact = exact
-        check_choice(("summed", "keras"), sparse_gradients=sparse_gradients)
-        self.sparse_gradients = sparse_gradients
         self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
         self.validation_batch_size = self._chosen_validation or self._default_validation(
             self.batch_sizes
@@ -181,7 +174,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "base_batch_size": self.base_batch_size,
             "follow_batch_size": list(self.follow_batch_size),
             "exact": self.exact,
-            "sparse_gradients": self.sparse_gradients,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
@@ -236,8 +228,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 "A batch is shared by all replicas, each of which needs an example: leave the "
                 f"sizes below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
             )
-        if self.sparse_gradients == "summed":
-            sum_sparse_gradients(model)
+        sum_sparse_gradients(model)
         rows = -(-batch_size // replicas)
         if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
             exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
@@ -358,11 +349,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     ) -> TrialMicroBatch:
         """Return what sets, and under "auto" finds, the micro-batch size of a model."""
         inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
-        summed = self.sparse_gradients == "summed"
 
         def build() -> keras.Model:
-            built = _built(inner, hp, policy, seed)
-            return sum_sparse_gradients(built) if summed else built
+            return sum_sparse_gradients(_built(inner, hp, policy, seed))
 
         batch_size: Any = hp.get("batch_size")
         given = None
@@ -377,7 +366,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             build,
             batch_size=batch_size,
             size=given,
-            summed=summed,
             directory=directory,
             trainings_left=trainings_left,
         )
@@ -428,7 +416,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             validation_batch_size=self.validation_batch_size,
             validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
-            sparse_gradients=self.sparse_gradients,
             metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
             objective=None if files is None else files.objective,

@@ -41,7 +41,6 @@ class ExecutionPlan(NamedTuple):
     validation_batch_size: int
     validation_is_chosen: bool  # Whether a person chose that size.
     learning_rate_scaling: str | None
-    sparse_gradients: str  # "summed" or "keras".
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
     objective: Objective | None  # What the search optimises; None where nothing is recorded.

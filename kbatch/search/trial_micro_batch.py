@@ -13,7 +13,6 @@ from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget
 from kbatch.search import auto_micro_batch
 from kbatch.training import accumulation
-from kbatch.training.accumulation.whole_batch import OWN_STEP_NOTE, uncut_note, uncut_reason
 from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import SampleRows, Source, build_on, rows_for
@@ -23,7 +22,6 @@ from kbatch.training.model import (
     installed_step,
     replica_count,
     uninstall_step,
-    user_step,
 )
 from kbatch.training.state import KeptState
 
@@ -35,7 +33,6 @@ class TrialMicroBatch:
     build: Callable[[], keras.Model]  # Builds it again, also in another process.
     batch_size: int
     size: int | None  # Examples that go through a device at once; None before it is found.
-    summed: bool  # Whether sparse gradients are added up before the optimizer sees them.
     directory: Path | None
     trainings_left: float = 1  # That smaller micro-batches may speed up.
     most_in_memory: int | None = None  # None where the end of memory was not met.
@@ -58,11 +55,6 @@ class TrialMicroBatch:
     def notes(self) -> tuple[RunNote, ...]:
         """What a reader of the figures must know."""
         return tuple(dict.fromkeys((*self._cut_notes, *self._found_notes)))
-
-    @property
-    def in_parts(self) -> bool:
-        """Whether batches go through in parts, as far as that is known."""
-        return self.size is not None and self.size < self._rows
 
     @property
     def can_shrink(self) -> bool:
@@ -128,8 +120,7 @@ class TrialMicroBatch:
                 self._cut_notes.clear()  # The trial starts again.
             divided = getattr(installed_step(model), "loss_denominator", None)
             uninstall_step(model)
-            if self.summed:
-                accumulation.sum_sparse_gradients(model)
+            accumulation.sum_sparse_gradients(model)
             if divided is not None:
                 step = installed_step(model) or TrainStep(model)
                 step.loss_denominator = divided
@@ -139,27 +130,18 @@ class TrialMicroBatch:
         self._applied = size, model_fingerprint(model)
 
     def _cut(self, size: int, data: FitData) -> RunNote | None:
-        """Let the model accumulate, or measure moments on every n-th batch; note what differs."""
+        """Let the model accumulate, and say where that may differ from the whole batch."""
         model, checks, directory = self.model, self.search.checks, self.directory
-        if user_step(model) is not None:
-            self._cut_notes.append(OWN_STEP_NOTE)
-            if size == self._rows:
-                return None
-        if size == self._rows and (reason := uncut_reason(model)):
-            return uncut_note(reason)
+        if size == self._rows:
+            return None
         try:
             source = self.search.data.source(data, model)
         except InputError:
             # `fit` refuses most such data by itself, and says what is missing.
-            return uncut_note("no rows can be taken out of its data")
+            return RunNote.of("parts_not_compared", found="no rows can be taken out of its data")
         with model.distribute_strategy.scope():
             build_on(model, source)
         check = checks.find(model, source, most=size, directory=directory)
-        if size == self._rows:
-            if check.equal:
-                accumulation.measure_moments(model, every=auto_micro_batch.MOMENTS_EVERY)
-                return None
-            return uncut_note(f"halves of a batch may not train as the whole does, as {check.text}")
         exact, repaired = self.search.is_exact(check), check.repaired
         known = accumulation.accumulation_of(model)
         if known is None or (known.micro_batch_size, known.exact) != (size, exact):

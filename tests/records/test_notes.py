@@ -25,7 +25,6 @@ VALUES = {
     "memory_ran_out": {"before": 8, "after": 4},
     "first_learning_rate": {"used": 0.01, "built": 0.001},
     "resumed": {"epoch": 3},
-    "noise_scale_not_measured": {"reason": "a loss of its own"},
     "metrics_of_parts": {"names": "auc"},
     "float32_instead": {"policy": "mixed_float16", "reason": "Layer Shifted cannot."},
     "own_path": {"callback": "CSVLogger", "own": "a/b.csv", "given": "b.csv"},

@@ -58,7 +58,6 @@ def plan(batch_size=32, **changed):
         "validation_batch_size": 32,
         "validation_is_chosen": True,
         "learning_rate_scaling": None,
-        "sparse_gradients": "keras",
         "metrics": (),
         "to_target": False,
         "objective": None,

@@ -58,8 +58,6 @@ def test_a_search_trains_it_whole(kind):
         assert run.updates == updates  # Of two epochs, not those of an optimizer that nothing uses.
         assert run.micro_batch_size == run.batch_size == run.batch_size_seen
         assert run.optimizer == "Adam"
-        assert run.sparse_gradients is None
-        assert any("has its own `train_step`" in note for note in run.notes)
     assert study.trials[0].noise_scale is None
     assert large.learning_rate == pytest.approx(2 * small.learning_rate)
     assert arguments["objective"] in study.trials[0].metrics

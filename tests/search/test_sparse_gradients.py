@@ -3,7 +3,6 @@
 import keras
 import keras_tuner
 import numpy as np
-import pytest
 import searches
 
 from kbatch.search.execution import Execution
@@ -25,10 +24,10 @@ def build():
     return model
 
 
-def trained(micro_batch_size, **arguments):
-    """The embedding after three updates, and the record of the execution."""
+def trained(micro_batch_size):
+    """How three updates move the embedding."""
     hypermodel = searches.hypermodel(
-        build, (64,), micro_batch_size=micro_batch_size, dtype_policy="float32", **arguments
+        build, (64,), micro_batch_size=micro_batch_size, dtype_policy="float32"
     )
     hp = keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
@@ -43,39 +42,10 @@ def test_an_embedding_trains_equally_whole_and_in_parts():
     assert np.linalg.norm(whole - parts) <= 1e-5 * np.linalg.norm(whole)
 
 
-def test_on_request_whole_batches_train_as_keras_does():
-    keras.utils.set_random_seed(0)
-    plain = build()
-    before = np.asarray(plain.trainable_variables[0])
-    for _ in range(3):
-        plain.train_on_batch(TOKENS, LABELS)
-    expected = np.asarray(plain.trainable_variables[0]) - before
-    found = trained(None, sparse_gradients="keras")
-    assert np.linalg.norm(found - expected) <= 1e-5 * np.linalg.norm(expected)
-
-
-@pytest.mark.parametrize(
-    ("micro_batch_size", "sparse_gradients", "note"),
-    [
-        (None, "summed", "added up over equal indices"),
-        (16, "keras", "train otherwise"),
-        (None, "keras", None),
-    ],
-)
-def test_the_record_says_which_rule_was_followed(micro_batch_size, sparse_gradients, note):
-    hypermodel = searches.hypermodel(
-        build, (64,), micro_batch_size=micro_batch_size, sparse_gradients=sparse_gradients
-    )
+def test_the_record_says_that_a_plain_fit_trains_otherwise():
+    hypermodel = searches.hypermodel(build, (64,), micro_batch_size=None)
     hp = keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
     micro_batch = hypermodel._micro_batch(hp, model, directory=None)
     record = Execution(model, hypermodel._plan(hp, None, ()), None, micro_batch).so_far()
-    assert record.sparse_gradients == sparse_gradients
-    assert hypermodel.settings["sparse_gradients"] == sparse_gradients
-    notes = [text for text in record.notes if "indices" in text]
-    assert len(notes) == (note is not None) and all(note in text for text in notes)
-
-
-def test_another_rule_is_refused():
-    with pytest.raises(ValueError, match="sparse_gradients='dense'"):
-        searches.hypermodel(sparse_gradients="dense")
+    assert [note.code for note in record.notes] == ["embedding_summed"]

@@ -8,7 +8,6 @@ import pytest
 from equal_training import accumulating, built
 
 from kbatch.training.accumulation import (
-    measure_moments,
     sum_sparse_gradients,
     varying_micro_batch,
 )
@@ -65,7 +64,6 @@ def in_float32(values):
 
 WAYS = {
     "whole": lambda model: model,
-    "halved": lambda model: measure_moments(model, every=1),
     "in parts": lambda model: accumulating(model, 16, moments_every=8),
 }
 

@@ -4,7 +4,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.accumulation import measure_moments
+from kbatch.training.accumulation import Accumulation
 from kbatch.training.model import TrainStep, build_ahead, waiting_for_data
 
 X, Y = models.rows(64)
@@ -22,10 +22,10 @@ def test_a_stock_step_makes_no_update_without_data(rebatched):
     assert "train_step" not in vars(model)
 
 
-def test_a_halving_step_makes_no_update_without_data_whose_rows_are_known():
+def test_an_accumulating_step_makes_no_update_without_data_whose_rows_are_known():
     small = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
     small.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model = measure_moments(small, every=3)
+    model = Accumulation(4).apply(small)
     rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).unbatch()
     batches = rows.batch(8, drop_remainder=True)
     with waiting_for_data(model, batches):

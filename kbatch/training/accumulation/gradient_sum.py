@@ -40,20 +40,6 @@ def add(sums: Sequence[tf.Tensor], gradients: Sequence[Any]) -> tuple[tf.Tensor,
     return tuple(added(s, g) for s, g in zip(sums, gradients, strict=True))
 
 
-def joined(first: Sequence[Any], second: Sequence[Any]) -> tuple[Any, ...]:
-    """Add the gradients of two micro-batches, sparse ones by listing the rows of both."""
-
-    def both(a: Any, b: Any) -> Any:
-        if a is None or b is None:
-            return b if a is None else a
-        if isinstance(a, tf.IndexedSlices) and isinstance(b, tf.IndexedSlices):
-            values = tf.concat([a.values, b.values], axis=0)
-            return tf.IndexedSlices(values, tf.concat([a.indices, b.indices], 0), a.dense_shape)
-        return tf.convert_to_tensor(a) + tf.convert_to_tensor(b)
-
-    return tuple(both(a, b) for a, b in zip(first, second, strict=True))
-
-
 def finalize(
     sums: Sequence[tf.Tensor], variables: Sequence[Any], connected: Sequence[bool]
 ) -> list[tf.Tensor | None]:

@@ -17,11 +17,9 @@ from kbatch.library_internals import (
     compile_loss_of,
     forward,
     loss_tracker_of,
-    mask_of,
     metric_functions,
     output_losses_of,
     replaced_applies,
-    set_mask,
     trained_by,
 )
 from kbatch.training.accumulation import gradient_sum, output_losses
@@ -66,7 +64,7 @@ class AccumulatingTrainStep(TrainStep):
         return accumulate_step(self.model, step, data, self.size)
 
     def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
-        def accumulated(measured: tf.Tensor | bool) -> Sums:
+        def accumulated(measured: tf.Tensor | None) -> Sums:
             update = Update(self.model, batch, self.how.batch_norm_once, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
@@ -80,7 +78,7 @@ class AccumulatingTrainStep(TrainStep):
             return micro, whole
 
         if self._moments is None or replicas_in_step() > 1:
-            accumulated(False)
+            accumulated(None)
             return self.model.get_metrics_result()
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
 
@@ -205,16 +203,6 @@ def replicas_in_step() -> int:
     return tf.distribute.get_strategy().num_replicas_in_sync
 
 
-class Forward(NamedTuple):
-    """A micro-batch (x, y, sample_weight) that has gone through the model, w_k of the batch."""
-
-    tape: tf.GradientTape
-    micro_batch: tuple[Any, Any, Any]
-    rows_share: tf.Tensor
-    y_pred: Any
-    added_losses: list[Any]
-
-
 class Sums(NamedTuple):
     """What an update is made of, over its micro-batches so far: `micro_sq_norm` is w_k |g_k|^2."""
 
@@ -229,12 +217,12 @@ class Update:
     """One optimizer update: zeros, one `_add` a micro-batch, apply."""
 
     def __init__(
-        self, model: Any, batch: MicroBatches, batch_norm_once: bool, measured: tf.Tensor | bool
+        self, model: Any, batch: MicroBatches, batch_norm_once: bool, measured: tf.Tensor | None
     ):
         self.batch_metrics: set[str] = set()
         self.model = model
         self.batch = batch
-        self._measured = measured  # The micro-gradients; a tensor where an update decides.
+        self._measured = measured  # Whether this update measures the moments; None where none does.
         self.batch_norm = BatchNormUpdate(model if batch_norm_once else None)
         self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.
@@ -254,35 +242,6 @@ class Update:
         )
         return batch.fold(self._add, zeros, fixed=model.jit_compile)
 
-    def halves(self) -> Sums:
-        """Add up the two halves of a batch that fits at once."""
-        # Both go through before a loss is taken, so that what masks and weights count is known.
-        # Without a loop, gradients stay sparse.
-        model, batch = self.model, self.batch
-        rows = batch.known_rows or batch.rows
-        half = (rows + 1) // 2
-        passes = [self._forward(batch.part(0, half)), self._forward(batch.part(half, rows - half))]
-        if output_losses.need_counting(model):
-            counted = [
-                output_losses.denominators(
-                    model, (one.micro_batch[1], one.y_pred, one.micro_batch[2])
-                )
-                for one in passes
-            ]
-            self._totals = tuple(a + b for a, b in zip(*counted, strict=True))
-        first, second = (self._part(one) for one in passes)
-
-        def joined(*parts: Any) -> Any:
-            both: Any = tf.concat(parts, axis=0)
-            masks: Any = [mask_of(part) for part in parts]
-            if all(mask is not None for mask in masks):
-                set_mask(both, tf.concat(masks, axis=0))
-            return both
-
-        # A metric of the user's own may look at the batch as a whole.
-        self._count(batch.leaves, keras.tree.map_structure(joined, *[p.y_pred for p in passes]))
-        return _total(first, second, gradient_sum.joined(first.gradients, second.gradients))
-
     def apply(self, sums: Sums) -> None:
         model = self.model
         variables = model.trainable_weights
@@ -298,33 +257,22 @@ class Update:
             tracker.update_state(loss * replicas_in_step(), sample_weight=self.batch.known_rows)
 
     def _add(self, sums: Sums, micro_batch: tuple[Any, Any, Any]) -> Sums:
-        one = self._forward(micro_batch)
-        part = self._part(one)
-        self._count(micro_batch, one.y_pred)
-        statistics = self.batch_norm.add(sums.batch_statistics, one.rows_share)
-        return _total(sums, part, gradient_sum.add(sums.gradients, part.gradients), statistics)
-
-    def _forward(self, micro_batch: tuple[Any, Any, Any]) -> Forward:
-        rows = row_count(micro_batch[0])
-        rows_share = tf.cast(rows, tf.float32) / tf.cast(self.batch.rows, tf.float32)
-        with tf.GradientTape() as tape, self.batch_norm.observed():
-            y_pred = forward(self.model, micro_batch[0], training=True)
-            return Forward(tape, micro_batch, rows_share, y_pred, list(self.model.losses))
-
-    def _part(self, one: Forward) -> Sums:
-        """Compute what a micro-batch adds to the sums, BatchNormalization left out."""
-        model = self.model
-        x, y, sample_weight = one.micro_batch
-        with one.tape:
+        """Add what a micro-batch (x, y, sample_weight) brings, which is w_k of the batch."""
+        model, (x, y, sample_weight) = self.model, micro_batch
+        rows_share = tf.cast(row_count(x), tf.float32) / tf.cast(self.batch.rows, tf.float32)
+        with tf.GradientTape() as tape:
+            with self.batch_norm.observed():
+                y_pred = forward(model, x, training=True)
+                added_losses = list(model.losses)
             loss, losses = output_losses.part_of_batch_loss(
                 model,
-                (x, y, one.y_pred, sample_weight),
-                rows_share=one.rows_share,
+                (x, y, y_pred, sample_weight),
+                rows_share=rows_share,
                 totals=self._totals,
-                added_losses=one.added_losses,
+                added_losses=added_losses,
             )
             scaled_loss = model.optimizer.scale_loss(loss)
-        gradients: Any = one.tape.gradient(scaled_loss, model.trainable_weights)
+        gradients: Any = tape.gradient(scaled_loss, model.trainable_weights)
         self._connected = [
             known or gradient is not None
             for known, gradient in zip(self._connected, gradients, strict=True)
@@ -332,14 +280,20 @@ class Update:
 
         def weighted_squared_norm() -> tf.Tensor:
             # The gradient of a micro-batch's part of the loss is w_k g_k.
-            return squared_norm(gradients) / one.rows_share
+            return squared_norm(gradients) / rows_share
 
-        if isinstance(self._measured, bool):
-            micro = weighted_squared_norm() if self._measured else tf.zeros([])
-        else:
-            micro = tf.cond(self._measured, weighted_squared_norm, lambda: tf.zeros([]))
-        losses = tuple(tf.cast(one, tf.float32) for one in losses)
-        return Sums(gradients, tf.cast(loss, tf.float32), losses, micro, ())
+        micro_sq_norm = sums.micro_sq_norm
+        if self._measured is not None:
+            micro_sq_norm += tf.cond(self._measured, weighted_squared_norm, lambda: tf.zeros([]))
+        self._count(micro_batch, y_pred)
+        losses = zip(sums.output_losses, losses, strict=True)
+        return Sums(
+            gradient_sum.add(sums.gradients, gradients),
+            sums.loss + tf.cast(loss, tf.float32),
+            tuple(total + tf.cast(one, tf.float32) for total, one in losses),
+            micro_sq_norm,
+            self.batch_norm.add(sums.batch_statistics, rows_share),
+        )
 
     def _count(self, data: tuple[Any, Any, Any], y_pred: Any) -> None:
         """Count rows in the metrics, and note which functions return one value for all rows."""
@@ -374,14 +328,3 @@ class Update:
 
     def _no_losses(self) -> tuple[tf.Tensor, ...]:
         return tuple(tf.zeros([]) for _ in output_losses_of(self.model))
-
-
-def _total(first: Sums, second: Sums, gradients: Any, statistics: BatchStatistics = ()) -> Sums:
-    losses = zip(first.output_losses, second.output_losses, strict=True)
-    return Sums(
-        gradients,
-        first.loss + second.loss,
-        tuple(a + b for a, b in losses),
-        first.micro_sq_norm + second.micro_sq_norm,
-        statistics,
-    )
