@@ -39,9 +39,7 @@ def enlarged(net: Net, times: int) -> Net:
 
 def found(net: Net):
     """What "auto" chooses for a batch of all rows, and the seconds that it took."""
-    search = SearchMicroBatches(
-        largest_batch_size=len(net.x), memory_limit_bytes=None, memory_window=(0.80, 0.90)
-    )
+    search = SearchMicroBatches(largest_batch_size=len(net.x), memory_limit_bytes=None)
     source = sample_of(FitData(net.x, net.y))
     started_s = time.perf_counter()
     cache = MicroBatchCache(search, compiled(net), lambda: compiled(net), source, None)

@@ -17,6 +17,7 @@ from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits,
 from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
     GUARD_SHARE,
+    MEMORY_WINDOW,
     REACHED_DATA,
     REACHED_MOST,
     MaxBatchAnswer,
@@ -35,7 +36,7 @@ def find_max_batch_size(
     x: Any,
     y: Any = None,
     *,
-    memory_window: tuple[float, float] = (0.80, 0.90),
+    memory_window: tuple[float, float] = MEMORY_WINDOW,
     memory_limit_bytes: int | None = None,
     max_batch_size: int | None = None,
     training: bool = True,

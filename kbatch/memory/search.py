@@ -37,6 +37,10 @@ class MaxBatchAnswer(NamedTuple):
     in_window: bool  # Whether its memory lies in the window.
 
 
+# Lower and upper share of the limit that a batch may fill.
+MEMORY_WINDOW = (0.80, 0.90)
+
+
 class MaxBatchSearch:
     """Search for a batch size whose measured memory lies in a window, with few measurements."""
 
@@ -44,7 +48,7 @@ class MaxBatchSearch:
         self,
         *,
         limit_bytes: float,
-        memory_window: tuple[float, float] = (0.80, 0.90),
+        memory_window: tuple[float, float],
         max_batch_size: int | None = None,
         cap_reason: str = REACHED_MOST,
     ):

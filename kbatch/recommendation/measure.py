@@ -23,7 +23,7 @@ from kbatch.library_internals import rate_of
 from kbatch.memory.find import data_source, probe_max_batch
 from kbatch.memory.probe import Probes, Reading, WorkloadFacts, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
-from kbatch.memory.search import check_window
+from kbatch.memory.search import MEMORY_WINDOW, check_window
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.recommendation.budget import Budget, reason_of
@@ -61,7 +61,7 @@ def recommend(
     validation_data: Any = None,
     epochs: int | None = None,
     memory_limit_bytes: int | None = None,
-    memory_window: tuple[float, float] = (0.80, 0.90),
+    memory_window: tuple[float, float] = MEMORY_WINDOW,
     budget_s: float = BUDGET_S,
     seed: int | None = None,
     on_progress: Callable[[str], None] | None = None,

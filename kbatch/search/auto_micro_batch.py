@@ -29,6 +29,7 @@ from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import OF_SEVERAL_REPLICAS, open_probes
 from kbatch.memory.record import MaxBatchSizeResult, MicroBatchLimit
 from kbatch.memory.report import slow_steps_text
+from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
@@ -71,7 +72,6 @@ class SearchMicroBatches:
 
     largest_batch_size: int
     memory_limit_bytes: int | None  # None for what the device has.
-    memory_window: tuple[float, float]
     exact: bool | Literal["auto"] = "auto"  # As in `BatchSizeHyperModel`.
     data: Samples = dataclasses.field(default_factory=Samples)
     checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
@@ -111,7 +111,7 @@ class MicroBatchCache:
         # Without a limit these decide it: they differ between hosts.
         group_bytes = read_control_group().memory_limit_bytes
         host = (psutil.virtual_memory().total, group_bytes, workers_on_device())
-        limits = (self._rows, search.memory_limit_bytes or host, search.memory_window)
+        limits = (self._rows, search.memory_limit_bytes or host)
         devices: tuple[Any, ...] = (here.devices, here.versions.get("nvidia-driver"))
         if gpu_visible():
             limit_bytes = DeviceMemory().limit_bytes or 0
@@ -238,13 +238,13 @@ class MicroBatchCache:
         with open_probes(
             workload,
             memory_limit_bytes=search.memory_limit_bytes,
-            memory_window=search.memory_window,
+            memory_window=MEMORY_WINDOW,
             model=lambda: self.model,
             here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
         ) as probes:
             found = probe_max_batch(
                 probes,
-                memory_window=search.memory_window,
+                memory_window=MEMORY_WINDOW,
                 max_batch_size=self._rows,
                 confirm=False,
                 largest_first=True,

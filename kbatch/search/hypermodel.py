@@ -14,7 +14,6 @@ from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
-from kbatch.memory.search import check_window
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
@@ -40,7 +39,7 @@ from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count
 from kbatch.training.state import check_seed, seed_of, seeded
 
-_LARGEST_DEFAULT_VALIDATION_BATCH = 256
+_LARGEST_VALIDATION_BATCH = 256
 
 
 class BatchSizeHyperModel(keras_tuner.HyperModel):
@@ -78,7 +77,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"sqrt"` (Adam-like) or None (it does not). `"joint"` searches the rate together with
             the size: a hyperparameter `"learning_rate_factor"`, from 1/32 to 32, multiplies the
             rate by the rule of the optimizer.
-        base_batch_size: Batch size that the model's settings suit; the smallest one if None.
+        base_batch_size: Batch size that the model's settings suit. If None, that of the search that
+            goes on, or the smallest one.
         follow_batch_size: Which other settings keep their timescale in examples, with any rule or
             none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop), and
             `"batch_norm_momentum"`, that of moving statistics, are taken to the power of the ratio
@@ -90,10 +90,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             this removes the difference. Such trials have no noise scale.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
-        memory_window: Lower and upper share of that limit which `"auto"` aims at.
-        validation_batch_size: Examples in a validation batch, the same in every trial. If None,
-            the micro-batch size, or the largest batch size up to 256 and, under `"auto"`, up to
-            what fits.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number.
             None for other ones in each run.
 
@@ -114,8 +110,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         follow_batch_size: Sequence[str] = FOLLOWERS,
         exact: bool | Literal["auto"] = "auto",
         memory_limit_bytes: int | None = None,
-        memory_window: tuple[float, float] = (0.80, 0.90),
-        validation_batch_size: int | None = None,
         seed: int | None = None,
     ):
         self._inner = as_hypermodel(hypermodel)
@@ -133,21 +127,19 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             micro_batch_size = check_size(micro_batch_size, "micro_batch_size")
         self.micro_batch_size = micro_batch_size
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
-        self.memory_window = check_window(memory_window)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
             learning_rate_scaling, "learning_rate_scaling", joint=True
         )
-        self._chosen_base = _size_or_none(base_batch_size, "base_batch_size")
-        self.base_batch_size = self._chosen_base or self.batch_sizes[0]
+        if base_batch_size is not None:
+            base_batch_size = check_size(base_batch_size, "base_batch_size")
+        self._chosen_base = base_batch_size
+        self.base_batch_size = base_batch_size or self.batch_sizes[0]
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         if exact not in (True, False, "auto"):
             raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
         self.exact = exact
-        self._chosen_validation = _size_or_none(validation_batch_size, "validation_batch_size")
-        self.validation_batch_size = self._chosen_validation or self._default_validation(
-            self.batch_sizes
-        )
+        self.validation_batch_size = self._validation_of(self.batch_sizes)
         self.seed = check_seed(seed)
         self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
@@ -159,7 +151,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
-            memory_window=self.memory_window,
             exact=exact,
         )
 
@@ -177,7 +168,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
-            "memory_window": list(self.memory_window),
             **self._for_decisions,
         }
 
@@ -189,8 +179,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._for_decisions["baseline"] = size = check_size(baseline, "baseline")
         self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
         self._micro_batches.largest_batch_size = self.batch_sizes[-1]
-        if self._chosen_validation is None:
-            self.validation_batch_size = self._default_validation(self.batch_sizes)
+        self.validation_batch_size = self._validation_of(self.batch_sizes)
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""
@@ -318,17 +307,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         found = recorded_search(project)
         if found is None:
             return
-        settings = found.settings
+        settings: Mapping[str, Any] = found.settings
         self.fallback.note = found.fallback or self.fallback.note
-        sizes: Any = settings.get("batch_sizes")
-        if not sizes or sizes == list(self.batch_sizes) or not set(sizes) <= set(self.batch_sizes):
-            return
-        base: Any = settings.get("base_batch_size")
-        if self._chosen_base is None and base == sizes[0]:
-            self.base_batch_size = base
-        validation, default = settings.get("validation_batch_size"), self._default_validation(sizes)
-        if self._chosen_validation is None and validation == default:
-            self.validation_batch_size = default
+        if not set(settings.get("batch_sizes", ())) <= set(self.batch_sizes):
+            return  # Another search, which is refused.
+        self.validation_batch_size = settings.get(
+            "validation_batch_size", self.validation_batch_size
+        )
+        if self._chosen_base is None:
+            self.base_batch_size = settings.get("base_batch_size", self.base_batch_size)
 
     def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
         """Set which execution of its trial, from 0, `hp` comes to next."""
@@ -414,7 +401,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             batch_size=batch_size,
             largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
-            validation_is_chosen=self._chosen_validation is not None,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
@@ -423,11 +409,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             notes=notes,
         )
 
-    def _default_validation(self, batch_sizes: Sequence[int]) -> int:
+    def _validation_of(self, batch_sizes: Sequence[int]) -> int:
+        """Return the examples of a validation batch, equal in all trials; under "auto" at most."""
         if isinstance(self.micro_batch_size, int):
             return self.micro_batch_size
-        moderate = [size for size in batch_sizes if size <= _LARGEST_DEFAULT_VALIDATION_BATCH]
-        return max(moderate, default=_LARGEST_DEFAULT_VALIDATION_BATCH)
+        moderate = [size for size in batch_sizes if size <= _LARGEST_VALIDATION_BATCH]
+        return max(moderate, default=_LARGEST_VALIDATION_BATCH)
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number(hp)
@@ -460,7 +447,3 @@ def _ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
             f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
             "oracle is given a larger `max_consecutive_failed_trials`."
         ) from error
-
-
-def _size_or_none(size: int | None, name: str) -> int | None:
-    return None if size is None else check_size(size, name)

@@ -38,8 +38,7 @@ class ExecutionPlan(NamedTuple):
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
     largest_batch_size: int  # Of the search, which the data must fill once.
-    validation_batch_size: int
-    validation_is_chosen: bool  # Whether a person chose that size.
+    validation_batch_size: int  # At most, where less fits at once.
     learning_rate_scaling: str | None
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
@@ -103,11 +102,11 @@ class TimedFit:
             if asked not in (None, size):
                 raise InputError(
                     f"`{name}` is set by `BatchSizeHyperModel`: leave it out of `search` and "
-                    f"`fit`, or give it there. Received: {name}={asked} in a trial of {size}."
+                    f"`fit`. Received: {name}={asked} in a trial of {size}."
                 )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
         most = None if self._prepare is None else self._prepare(data, call)
-        if most is not None and not plan.validation_is_chosen:
+        if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())

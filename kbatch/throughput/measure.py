@@ -17,7 +17,7 @@ from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
 from kbatch.memory.find import MemoryPass, data_source, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
-from kbatch.memory.search import SURE_SHARE, fit_memory
+from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.memory.workload import Workload
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import (
@@ -32,8 +32,6 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.sample_rows import DataEnded
 from kbatch.training.train_step import micro_batch_steps
 
-# As in the search for the largest batch; what is above the window is not timed.
-_WINDOW = (0.80, 0.90)
 _LARGEST_DEFAULT = 4096
 # Where throughput still grows there, sizes go on up to this one.
 _LARGEST = 65536
@@ -104,7 +102,7 @@ def profile_training(
         with open_probes(
             workload,
             memory_limit_bytes=limit_bytes,
-            memory_window=_WINDOW,
+            memory_window=MEMORY_WINDOW,
             model=lambda: start().model,
         ) as probes:
             facts = probes.facts
@@ -115,7 +113,7 @@ def profile_training(
                 dtype_policy=facts.dtype_policy,
                 time_budget_s=time_budget_s,
                 # The worker may die of sizes that were chosen.
-                guard_share=math.inf if sizes.chosen and probes.isolated else _WINDOW[1],
+                guard_share=math.inf if sizes.chosen and probes.isolated else MEMORY_WINDOW[1],
                 say=say,
             )
     run = start()
@@ -202,7 +200,7 @@ def _warm_up(
 ) -> dict[int, str]:
     """Warm sizes up in ascending order; returns why some were not."""
     probed = {record.batch_size: record for record in memory.records}
-    most_bytes = _WINDOW[1] * memory.limit_bytes
+    most_bytes = MEMORY_WINDOW[1] * memory.limit_bytes
     not_run: dict[int, str] = {}
     end: str | None = None
     for size in measured:
@@ -212,7 +210,7 @@ def _warm_up(
             needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
             reason = record.refusal
             if reason is None and needed is not None and needed > most_bytes:
-                limit = f"{_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
+                limit = f"{MEMORY_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
                 reason = f"needs {memory_text(needed)}, more than {limit}"
         if reason is None and sweep.rounds.late(SHARE_TO_WARM_UP):
             reason = "half of the time budget was spent on warming up smaller sizes"

@@ -45,7 +45,6 @@ def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",
-        validation_batch_size=8,
         seed=0,
     )
     tuner = keras_tuner.GridSearch(

@@ -56,7 +56,6 @@ def plan(batch_size=32, **changed):
         "seed": 0,
         "largest_batch_size": batch_size,
         "validation_batch_size": 32,
-        "validation_is_chosen": True,
         "learning_rate_scaling": None,
         "metrics": (),
         "to_target": False,

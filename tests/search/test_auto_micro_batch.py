@@ -329,7 +329,7 @@ def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path,
 
 def auto(**arguments):
     defaults = {"largest_batch_size": 64, "memory_limit_bytes": None}
-    return SearchMicroBatches(**(defaults | {"memory_window": (0.8, 0.9)} | arguments))
+    return SearchMicroBatches(**(defaults | arguments))
 
 
 def halving(directory, optimizer="adam"):
@@ -602,7 +602,6 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     ("settings", "message"),
     [
         ({"memory_limit_bytes": 5}, "memory_limit_bytes=5"),
-        ({"memory_window": (0.9, 0.1)}, "0 < low < high"),
         ({"micro_batch_size": "most"}, "micro_batch_size='most'"),
     ],
 )

@@ -69,7 +69,7 @@ def test_it_is_left_out_on_request_and_where_it_repairs_nothing(tmp_path):
 
 @pytest.mark.parametrize("exact", ["auto", False])
 def test_what_fits_and_what_is_fast_is_measured_in_the_mode_that_trains(exact):
-    limits = {"memory_limit_bytes": None, "memory_window": (0.8, 0.9)}
+    limits = {"memory_limit_bytes": None}
     search = SearchMicroBatches(largest_batch_size=32, exact=exact, **limits)
     source = sample_of(FitData(*small_models.rows(32)))
     cache = MicroBatchCache(search, build(), build, source, None)

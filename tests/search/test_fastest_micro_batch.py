@@ -31,7 +31,7 @@ from kbatch.training.data.sample_rows import sample_of
 
 BRIEF = TimingPlan(time_budget_s=2.0, needed_calls=1, block_s=0.002, rounds_beyond=2, precision=0.0)
 SOURCE = sample_of(FitData(*models.rows(94)))
-LIMITS = {"memory_limit_bytes": None, "memory_window": (0.8, 0.9)}
+LIMITS = {"memory_limit_bytes": None}
 
 
 def find(

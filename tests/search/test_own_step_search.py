@@ -106,9 +106,7 @@ def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
 
 def fitting(build, most, exact=False):
     """What is known of a model of which `most` examples fit at once."""
-    search = SearchMicroBatches(
-        largest_batch_size=32, memory_limit_bytes=None, memory_window=(0.8, 0.9), exact=exact
-    )
+    search = SearchMicroBatches(largest_batch_size=32, memory_limit_bytes=None, exact=exact)
     model, source = build(), sample_of(FitData(X))
     build_on(model, source)
     cache = MicroBatchCache(search, model, build, source, None)

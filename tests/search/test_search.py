@@ -232,10 +232,10 @@ def test_validation_runs_at_one_batch_size_in_all_trials(tmp_path):
         )
         return model
 
-    hypermodel = searches.stock(build, (16, 32), validation_batch_size=20)
+    hypermodel = searches.stock(build, (16, 32))
     searches.search(tmp_path, hypermodel, fit={"epochs": 1})
     # After each of the two trainings the 40 examples go through again, in blocks of one.
-    assert Counter(lengths) == {20: 2 * 2, 1: 2 * 40}
+    assert Counter(lengths) == {32: 2, 8: 2, 1: 2 * 40}
 
 
 def test_a_failing_trial_is_recorded_with_its_cause(tmp_path):

@@ -188,6 +188,9 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     assert study.search.settings["validation_batch_size"] == 16
     assert study.search.settings["batch_sizes"] == [8, 16, 32]
     tuner.get_best_models()
+    begun = counts.file.read_text()
+    search(tmp_path, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
+    assert counts.file.read_text() == begun
 
 
 def test_a_model_that_reads_the_batch_size_may_get_smaller_ones(tmp_path):

@@ -321,8 +321,7 @@ def runs_of(study):
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """A search in half precision with two executions of each size."""
-    settings = {"dtype_policy": "mixed_float16", "validation_batch_size": 16}
-    hypermodel = searches.stock(batch_sizes=(8, 16), **settings)
+    hypermodel = searches.stock(batch_sizes=(8, 16), dtype_policy="mixed_float16")
     directory = tmp_path_factory.mktemp("search")
     tuner = searches.search(directory, hypermodel, executions_per_trial=2)
     return kbatch.load_study(tuner)
