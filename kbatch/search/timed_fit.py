@@ -21,7 +21,7 @@ from kbatch.records.training_run import Budget, Target
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
-from kbatch.training.clock import InputMeter, ReplicaMeter, TrainingClock, numbers_of
+from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
 from kbatch.training.data.forms import Batches, FitData, in_batches
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
@@ -68,7 +68,8 @@ class TimedFit:
         self._callbacks_of = callbacks_of
         self._fits = 0
         self._open = contextlib.ExitStack()
-        self._meter = ReplicaMeter(model) if replica_count(model) > 1 else InputMeter()
+        several = replica_count(model) > 1
+        self._meter = StepMeter(plan.batch_size) if several else InputMeter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = (
             None if plan.objective is None else BestEpoch(plan.objective, plan.objective_parts)
@@ -177,14 +178,13 @@ class TimedFit:
             with (
                 warnings.catch_warnings(),
                 waiting_for_data(self._model, batches.dataset),
-                meter.counting(batches.dataset) as dataset,
             ):
                 datasets = [d for d in batches if isinstance(d, tf.data.Dataset)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
                     # An epoch ends with the data: the length of what is rebatched is not known.
                     warnings.filterwarnings("ignore", message="Your input ran out of data")
                 history = self._fit(
-                    dataset,
+                    meter.attach(batches.dataset, batches.examples),
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
                     callbacks=[self.clock, *theirs, *scalars, *last],
@@ -246,7 +246,7 @@ def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
 class _EpochCheck(keras.callbacks.Callback):
     """Ends training when the batches or metrics of an epoch are not what was asked for."""
 
-    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter | ReplicaMeter):
+    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter):
         super().__init__()
         self._batch_size = batch_size
         self._metrics = metrics

@@ -1,9 +1,8 @@
 """The clock of a training run, and meters of the examples and the waiting time in it."""
 
-import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import keras
@@ -39,7 +38,7 @@ class InputMeter:
         with tf.device("CPU:0"):
             self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
 
-    def attach(self, dataset: tf.data.Dataset) -> tf.data.Dataset:
+    def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         """Make a dataset of the same batches that counts them as they are taken."""
         # The time is stamped when a batch is asked for, and when it is there. The largest batch is
         # counted from zero.
@@ -56,12 +55,11 @@ class InputMeter:
             return counted
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
-    def counting(self, dataset: tf.data.Dataset) -> contextlib.AbstractContextManager[Any]:
-        """Count what training takes of a dataset; train on what this yields."""
-        return contextlib.nullcontext(self.attach(dataset))
+    def begin_epoch(self) -> None:
+        """Do nothing: the dataset counts."""
 
-    def begin_step(self) -> None:
-        """Do nothing: the dataset stamps the time."""
+    def end_step(self, batch: int) -> None:
+        """Do nothing: the dataset counts."""
 
     def read(self) -> InputReading:
         batches, examples, largest, wait_s, shape = self._totals.numpy()
@@ -88,6 +86,43 @@ class InputMeter:
             return each_part(tf.identity, batch)
 
 
+class StepMeter(InputMeter):
+    """Counts what several replicas train on by the steps that the host sees end."""
+
+    # A strategy takes batches ahead of the steps, and one more to build the model from, so that its
+    # input tells neither how many were trained on nor who waited. Batches are full but for the last
+    # one of an epoch, where the examples of an epoch are known.
+    def __init__(self, batch_size: int):
+        super().__init__()
+        self._batch_size = batch_size
+        self._batches = self._examples = self._last = 0
+        self._before = 0, 0  # Batches and examples before the epoch.
+        self._most: tuple[float, float] = math.inf, math.inf  # Of them, in an epoch.
+
+    def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
+        batches = int(dataset.cardinality())
+        self._most = (
+            math.inf if batches < 0 else batches,
+            math.inf if examples is None else examples,
+        )
+        return super().attach(dataset)
+
+    def begin_epoch(self) -> None:
+        self._before = self._batches, self._examples
+
+    def end_step(self, batch: int) -> None:
+        """Count the steps up to `batch`, which Keras counts from 0 in an epoch."""
+        most_batches, most_examples = self._most
+        batches = min(batch + 1, most_batches)  # An execution of several steps may end early.
+        examples = self._before[1] + int(min(batches * self._batch_size, most_examples))
+        self._batches = self._before[0] + int(batches)
+        self._last, self._examples = examples - self._examples, examples
+
+    def read(self) -> InputReading:
+        largest = super().read().largest_batch
+        return InputReading(self._batches, self._examples, largest, None, float(self._last))
+
+
 class TrainingClock(keras.callbacks.Callback):
     """Times each train step; one that may have compiled is not steady."""
 
@@ -96,7 +131,7 @@ class TrainingClock(keras.callbacks.Callback):
     # clock stands first among the callbacks and `clock.last` stands last.
     def __init__(
         self,
-        meter: "InputMeter | ReplicaMeter",
+        meter: InputMeter,
         *,
         every_shape_compiles: bool = False,  # XLA: for a new length of any axis, not only of rows.
         now: Callable[[], float] = time.perf_counter,
@@ -156,6 +191,7 @@ class TrainingClock(keras.callbacks.Callback):
         self.in_step = False
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
+        self._meter.begin_epoch()
         self._epoch_reading = self._reading = self._meter.read()
         self._epoch_train_s = self.train_s
         self._epoch_iterations = updates_made(self.model, self._reading.batches)
@@ -163,7 +199,6 @@ class TrainingClock(keras.callbacks.Callback):
 
     def begin_step(self) -> None:
         self.in_step = True
-        self._meter.begin_step()
         if self.first_learning_rate is None:
             found = inner_optimizers(self.model)
             self.first_learning_rate = current_learning_rate(next(iter(found), None))
@@ -172,6 +207,7 @@ class TrainingClock(keras.callbacks.Callback):
     def on_train_batch_end(self, batch: int, logs: Any = None):
         self.in_step = False
         duration_s = self._now() - self._begun_s
+        self._meter.end_step(batch)
         reading = self._meter.read()
         examples = reading.examples - self._reading.examples
         self._reading = reading
@@ -212,84 +248,4 @@ class TrainingClock(keras.callbacks.Callback):
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=waited_s,
             )
-        )
-
-
-class ReplicaMeter:
-    """Counts what the replicas of a `tf.distribute.Strategy` really train on, in the train step."""
-
-    # A strategy takes batches ahead of the steps, and one more to build the model from, so that its
-    # input pipeline tells neither how many were trained on nor who waited.
-    def __init__(self, model: keras.Model):
-        self._model: Any = model
-        self._strategy = self._model.distribute_strategy
-        with self._strategy.scope():
-            # Batches, examples, the largest batch, the last one, and when it arrived.
-            self._totals = tf.Variable(
-                tf.zeros([5], tf.float64),
-                trainable=False,
-                synchronization=tf.VariableSynchronization.ON_READ,
-                aggregation=tf.VariableAggregation.ONLY_FIRST_REPLICA,
-            )
-        self._step: Any = None
-        self._traces = 0
-        self._traces_before = 0
-        self._begun_s: float | None = None
-        self._wait_s = 0.0
-
-    @property
-    def how(self) -> Any:
-        """How the train step that it counts for accumulates, None where it does not."""
-        return getattr(getattr(self._step, "__self__", None), "how", None)
-
-    @contextlib.contextmanager
-    def counting(self, dataset: tf.data.Dataset) -> Iterator[tf.data.Dataset]:
-        """Count the train steps of the model. The largest batch is counted from zero."""
-        before = vars(self._model).get("train_step")
-        self._step = self._model.train_step
-        for local in self._strategy.experimental_local_results(self._totals):
-            local.assign(local * tf.constant([1, 1, 0, 1, 1], tf.float64))
-        self._model.train_step = self.run
-        self._model.train_function = None
-        try:
-            yield dataset
-        finally:
-            self._model.train_function = None
-            if before is None:
-                del self._model.train_step
-            else:
-                self._model.train_step = before
-
-    def run(self, data: Any) -> Any:
-        """Count a batch, then make the train step that was there; in each replica."""
-        if not tf.executing_eagerly():
-            self._traces += 1
-        mine = tf.cast(tf.shape(parts_of(data)[0])[0], tf.float64)
-        context: Any = tf.distribute.get_replica_context()
-        rows = context.all_reduce(tf.distribute.ReduceOp.SUM, mine)
-        # When the sum of all is known, the batch has arrived everywhere.
-        with tf.control_dependencies([rows]):
-            arrived_s = tf.timestamp()
-        batches, examples, largest, _, _ = tf.unstack(tf.convert_to_tensor(self._totals))
-        self._totals.assign(
-            tf.stack([batches + 1, examples + rows, tf.maximum(largest, rows), rows, arrived_s])
-        )
-        return self._step(data)
-
-    def begin_step(self) -> None:
-        self._traces_before = self._traces
-        # Of several steps in one execution only the last arrival is known.
-        self._begun_s = time.time() if self._model.steps_per_execution == 1 else None
-
-    def read(self) -> InputReading:
-        """Read the totals since the meter was made; the waiting of one step an execution only."""
-        local = self._strategy.experimental_local_results(self._totals)[0]
-        batches, examples, largest, rows, arrived_s = local.numpy()
-        if self._begun_s is not None and arrived_s > self._begun_s:
-            if self._traces == self._traces_before:  # Else tracing hides the waiting.
-                self._wait_s += float(arrived_s) - self._begun_s
-            self._begun_s = None
-        known = self._model.steps_per_execution == 1
-        return InputReading(
-            int(batches), int(examples), int(largest), self._wait_s if known else None, float(rows)
         )

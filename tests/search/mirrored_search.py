@@ -6,7 +6,6 @@ Logical devices are made before TensorFlow's first use, so this runs in a proces
 import dataclasses
 import json
 import sys
-import time
 from pathlib import Path
 
 import keras
@@ -21,22 +20,7 @@ from kbatch.memory.workload import Workload
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
-ROWS, DELAY_S = 94, 0.2
-
-
-def slow(batch_size):
-    """Batches that each take a while to come."""
-
-    def waited(x, y):
-        return tf.numpy_function(later, [x], x.dtype), y
-
-    def later(x):
-        time.sleep(DELAY_S)
-        return x
-
-    shapes = tf.data.Dataset.from_tensor_slices(models.rows(ROWS)).batch(batch_size)
-    spec = shapes.element_spec[0].shape
-    return shapes.map(waited).map(lambda x, y: (tf.ensure_shape(x, spec), y))
+ROWS = 94
 
 
 def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8, 32)):
@@ -99,7 +83,6 @@ def main(directory):
         "one": searched(directory, "one", None, data),
         "two": searched(directory, "two", strategy, data),
         "whole": searched(directory, "whole", strategy, data, None),
-        "slow": searched(directory, "slow", strategy, (slow,), batch_sizes=(32,)),
         "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
         "probes": probed(strategy, data),
     }

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-pytestmark = pytest.mark.slow  # Six searches over two replicas, in a process of their own.
+pytestmark = pytest.mark.slow  # Five searches over two replicas, in a process of their own.
 
 TESTS = Path(__file__).parents[1]
-ROWS, DELAY_S = 94, 0.2
+ROWS = 94
 
 
 @pytest.fixture(scope="module")
@@ -76,13 +76,9 @@ def test_accumulated_replicas_learn_what_whole_ones_do(found):
             assert first["metrics"]["loss"] == pytest.approx(second["metrics"]["loss"], rel=1e-5)
 
 
-def test_waiting_is_that_of_the_steps(found):
-    (run,) = found["slow"]
-    assert (run["batches"], run["examples_seen"]) == (6, 2 * ROWS)
-    # The step that was traced is left out; the others begin before their batch can be there.
-    assert run["data_wait_s"] >= DELAY_S
-    assert run["data_wait_s"] <= run["train_s"]
-    assert max(other["data_wait_s"] for other in found["two"]) < run["data_wait_s"]
+def test_waiting_is_not_known_where_data_are_taken_ahead(found):
+    assert all(run["data_wait_s"] is None for run in found["two"])
+    assert all(run["data_wait_s"] is not None for run in found["one"])
 
 
 def test_a_batch_smaller_than_the_replicas_is_refused(found):

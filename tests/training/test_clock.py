@@ -17,7 +17,10 @@ class FakeMeter:
             batches + 1, before + examples, max(largest, examples), wait_s + 0.25, shape
         )
 
-    def begin_step(self):
+    def begin_epoch(self):
+        pass
+
+    def end_step(self, batch):
         pass
 
     def read(self):

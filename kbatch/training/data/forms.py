@@ -37,6 +37,7 @@ class FitData(NamedTuple):
 class Batches(NamedTuple):
     dataset: tf.data.Dataset
     validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
+    examples: int | None  # At most in an epoch, None where that is not known.
 
 
 def in_batches(
@@ -87,7 +88,7 @@ def in_batches(
         # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
         if not (is_dataset(validation) and _is_padded(validation, model)):
             validation = batches_of(validation, model, validation_batch_size)
-    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation)
+    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation, examples)
 
 
 def is_dataset(data: Any) -> bool:
