@@ -62,14 +62,11 @@ def draw():
     to_the_target, pilot = (
         kbatch.load_study(DATA / f"{n}.json") for n in ("to-the-target", "pilot")
     )
-    noise_scale = pilot.trials[0].noise_scale
     figures = {
         "learning-curves": kbatch.plot_learning_curves(to_the_target),
         "to-the-target": kbatch.plot_time_to_target(to_the_target),
         "noise-scale": kbatch.plot_noise_scale(pilot),
-        "goodput": kbatch.plot_goodput(
-            to_the_target, noise_scale=noise_scale.value or noise_scale.at_least
-        ),
+        "goodput": kbatch.plot_noise_scale(to_the_target),
     }
     for name, figure in figures.items():
         save_figure(figure, IMAGES / f"{name}.png")

@@ -10,7 +10,6 @@ from kbatch.document.section import Fact, Figure, Note, Section, environment_fac
 from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.figures import (
-    goodput,
     gpu_timeline,
     learning_curves,
     noise_scale,
@@ -95,12 +94,7 @@ _FIGURES = {
         ("quality", _SPEED),
     ),
     "time-to-target": ("Time and updates to the target", time_to_target, ("updates", _SPEED)),
-    "goodput": (
-        "Goodput: throughput times statistical efficiency",
-        goodput,
-        (_SPEED, "noise_scale"),
-    ),
-    "noise-scale": ("Gradient noise scale over training", noise_scale, ("noise_scale",)),
+    "noise-scale": ("Gradient noise scale and goodput", noise_scale, ("noise_scale", _SPEED)),
     "gpu-timeline": ("GPUs during the named trial", gpu_timeline, ("gpu",)),
 }
 
@@ -114,8 +108,6 @@ def _has_data(name: str, study: Study, curves: int) -> bool:
             return 0 < curves <= MOST_CURVES
         case "time-to-target":
             return bool(time_to_target.time_to_target_info(study))
-        case "goodput":
-            return bool(goodput.goodput_info(study))
         case "noise-scale":
             return len(noise_scale.noise_scale_info(study).curves) <= MOST_CURVES
         case "gpu-timeline":
@@ -132,13 +124,16 @@ def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, 
                 continue
         except ValueError:  # A report leaves out what was not measured.
             continue
+        height_in = module.HEIGHT_IN
+        if module is noise_scale and noise_scale.noise_scale_info(study).goodput is None:
+            height_in = noise_scale.ALONE_IN
         options = {"against": name.rpartition("-")[2]} if module is learning_curves else {}
         plot = getattr(module, f"plot_{module.__name__.rpartition('.')[2]}")
         found.append(
             Figure(
                 name=name,
                 title=title,
-                height_in=module.HEIGHT_IN,
+                height_in=height_in,
                 draw=functools.partial(plot, study, **options),
                 notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
                 shape="alone" if name == "trials" else "small",

@@ -29,7 +29,6 @@ def input_profile():
 
 
 SAMPLES = {
-    "goodput": lambda: learned_study(3),
     "gpu_timeline": gpu_study,
     "inference_memory": inference_factory.make_profile,
     "inference_noise": inference_factory.make_profile,

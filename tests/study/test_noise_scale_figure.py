@@ -1,9 +1,11 @@
 import dataclasses
 
+import numpy as np
 import pytest
-from figure_studies import learned_study
+from figure_studies import learned, learned_study
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
+from kbatch.analysis.goodput import best_measured_batch_size, goodput
 from kbatch.study.figures.noise_scale import noise_scale_info, plot_noise_scale
 
 
@@ -58,3 +60,66 @@ def test_a_study_without_moments_says_what_to_run():
 def test_every_batch_size_is_named():
     panel = plot_noise_scale(learned_study(sizes=(32, 256, 1024)))
     assert [t.get_text() for t in panel.get_legend().get_texts()] == ["32", "256", "1,024"]
+
+
+def goodput_of(study):
+    return noise_scale_info(study).goodput
+
+
+def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
+    study = learned_study(3)
+    found, scale = goodput_of(study), study.best_trial().noise_scale
+    rates = {size: rate.value for size, rate in found.throughput.items()}
+
+    def expected(noise_scale):
+        fixed = {"noise_scale": noise_scale, "base_batch_size": 16}
+        return [goodput(size, size / rate, **fixed) for size, rate in rates.items()]
+
+    values = [one.value for one in found.values.values()]
+    np.testing.assert_allclose(values, expected(scale.value), rtol=1e-12)
+    bars = [one.bar for one in found.values.values()]
+    ends = zip(expected(scale.interval.low), expected(scale.interval.high), strict=True)
+    np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
+    times = [size / rate for size, rate in rates.items()]
+    assert found.best == best_measured_batch_size(list(rates), times, noise_scale=scale.value)
+    assert f"of the late half at batch size {study.best_trial().batch_size:,};" in found.note
+
+
+def test_goodput_is_drawn_below_and_a_decision_for_another_size_is_explained():
+    study = learned_study()
+    upper = plot_noise_scale(study)
+    (panel,) = (axes for axes in upper.figure.axes if axes is not upper)
+    found = goodput_of(study)
+    lines = {line.get_label(): list(line.get_ydata()) for line in panel.lines}
+    assert lines["goodput"] == [one.value for one in found.values.values()]
+    assert lines["throughput"] == [one.value for one in found.throughput.values()]
+    assert f"largest: {found.best:,}" in [text.get_text() for text in panel.texts]
+    decided = study.decide().batch_size
+    assert decided != found.best
+    assert f"The decision names {decided:,}: goodput predicts" in found.note
+
+
+def test_a_trial_without_moments_takes_the_noise_scale_of_another():
+    study = make_study(
+        make_trial(16, learned(16, best=0.99, moments=False)),
+        make_trial(256, learned(256, best=0.9)),
+    )
+    assert study.best_trial().batch_size == 16
+    assert "at batch size 256" in goodput_of(study).note
+
+
+def test_goodput_needs_two_sizes_a_throughput_and_a_resolved_noise_scale():
+    one_size = learned_study(sizes=(64,))
+    unresolved = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
+    without = make_study(with_moments(unresolved, 32), with_moments(unresolved, 64))
+    untimed = {"window_examples": (), "window_durations_s": ()}
+    slow = make_study(
+        *(
+            dataclasses.replace(t, executions=(dataclasses.replace(t.executions[0], **untimed),))
+            for t in learned_study(sizes=(32, 256)).trials
+            if t.executions
+        )
+    )
+    for study in (one_size, without, slow):
+        assert goodput_of(study) is None
+        assert len(plot_noise_scale(study).figure.axes) == 1

@@ -31,7 +31,6 @@ SAMPLES = {
     "learning-curves": lambda: learned_study(3),
     "time-to-target": lambda: target_study(3),
     "noise-scale": lambda: learned_study(3),
-    "goodput": lambda: learned_study(3),
     "gpu-timeline": gpu_study,
     "memory": max_batch_result,
 }
@@ -99,7 +98,7 @@ def test_there_is_a_sample_of_every_figure():
     assert set(SAMPLES) | {"trials"} == set(FIGURES)
 
 
-@pytest.mark.parametrize("name", ["goodput", "learning-curves"])
+@pytest.mark.parametrize("name", ["noise-scale", "learning-curves"])
 def test_the_same_data_give_the_same_bytes_and_nothing_global_changes(name):
     """How a file is written is no matter of the figure: one panel and several stand for all."""
     before = dict(matplotlib.rcParams)
@@ -146,7 +145,7 @@ def test_small_figures_can_be_read(name):
         assert touching(figure) == []
 
 
-@pytest.mark.parametrize("name", ["pareto", "learning-curves", "noise-scale", "goodput"])
+@pytest.mark.parametrize("name", ["pareto", "learning-curves", "noise-scale"])
 def test_two_hundred_trials_with_long_names_fit(name):
     figure = plot(name, tuned_study(200, name=LONG_NAME)).figure
     assert cut_texts(figure) == []
@@ -181,7 +180,7 @@ def test_its_label_describes_it_in_sentences(name):
     assert "nan" not in text.lower().split()
 
 
-@pytest.mark.parametrize("name", ["goodput", "learning-curves"])
+@pytest.mark.parametrize("name", ["noise-scale", "learning-curves"])
 def test_a_saved_figure_carries_its_description(name, tmp_path):
     axes = drawn(name)
     for what in (axes, axes.figure):

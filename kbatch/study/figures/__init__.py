@@ -15,7 +15,6 @@ STUDY_FIGURES = (
     "learning-curves",
     "time-to-target",
     "noise-scale",
-    "goodput",
     "gpu-timeline",
 )
 # That of the file that `find_max_batch_size` or `kbatch max-batch --output` left is the last.

@@ -1,19 +1,21 @@
-"""The figure of the gradient noise scale over training, with its interval."""
+"""The figure of the gradient noise scale over training, and of the goodput that follows from it."""
 
 from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 
+from kbatch.analysis.goodput import goodput
 from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.document.numbers import join_words, pluralize
+from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import plain_log_labels
+from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.figures import common
-from kbatch.study.names import noise_scale_text
+from kbatch.study.names import PlottedEstimate, noise_scale_text, throughput_estimate
 from kbatch.study.study import Study, refuse_empty
 
-HEIGHT_IN = 4.0
+# Of both panels, and of the noise scale alone.
+HEIGHT_IN, ALONE_IN = 6.0, 4.0
 # What is drawn beside the curves, as shares of their width.
 _MARGIN, _LATE = 0.05, 0.18
 # From the middle of the last number to the middle of the words beside it.
@@ -29,8 +31,18 @@ class NoiseCurve(NamedTuple):
     late: NoiseScale  # That of the late half.
 
 
+class Goodput(NamedTuple):
+    """Throughput times what an example is worth, by batch size, both in samples/s."""
+
+    throughput: dict[int, PlottedEstimate]
+    values: dict[int, PlottedEstimate]  # In samples of the smallest batch size.
+    best: int  # The batch size of the largest.
+    note: str
+
+
 class NoiseScaleInfo(NamedTuple):
     curves: tuple[NoiseCurve, ...]  # By batch size.
+    goodput: Goodput | None  # None without a resolved noise scale, or with a single batch size.
     epochs: int
     notes: tuple[str, ...]
     incomplete: str  # Empty where all trials have a result.
@@ -61,8 +73,54 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
         "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
         "more."
     )
-    notes = meaning, common.best_of_size_note(measured)
-    return NoiseScaleInfo(tuple(curves), epochs, notes, common.incomplete_text(study))
+    progress = _goodput(study)
+    notes = meaning, progress.note if progress else "", common.best_of_size_note(measured)
+    return NoiseScaleInfo(tuple(curves), progress, epochs, notes, common.incomplete_text(study))
+
+
+def _goodput(study: Study) -> Goodput | None:
+    """Compute the goodput of each batch size by the noise scale of the best trial that has one."""
+    resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
+    completed = Study(study.name, tuple(t for t in study.trials if t.status == "completed"))
+    rates = {
+        size: rate
+        for size, trial in common.best_of_size(completed).items()
+        if (rate := throughput_estimate(trial)) is not None
+    }
+    if not resolved or len(rates) < 2:
+        return None
+    trial = Study(study.name, tuple(resolved)).best_trial() or resolved[0]
+    scale: Any = trial.noise_scale
+    curves = [
+        {
+            size: goodput(size, size / rate.value, noise_scale=end, base_batch_size=min(rates))
+            for size, rate in rates.items()
+        }
+        for end in (scale.value, *(draw.ends(scale.interval) or ()))
+    ]
+    bests = [max(curve, key=lambda size, curve=curve: (curve[size], -size)) for curve in curves]
+    values = {}
+    for size in rates:
+        value, *bounds = (curve[size] for curve in curves)
+        values[size] = PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
+    note = (
+        f"Goodput: in samples of batch size {min(rates):,}, by the noise scale "
+        f"{format_number(scale.value)} of the late half at batch size {trial.batch_size:,}."
+    )
+    if scale.interval is not None:
+        low, high = min(bests), max(bests)
+        largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
+        note = (
+            f"{note.removesuffix('.')}; band: over its interval {in_brackets(scale.interval)}, in "
+            f"which it is largest at {largest}."
+        )
+    decided = study.decide().batch_size
+    if decided not in (None, bests[0]):
+        note += (
+            f" The decision names {decided:,}: goodput predicts how fast training advances, not "
+            "how good the model is in the end."
+        )
+    return Goodput(rates, values, bests[0], note)
 
 
 def alt_text(info: NoiseScaleInfo) -> str:
@@ -72,25 +130,41 @@ def alt_text(info: NoiseScaleInfo) -> str:
     )
     return (
         f"A chart of the gradient noise scale over {pluralize(info.epochs, 'epoch')}, on a "
-        f"logarithmic axis. In the late half of training it is {scales}. {info.incomplete}"
+        f"logarithmic axis. In the late half of training it is {scales}. "
+        f"{_goodput_text(info.goodput)}{info.incomplete}"
     ).strip()
 
 
+def _goodput_text(found: Goodput | None) -> str:
+    if found is None:
+        return ""
+    values = join_words(
+        f"{format_number(one.value)} (throughput {format_number(found.throughput[size].value)}) at "
+        f"batch size {size:,}"
+        for size, one in found.values.items()
+    )
+    return f"Below it, goodput by batch size is {values} samples/s, largest at {found.best:,}. "
+
+
 def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
-    """Plot the gradient noise scale by epoch, and of the late half with its interval.
+    """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;
-    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162).
+    above it, it hardly saves any (McCandlish et al. 2018, arXiv:1812.06162). Goodput is throughput
+    times statistical efficiency, (B_noise + M0) / (B_noise + B) with the smallest batch size M0
+    (Qiao et al. 2021, Pollux, OSDI): samples of that size per second. Its panel needs a noise
+    scale that is resolved and the throughput of two batch sizes.
 
     Args:
         study: A study, from `load_study`.
-        ax: Axes to draw on; a new figure if None.
+        ax: Axes whose place the panels take; a new figure if None.
 
     Raises:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
     """
     info = noise_scale_info(study)
-    (panel,) = canvas.panels(ax, HEIGHT_IN)
+    height_in, heights = (HEIGHT_IN, (1, 1)) if info.goodput else (ALONE_IN, (1,))
+    panel, *below = canvas.panels(ax, height_in, heights, share_x=False)
     panel.set_label(alt_text(info))
     panel.set_yscale("log")
     sizes, width = [curve.batch_size for curve in info.curves], max(1, info.epochs - 1)
@@ -133,5 +207,28 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
     plain_log_labels(panel.yaxis)
     title = f"{study.name}: noise scale by batch size"
     canvas.write_title(panel, title, columns=7, fewest=1)
-    common.write_conditions(panel, study, *info.notes, alarm=info.incomplete)
+    if info.goodput:
+        _draw_goodput(below[0], info.goodput)
+    lowest = [panel, *below][-1]
+    common.write_conditions(lowest, study, *info.notes, alarm=info.incomplete)
     return panel
+
+
+def _draw_goodput(panel: Axes, found: Goodput) -> None:
+    sizes = list(found.values)
+    batch_axis(panel, sizes, common.BATCH_LABEL)
+    rates, values = list(found.throughput.values()), list(found.values.values())
+    bars = [one.bar for one in rates]
+    draw.series(panel, 1, sizes, [one.value for one in rates], label="throughput", bounds=bars)
+    draw.series(panel, 0, sizes, [one.value for one in values], label="goodput")
+    draw.band(panel, sizes, [one.bar for one in values], series_style(0).color)
+    panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
+    panel.yaxis.set_major_formatter("{x:,.0f}")
+    panel.set_ylabel("Rate\n(samples/s)")
+    draw.guide(panel, found.best)
+    most = found.values[found.best].value
+    draw.ring(panel, found.best, most)
+    side = "left" if found.best == sizes[0] else "right" if found.best == sizes[-1] else "center"
+    words = f"largest: {found.best:,}"
+    draw.text(panel, words, (found.best, most), (0, -14), ha=side, va="top", bold=True)
+    canvas.write_title(panel, "Goodput: throughput times statistical efficiency", columns=2)
