@@ -17,7 +17,6 @@ import numpy as np
 import tensorflow as tf
 from keras.src.backend.common import global_state
 from keras.src.backend.tensorflow import random as keras_random
-from keras.src.losses import loss as loss_module
 from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.metrics import ALL_OBJECTS_DICT
 from keras.src.optimizers.base_optimizer import BaseOptimizer
@@ -195,14 +194,6 @@ def overridden_losses(model: Any, losses: list[Any]) -> Iterator[None]:
 def aggregated_loss(model: Any, loss: Any) -> Any:
     """Reduce a loss that a layer added to the scalar that Keras trains on."""
     return model._aggregate_additional_loss(loss)
-
-
-def losses_as_on_one_device() -> AbstractContextManager[None]:
-    """Let losses on a replica be what they are on one device, not divided by the replicas.
-
-    Keras divides by them what it reduces itself, but no scalar of a loss of the user's own.
-    """
-    return replaced([(loss_module, "scale_loss_for_distribution", lambda value: value)])
 
 
 def set_added(layer: Any, losses: Sequence[Any]) -> None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
-from kbatch.training.accumulation import Accumulation
+from kbatch.training.accumulation import Accumulation, check_stock_step
 from kbatch.training.clock import InputMeter
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import (
@@ -45,7 +45,6 @@ class Workload:
     accumulate_below: int = 0  # Smaller batches run as micro-batches of one of so many.
     moments_every: int = 0  # As in `Accumulation`.
     replicas: int = 1  # Replicas that share each batch; all sizes are those of one of them.
-    exact: bool = False  # Whether in the exact mode, whose memory takes all outputs of a batch.
 
     def start(self) -> "Run":
         with dtype_policy_scope(self.dtype_policy):
@@ -53,6 +52,8 @@ class Workload:
             if not self.training:
                 return Run(self, model)
             check_trainable(model)
+            if self.accumulate_below:
+                check_stock_step(model)
             # Unless the model computes its loss in a way of its own.
             own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
             if isinstance(self.source, SampleRows) and model.loss is not None and not own:
@@ -170,9 +171,8 @@ class Run:
             uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                exact = self._workload.exact
-                moments_every = 0 if exact else self._workload.moments_every
-                Accumulation(size, moments_every=moments_every, exact=exact).apply(self.model)
+                every = self._workload.moments_every
+                Accumulation(size, moments_every=every).apply(self.model)
             elif self._train_step is not None:
                 self.model.train_step = self._train_step
             self.model.make_train_function(force=True)
@@ -184,7 +184,7 @@ class Run:
 
     def _rows(self, batch_size: int) -> int:
         most = self._workload.accumulate_below
-        return max(batch_size, most if self._workload.exact else min(2 * batch_size, most))
+        return max(batch_size, min(2 * batch_size, most))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
         return batches_for(self._source, self.model, rows)

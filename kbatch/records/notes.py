@@ -116,6 +116,12 @@ _KINDS = {
         "Memory ran out in training with micro-batches of {before}: the trial started again, with "
         "the same seed and batch size, with micro-batches of {after}.",
     ),
+    "own_step_whole": _Kind(
+        *_SIZE,
+        "Batches went through whole, not in micro-batches of {size}: the model has its own "
+        "`train_step`. To cut them, move its loss into `compute_loss`, or let the build function "
+        "call `accumulate_gradients` with `exact=True`.",
+    ),
     "first_learning_rate": _Kind(
         *_RATE,
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
@@ -125,16 +131,6 @@ _KINDS = {
         "rest of a training",
         "updates",
         "It went on from epoch {epoch} of another trial: counts and times are those of the rest.",
-    ),
-    "exact_mode": _Kind(
-        "exact mode",
-        "noise_scale",
-        lambda found=None: (
-            "The batch was cut into micro-batches in the exact mode (`exact`), which equals the "
-            "whole batch"
-            + (f". Without this mode {found}. " if found else ". ")
-            + "The noise scale was not measured: it needs a loss for each micro-batch."
-        ),
     ),
     "embedding_summed": _Kind(
         "embeddings",

@@ -1,12 +1,11 @@
 """How many examples go through the device at once: a size that is given, or the fastest found."""
 
 import dataclasses
-import functools
 import hashlib
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import keras
 import psutil
@@ -37,10 +36,10 @@ from kbatch.records.usage import GpuProcess
 from kbatch.throughput.choice import MicroBatchChoice, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
-from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks
+from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import replica_count
+from kbatch.training.model import replica_count, user_step
 
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
@@ -72,15 +71,10 @@ class SearchMicroBatches:
 
     largest_batch_size: int
     memory_limit_bytes: int | None  # None for what the device has.
-    exact: bool | Literal["auto"] = "auto"  # As in `BatchSizeHyperModel`.
     data: Samples = dataclasses.field(default_factory=Samples)
     checks: PartsChecks = dataclasses.field(default_factory=PartsChecks)
     # Records of `MicroBatchCache`, by the name of their file.
     known: dict[str, Any] = dataclasses.field(default_factory=dict)
-
-    def is_exact(self, check: PartsCheck) -> bool:
-        """Return whether batches are cut in the exact mode, by what was found of their model."""
-        return self.exact is True or (self.exact == "auto" and check.repaired)
 
 
 class FoundMicroBatch(NamedTuple):
@@ -121,22 +115,9 @@ class MicroBatchCache:
         shapes = row_shapes(self.source, self.model)
         self.key = _digest((model_fingerprint(self.model), shapes, limits, devices))
 
-    @functools.cached_property
-    def _exact(self) -> bool:
-        """Whether batches that are cut are so in the exact mode."""
-        if self.search.exact is False:
-            return False
-        check = self.search.checks.find(self.model, self.source, directory=self.directory)
-        return self.search.is_exact(check)
-
-    @property
-    def _name(self) -> str:
-        return f"{self.key}-exact" if self._exact else self.key
-
     @property
     def _may_cut(self) -> bool:
-        checks, directory = self.search.checks, self.directory
-        return self._exact or checks.may_cut(self.model, self.source, directory=directory)
+        return user_step(self.model) is None
 
     def max_fitting(self) -> int:
         """Return the most examples that fit at once, and did not run out of memory in training."""
@@ -158,7 +139,7 @@ class MicroBatchCache:
                 "most_at_once",
                 size=most,
                 reason=result.reason,
-                search_s=self._measured_s.get(self._name, 0.0),
+                search_s=self._measured_s.get(self.key, 0.0),
                 probes=len(result.probes),
                 more=more + (f" {slow}" if slow else ""),
             )
@@ -170,22 +151,21 @@ class MicroBatchCache:
         self._check_cutting(size // 2)
         half = min(size // 2, self._limit())
         # Memory may have run out because of other processes.
-        self._keep(f"{self._name}-limit", MicroBatchLimit(half), beside=other_processes())
+        self._keep(f"{self.key}-limit", MicroBatchLimit(half), beside=other_processes())
         return half
 
     def trains_whole_only(self, most: int | None = None) -> bool:
         """Return whether speed must not cut a batch: in parts it may train another model."""
-        checks = self.search.checks
-        check = checks.find(self.model, self.source, most=most, directory=self.directory)
-        return not (check.equal or (self._exact and check.repaired))
+        checks, directory = self.search.checks, self.directory
+        return not checks.find(self.model, self.source, most=most, directory=directory).equal
 
     def _check_cutting(self, most: int) -> None:
         if not self._may_cut:
             raise OutOfMemoryError(
-                "A `train_step` of your own runs whole unless a comparison shows that parts or the "
-                f"exact mode train as the batch does, and at most {most} examples fit at once: "
-                "leave out larger `batch_sizes`, or, to cut them anyway, "
-                f"give `micro_batch_size={most}`. "
+                "A `train_step` of your own runs on whole batches, and at most "
+                f"{most} examples fit at once: leave out larger `batch_sizes`, move the loss into "
+                "`compute_loss`, or let the build function call "
+                f"`kbatch.accumulate_gradients(model, {most}, exact=True)`. "
                 f"Received: model of class {type(self.model).__name__}.",
                 None,
                 self._fitting().limit_bytes,
@@ -198,6 +178,8 @@ class MicroBatchCache:
             reason = "fewer examples at once are never faster"
         elif replica_count(self.model) > 1:
             reason = "the most that fit, since steps of several replicas are not timed"
+        elif not self._may_cut:
+            reason = "a `train_step` of your own trains on whole batches"
         elif self.trains_whole_only(most):
             reason = "the most that fit, since fewer at once may not train as the whole batch does"
         timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
@@ -222,7 +204,7 @@ class MicroBatchCache:
         return largest_fit, RunNote.of("parts_not_timed", size=largest_fit, reason=reason)
 
     def _fitting(self) -> MaxBatchSizeResult:
-        known = self._recall(MaxBatchSizeResult, self._name)
+        known = self._recall(MaxBatchSizeResult, self.key)
         if known is not None:
             return known
         search, replicas, began_s = self.search, replica_count(self.model), time.perf_counter()
@@ -233,7 +215,6 @@ class MicroBatchCache:
             accumulate_below=self._rows if self._may_cut else 0,
             moments_every=MOMENTS_EVERY,
             replicas=replicas,
-            exact=self._exact,
         )
         with open_probes(
             workload,
@@ -249,20 +230,20 @@ class MicroBatchCache:
                 confirm=False,
                 largest_first=True,
             )
-        self._measured_s[self._name] = time.perf_counter() - began_s
-        self._keep(self._name, found, beside=found.other_processes)
+        self._measured_s[self.key] = time.perf_counter() - began_s
+        self._keep(self.key, found, beside=found.other_processes)
         return found
 
     def _limit(self) -> int:
         """Return the largest size that may be tried; another worker may have learnt of it."""
-        name = f"{self._name}-limit"
+        name = f"{self.key}-limit"
         known = [self.search.known.get(name), load_if_readable(MicroBatchLimit, self._file(name))]
         sizes = [limit.micro_batch_size for limit in known if limit]
         return min([self.search.largest_batch_size, *sizes])
 
     def _times(self, batch_size: int, most: int, left: TrainingLeft) -> TrainingProfile | str:
         """Return the times of steps in parts of up to `most` examples, or why none are taken."""
-        name = _times_name(self._name, batch_size)
+        name = _times_name(self.key, batch_size)
         known = self._recall(TrainingProfile, name)
         if known is not None and _under_present_cap(known):
             return known
@@ -282,7 +263,7 @@ class MicroBatchCache:
             notes.append(f"The device has no room for a batch of {batch_size} examples.")
         else:
             points, gpus = time_micro_batches(
-                self.model, batch, largest=most, moments_every=MOMENTS_EVERY, exact=self._exact
+                self.model, batch, largest=most, moments_every=MOMENTS_EVERY
             )
         self._measured_s[name] = duration_s = round(time.perf_counter() - began_s, 3)
         profile = TrainingProfile(

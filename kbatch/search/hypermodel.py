@@ -25,7 +25,11 @@ from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
-from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
+from kbatch.training.accumulation import (
+    Accumulation,
+    accumulation_by_user,
+    sum_sparse_gradients,
+)
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
@@ -36,7 +40,7 @@ from kbatch.training.dtype_policy import (
     loss_scaled,
 )
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import check_trainable, replica_count
+from kbatch.training.model import check_trainable, replica_count, user_step
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -70,7 +74,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             trial starts. Where the search is long enough to repay it, it times smaller sizes too
             and takes the fastest. It halves the size whenever a trial runs out of memory after
             all. None for the whole batch at once. A trial measures the gradient noise scale where
-            its batch is cut, so a size of at most half the batch has it in every trial.
+            its batch is cut, so a size of at most half the batch has it in every trial. A model
+            that `accumulate_gradients` has cut in the build function is left as it is, and one with
+            a `train_step` of its own goes through whole.
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
@@ -84,10 +90,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"batch_norm_momentum"`, that of moving statistics, are taken to the power of the ratio
             of the batch sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and
             divided by the factor of the learning rate. `()` leaves all as they are.
-        exact: Whether the train step of a batch that is cut runs on the whole batch, as
-            contrastive losses and GANs need: see `accumulate_gradients`. `"auto"` does so if a
-            comparison on the data shows that micro-batches differ from the whole batch and that
-            this removes the difference. Such trials have no noise scale.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number.
@@ -108,7 +110,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         learning_rate_scaling: Literal["linear", "sqrt", "joint"] | None = None,
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
-        exact: bool | Literal["auto"] = "auto",
         memory_limit_bytes: int | None = None,
         seed: int | None = None,
     ):
@@ -136,9 +137,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._chosen_base = base_batch_size
         self.base_batch_size = base_batch_size or self.batch_sizes[0]
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
-        if exact not in (True, False, "auto"):
-            raise ValueError(f'`exact` must be True, False or "auto". Received: exact={exact!r}.')
-        self.exact = exact
         self.validation_batch_size = self._validation_of(self.batch_sizes)
         self.seed = check_seed(seed)
         self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
@@ -151,7 +149,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
-            exact=exact,
         )
 
     @property
@@ -164,7 +161,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "learning_rate_scaling": self.learning_rate_scaling,
             "base_batch_size": self.base_batch_size,
             "follow_batch_size": list(self.follow_batch_size),
-            "exact": self.exact,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
@@ -217,12 +213,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 "A batch is shared by all replicas, each of which needs an example: leave the "
                 f"sizes below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
             )
-        sum_sparse_gradients(model)
-        rows = -(-batch_size // replicas)
-        if isinstance(self.micro_batch_size, int) and self.micro_batch_size < rows:
-            exact = self.exact is True  # Under "auto" the data decide, which `fit` brings.
-            most, every = self.micro_batch_size, 0 if exact else MOMENTS_EVERY
-            Accumulation(most, moments_every=every, exact=exact).apply(model)
+        if accumulation_by_user(model) is None:
+            sum_sparse_gradients(model)
+            rows, most = -(-batch_size // replicas), self.micro_batch_size
+            if isinstance(most, int) and most < rows and user_step(model) is None:
+                Accumulation(most, moments_every=MOMENTS_EVERY).apply(model)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:

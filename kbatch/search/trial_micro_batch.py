@@ -17,12 +17,7 @@ from kbatch.training.callbacks import BudgetCallback, joint_budget
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import SampleRows, Source, build_on, rows_for
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import (
-    TrainStep,
-    installed_step,
-    replica_count,
-    uninstall_step,
-)
+from kbatch.training.model import replica_count, uninstall_step, user_step
 from kbatch.training.state import KeptState
 
 
@@ -63,6 +58,12 @@ class TrialMicroBatch:
 
     def prepare(self, data: FitData, call: Mapping[str, Any]) -> int | None:
         """Make the model train with the size; return the most that fit at once, where known."""
+        how = accumulation.accumulation_by_user(self.model)
+        if how is not None:
+            self.size = min(how.micro_batch_size, self._rows)
+        elif self.size not in (None, self._rows) and user_step(self.model) is not None:
+            self._found_notes.append(RunNote.of("own_step_whole", size=self.size))
+            self.size = self._rows
         if self.size is None:
             source = self.search.data.source(data, self.model)
             with self.model.distribute_strategy.scope():
@@ -118,13 +119,9 @@ class TrialMicroBatch:
                 return
             if self._applied[0] != size:
                 self._cut_notes.clear()  # The trial starts again.
-            divided = getattr(installed_step(model), "loss_denominator", None)
-            uninstall_step(model)
-            accumulation.sum_sparse_gradients(model)
-            if divided is not None:
-                step = installed_step(model) or TrainStep(model)
-                step.loss_denominator = divided
-                step.install()
+            if accumulation.accumulation_by_user(model) is None:
+                uninstall_step(model)
+                accumulation.sum_sparse_gradients(model)
         if (note := self._cut(size, data)) is not None:
             self._cut_notes.append(note)
         self._applied = size, model_fingerprint(model)
@@ -132,7 +129,8 @@ class TrialMicroBatch:
     def _cut(self, size: int, data: FitData) -> RunNote | None:
         """Let the model accumulate, and say where that may differ from the whole batch."""
         model, checks, directory = self.model, self.search.checks, self.directory
-        if size == self._rows:
+        how = accumulation.accumulation_by_user(model)
+        if size == self._rows or (how is not None and how.exact):
             return None
         try:
             source = self.search.data.source(data, model)
@@ -142,13 +140,10 @@ class TrialMicroBatch:
         with model.distribute_strategy.scope():
             build_on(model, source)
         check = checks.find(model, source, most=size, directory=directory)
-        exact, repaired = self.search.is_exact(check), check.repaired
         known = accumulation.accumulation_of(model)
-        if known is None or (known.micro_batch_size, known.exact) != (size, exact):
-            moments_every = 0 if exact else auto_micro_batch.MOMENTS_EVERY
-            accumulation.Accumulation(size, moments_every=moments_every, exact=exact).apply(model)
-        if exact and (check.equal or repaired):
-            return RunNote.of("exact_mode", found=check.text if repaired else None)
+        if known is None or known.micro_batch_size != size:
+            every = auto_micro_batch.MOMENTS_EVERY
+            accumulation.Accumulation(size, moments_every=every).apply(model)
         if check.note is not None:
             warnings.warn(check.note, stacklevel=2)
         return check.note

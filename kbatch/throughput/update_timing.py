@@ -20,6 +20,7 @@ from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp, block_clocks
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of
+from kbatch.training.model import user_step
 from kbatch.training.train_step import MicroBatchSteps, micro_batch_steps
 
 # Share of the time after which no size is begun: the rest is for the rounds.
@@ -152,7 +153,7 @@ def time_updates(
             yield [StepConfig(size, size) for size in fitting if size not in smaller]
             yield [StepConfig(size, size) for size in smaller]
             whole = max((c.batch_size for c in rounds.warm_ups if c.whole), default=0)
-            if whole and largest_whole is not None and checks.may_cut(model, source):
+            if whole and largest_whole is not None and user_step(model) is None:
                 most = max(whole, largest_whole)
                 yield [StepConfig(size, whole) for size in batch_sizes if size > most]
 
@@ -247,7 +248,6 @@ def time_micro_batches(
     *,
     largest: int,
     moments_every: int,
-    exact: bool = False,
     timing: TimingPlan = TIMING,
 ) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
     """Time steps on a batch, whole and in ever smaller micro-batches, and the use of the GPUs."""
@@ -258,7 +258,7 @@ def time_micro_batches(
     # Sizes below the whole batch share one graph, unless XLA compiles it.
     untraced = len(sizes) if compiled else 2 if sizes[0] == batch_size else 1
     hopeless, most_in_a_row = (1.0, 1) if compiled else (_HOPELESS, 2)
-    with micro_batch_steps(model, moments_every=moments_every, exact=exact) as steps:
+    with micro_batch_steps(model, moments_every=moments_every) as steps:
         sweep = TrainingSweep(steps, lambda _: batch, timing)
         rounds, tried, slower_in_a_row = sweep.rounds, [], 0
         for size in sizes:

@@ -102,9 +102,9 @@ class MicroBatchSteps:
     # Keras's own where the batch goes through at once, else one that accumulates. Those of all
     # micro-batch sizes share one graph, unless XLA compiles it.
 
-    def __init__(self, model: keras.Model, *, moments_every: int, exact: bool):
+    def __init__(self, model: keras.Model, *, moments_every: int):
         self._model: Any = model
-        self._how = Accumulation(1, moments_every=0 if exact else moments_every, exact=exact)
+        self._how = Accumulation(1, moments_every=moments_every)
         # A step of the user's own stays; one that accumulates gives way to those asked for.
         own = vars(model).get("train_step")
         known = accumulation_of(model) is None
@@ -149,9 +149,7 @@ class _Graph:
 
 
 @contextlib.contextmanager
-def micro_batch_steps(
-    model: keras.Model, *, moments_every: int = 0, exact: bool = False
-) -> Iterator[MicroBatchSteps]:
+def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
     check_one_device(model)
     with kept_state(model):
-        yield MicroBatchSteps(model, moments_every=moments_every, exact=exact)
+        yield MicroBatchSteps(model, moments_every=moments_every)

@@ -10,7 +10,6 @@ from fake_clock import FakeClock
 from kbatch.errors import DeviceLostError
 from kbatch.memory.probe import ProcessProbes, WorkerProbes, WorkloadFacts
 from kbatch.memory.workload import Reading, Workload
-from kbatch.training.accumulation import accumulation_of
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 
@@ -197,17 +196,6 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
     assert "train_step" not in vars(model)
     for one, other in zip(weights, model.get_weights(), strict=True):
         assert (one == other).all()
-
-
-def test_the_exact_mode_is_probed_on_the_whole_batch():
-    """Its memory takes the outputs of the whole batch, and no moments are measured in it."""
-    source = sample_of(FitData(*models.rows(32)))
-    load = Workload(models.mlp, source, "float32", accumulate_below=16, moments_every=8, exact=True)
-    run = load.start()
-    assert run.run(4, lambda: None).rows == 4
-    found = accumulation_of(run.model)
-    assert (found.micro_batch_size, found.exact) == (4, True)
-    assert run.left_out_bytes(4) == 0
 
 
 @pytest.mark.parametrize(("step_s", "stopped_after"), [(2.0, None), (6.0, 3), (40.0, 2)])

@@ -40,7 +40,7 @@ KINDS = {
 
 @functools.cache
 def trained_whole(kind):
-    """A search whose trials stay whole, also under "auto" those of the GAN, which parts change."""
+    """A search whose trials stay whole, also under "auto"."""
     build, arguments = KINDS[kind]
     with tempfile.TemporaryDirectory() as folder:
         micro_batch_size = "auto" if kind == "gan" else None
@@ -104,49 +104,32 @@ def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
     assert {run.status for trial in study.trials for run in trial.executions} == {"completed"}
 
 
-def fitting(build, most, exact=False):
-    """What is known of a model of which `most` examples fit at once."""
-    search = SearchMicroBatches(largest_batch_size=32, memory_limit_bytes=None, exact=exact)
-    model, source = build(), sample_of(FitData(X))
+def test_memory_does_not_cut_it():
+    search = SearchMicroBatches(largest_batch_size=32, memory_limit_bytes=None)
+    model, source = own_steps.gan(), sample_of(FitData(X))
     build_on(model, source)
-    cache = MicroBatchCache(search, model, build, source, None)
-    found = (most, "all fit", True, 10**8, (0.8, 0.9), True, "CPU:0", "float32", 100)
+    cache = MicroBatchCache(search, model, own_steps.gan, source, None)
+    found = (8, "all fit", True, 10**8, (0.8, 0.9), True, "CPU:0", "float32", 100)
     search.known[cache.key] = MaxBatchSizeResult(
-        *found, probes=(ProbeRecord(most, 10**6, "fits", 0.1, step_s=0.0),)
+        *found, probes=(ProbeRecord(8, 10**6, "fits", 0.1, step_s=0.0),)
     )
-    return cache
-
-
-def test_memory_cuts_it_only_where_parts_train_as_the_whole():
-    cache = fitting(own_steps.gan, 8)
     assert cache.fastest(8).size == 8
-    with pytest.raises(OutOfMemoryError, match=r"runs whole .* give `micro_batch_size=8`"):
+    with pytest.raises(OutOfMemoryError, match=r"whole batches.*gradients\(model, 8, exact=True"):
         cache.fastest(32)
-    with pytest.raises(OutOfMemoryError, match="`micro_batch_size=4`"):
+    with pytest.raises(OutOfMemoryError, match="at most 4 examples"):
         cache.halve(8)
-    assert fitting(own_steps.vae, 8).halve(8) == 4
-    assert fitting(own_steps.gan, 8, exact="auto").halve(8) == 4
 
 
-def test_one_that_parts_would_change_is_cut_in_the_exact_mode(tmp_path, recwarn):
-    only = {"batch_sizes": (32,), "base_batch_size": 8}
-    study = search(tmp_path, own_steps.gan, 8, objective="g_loss", **only)
-    run = study.trials[0].executions[0]
-    assert (run.micro_batch_size, run.updates, run.status) == (8, 6, "completed")
-    expected = trained_whole("gan").trials[1].executions[0].epochs[-1].metrics
-    for name in ("d_loss", "g_loss"):
-        assert run.epochs[-1].metrics[name] == pytest.approx(expected[name], rel=1e-4)
-    assert "exact_mode" in {note.code for note in study.trials[0].notes}
-    assert not [one for one in recwarn if "Not equal" in str(one.message)]
-
-
-def test_parts_that_are_asked_for_are_noted(tmp_path):
-    with pytest.warns(UserWarning, match="the update of .* differed by"):
-        study = search(tmp_path, own_steps.gan, 8, objective="g_loss", exact=False)
-    small, large = (trial.executions[0] for trial in study.trials)
-    assert not any("cut into parts" in note for note in small.notes)
-    assert any("the update of" in note for note in large.notes)
-    assert (large.micro_batch_size, large.updates, large.status) == (8, 6, "completed")
+def test_a_micro_batch_size_that_it_cannot_follow_is_noted(tmp_path):
+    study = search(tmp_path, own_steps.gan, 8, objective="g_loss")
+    expected = trained_whole("gan").trials
+    for trial, other, noted in zip(study.trials, expected, (False, True), strict=True):
+        (run,) = trial.executions
+        assert run.micro_batch_size == run.batch_size
+        assert ("own_step_whole" in {note.code for note in trial.notes}) == noted
+        for name in ("d_loss", "g_loss"):
+            last = other.executions[0].epochs[-1].metrics
+            assert run.epochs[-1].metrics[name] == pytest.approx(last[name], rel=1e-4)
 
 
 class Unscaled(own_steps.TestedVAE):

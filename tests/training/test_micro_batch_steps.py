@@ -64,13 +64,6 @@ def test_the_model_is_given_back_as_it_was(before):
     assert accumulation_of(model) == accumulation
 
 
-def test_steps_are_those_of_the_exact_mode_where_a_model_trains_in_it():
-    model = network(run_eagerly=True)
-    with micro_batch_steps(model, moments_every=8, exact=True) as steps:
-        steps.step(BATCH, 8)()
-        assert accumulation_of(model).exact
-
-
 def counting():
     """A model that counts how often it is run."""
 

@@ -6,13 +6,11 @@ import own_steps
 import pytest
 import small_models as models
 import tensorflow as tf
-from equal_training import accumulating, batches_of_lengths
+from equal_training import assert_equal_weights
 from fake_clock import FakeClock
 
 import kbatch
-from kbatch.training.accumulation.parts_check import check_parts
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import build_on, sample_of
+from kbatch.errors import InputError
 from kbatch.training.state import inner_optimizers, updates_made
 
 X, Y = models.rows(64)
@@ -107,123 +105,61 @@ def test_without_an_optimizer_each_batch_is_an_update():
     assert updates_made(model, batches=5) == 5
 
 
-def trained(model, size=None):
-    """Train two epochs of three batches."""
-    if size is not None:
-        accumulating(model, size)
-    data = batches_of_lengths([12, 20, 32], X).map(lambda x: x)
-    return model.get_weights(), model.fit(data, epochs=2, verbose=0).history
+class ByRow(keras.Model):
+    """Takes the gradient of a loss with a value for each row, which a tape sums."""
 
+    def __init__(self):
+        super().__init__()
+        self.dense = own_steps.dense(8, 3)
 
-def largest_difference(one, other):
-    return max(np.linalg.norm(a - b) / np.linalg.norm(a) for a, b in zip(one, other, strict=True))
-
-
-# A micro-batch of 20 is larger than the first batch, as large as the second, and cuts the third.
-CASES = {
-    "graph": (lambda: keras.optimizers.SGD(0.05, momentum=0.9), 20, {}),
-    "eager": (lambda: keras.optimizers.Adam(0.01), 16, {"run_eagerly": True}),
-    "xla": (lambda: keras.optimizers.Adam(0.01), 12, {"jit_compile": True}),
-}
-
-
-@pytest.mark.parametrize("case", ["graph", "eager", pytest.param("xla", marks=pytest.mark.slow)])
-def test_micro_batches_update_as_the_whole_batch_does(case):
-    optimizer, size, arguments = CASES[case]
-    found = []
-    for micro_batch_size in (None, size):
-        keras.utils.set_random_seed(3)
-        runs = arguments if micro_batch_size else {"run_eagerly": True}
-        model = own_steps.vae(optimizer=optimizer(), noise=0.0, **runs)
-        found.append(trained(model, micro_batch_size))
-        assert int(model.optimizer.iterations) == 6
-    (whole, history), (parts, of_parts) = found
-    assert largest_difference(whole, parts) < 1e-5
-    # Of a metric the last result counts, of another value the mean over rows.
-    assert of_parts["loss"] == pytest.approx(history["loss"], rel=1e-5)
-    assert of_parts["batch_loss"] == pytest.approx(history["batch_loss"], rel=1e-5)
-
-
-@pytest.mark.parametrize("steps", [1, 3])
-def test_a_step_is_traced_as_often_as_alone(steps):
-    """Once for all micro-batches, where its batches are of one length."""
-    traces = {}
-
-    class Counted(own_steps.VAE):
-        def train_step(self, data):
-            traces[cut] += 1
-            return super().train_step(data)
-
-    for cut in (False, True):
-        traces[cut] = 0
-        model = own_steps.vae(kind=Counted, steps_per_execution=steps)
-        if cut:
-            accumulating(model, 5)
-        model.fit(X[:48], batch_size=16, verbose=0)
-    assert traces[True] == traces[False]
-
-
-def test_each_optimizer_of_a_step_applies_once():
-    model = own_steps.gan()
-    with pytest.warns(UserWarning, match="applies gradients several times"):
-        trained(model, 12)
-    assert [int(one.iterations) for one in (model.d_optimizer, model.g_optimizer)] == [6, 6]
-    assert int(model.optimizer.iterations) == 0
-
-
-def test_an_overflow_in_one_part_skips_the_whole_update(policy):
-    model = accumulating(own_steps.vae(noise=0.0), 8)
-    before = model.get_weights()
-    x = X[:32].copy()
-    x[0] = 6e4  # Beyond float16 in its products.
-    model.fit(x, batch_size=32, verbose=0)
-    assert all(map(np.array_equal, model.get_weights(), before))
-    assert int(model.optimizer.iterations) == 0
-    model.fit(X[:32], batch_size=32, epochs=8, verbose=0)  # Until the loss scale fits.
-    assert 0 < int(model.optimizer.iterations) <= 8
-    assert all(np.isfinite(weight).all() for weight in model.get_weights())
-
-
-@pytest.fixture
-def policy():
-    keras.config.set_dtype_policy("mixed_float16")
-    yield
-    keras.config.set_dtype_policy("float32")
-
-
-class Averaging(own_steps.VAE):
-    """Keeps an average of weights that it has just updated, as a diffusion model does."""
-
-    def __init__(self, noise):
-        super().__init__(noise)
-        self.average = own_steps.dense(8, 4)
+    def call(self, x):
+        return self.dense(x)
 
     def train_step(self, data):
-        logs = super().train_step(data)
-        for kept, weight in zip(self.average.weights, self.encoder.weights, strict=True):
-            kept.assign(0.9 * kept + 0.1 * weight)
-        return logs
+        x, y = data
+        with tf.GradientTape() as tape:
+            logits = self(x, training=True)
+            loss = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
+        weights = self.trainable_weights
+        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
+        return {"loss": tf.reduce_sum(loss)}
 
 
-@pytest.mark.parametrize(
-    ("build", "equal"),
-    [
-        (own_steps.vae, True),  # Its noise is held still.
-        pytest.param(own_steps.distiller, True, marks=pytest.mark.slow),
-        (lambda: own_steps.vae(kind=Averaging), False),
-    ],
-    ids=["vae", "distiller", "averaging"],
-)
-def test_a_comparison_tells_whether_parts_train_as_the_whole_step(build, equal):
+def by_row():
+    keras.utils.set_random_seed(1)
+    model = ByRow()
+    model.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
+    return model
+
+
+def bound():
+    model = models.mlp()
+    model.train_step = lambda data: keras.Model.train_step(model, data)
+    return model
+
+
+@pytest.mark.parametrize("build", [by_row, own_steps.vae, own_steps.gan, bound])
+def test_it_is_not_cut_and_told_what_to_do(build):
     model = build()
-    rows = (X[:32], Y[:32]) if isinstance(model, own_steps.Distiller) else X[:32]
-    build_on(model, sample_of(FitData(*rows) if isinstance(rows, tuple) else FitData(rows)))
-    before = values(model)
-    found = check_parts(model, rows)
-    assert found.difference is not None, found.reason
-    assert found.difference < 1e-5 if equal else found.difference > 1e-3
-    assert "the update of" in found.where
-    assert all(map(np.array_equal, values(model), before))
+    before = vars(model).get("train_step")
+    with pytest.raises(InputError, match=r"into `compute_loss`.*exact=True.*Received: model of"):
+        kbatch.accumulate_gradients(model, 8)
+    assert vars(model).get("train_step") is before
+
+
+def test_a_loss_by_row_trains_as_the_whole_in_the_exact_mode():
+    """Micro-batches weighed by rows would train it with a quarter of the gradient, unseen."""
+    whole, parts = by_row(), kbatch.accumulate_gradients(by_row(), 8, exact=True)
+    for model in (whole, parts):
+        model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
+    assert_equal_weights(whole, parts, 1e-5)
+
+
+def test_a_profile_does_not_cut_it():
+    with pytest.raises(InputError, match="into `compute_loss`"):
+        kbatch.profile_training(
+            own_steps.distiller, X, Y, batch_size=16, batch_sizes=(8,), measure_memory=False
+        )
 
 
 def test_only_the_optimizers_that_train_count_and_each_once():

@@ -6,6 +6,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.errors import InputError
 from kbatch.library_internals import layers_of
 from kbatch.training.accumulation.exact import ExactTrainStep, check_exact
 from kbatch.training.accumulation.output_losses import LossDenominators, check_denominators
@@ -22,6 +23,7 @@ class Accumulation(NamedTuple):
     moments_every: int = 0
     batch_norm_once: bool = True
     exact: bool = False
+    by_user: bool = False  # Whether who built the model asked for it: a search leaves it as it is.
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Make a model accumulate in this way, without comparing parts with the whole."""
@@ -39,15 +41,34 @@ class Accumulation(NamedTuple):
             )
         if self.exact:
             check_exact(model, self.loss_denominator, self.moments_every)
-        return (ExactTrainStep if self.exact else AccumulatingTrainStep)(model, self).install()
+            return ExactTrainStep(model, self).install()
+        check_stock_step(model)
+        return AccumulatingTrainStep(model, self).install()
+
+
+def check_stock_step(model: keras.Model) -> None:
+    """Check that a model trains by Keras's own step, whose loss kbatch can divide by rows."""
+    if user_step(model) is not None:
+        raise InputError(
+            "A `train_step` of your own goes through whole, because only Keras's tells how its "
+            "loss is divided among micro-batches: move the loss into `compute_loss`, or let the "
+            "build function call `kbatch.accumulate_gradients(model, micro_batch_size, "
+            f"exact=True)`. Received: model of class {type(model).__name__}."
+        )
 
 
 def accumulation_of(model: keras.Model) -> Accumulation | None:
     """Return how a model accumulates, None if it does not: a copy by Keras is a plain one."""
     step = installed_step(model)
-    if not isinstance(step, AccumulatingTrainStep):
-        return None
-    return step.how._replace(loss_denominator=None if step.how.exact else step.loss_denominator)
+    if isinstance(step, AccumulatingTrainStep):
+        return step.how._replace(loss_denominator=step.loss_denominator)
+    return step.how if isinstance(step, ExactTrainStep) else None
+
+
+def accumulation_by_user(model: keras.Model) -> Accumulation | None:
+    """Return how `accumulate_gradients` made a model accumulate, None if it was not called."""
+    how = accumulation_of(model)
+    return how if how is not None and how.by_user else None
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
@@ -97,10 +118,8 @@ def accumulate_gradients(
     gradient of a variable differs by more than 0.01 %. Other rows, a loss that changes later, and a
     loop of your own are not checked. What your `compute_metrics` adds is not reported.
 
-    A `train_step` of your own runs on each micro-batch. The gradients that it passes to its
-    optimizers are weighted by rows, summed and applied at the end. That equals the whole batch if
-    its loss is a mean over rows and it does not read weights that it has just updated, as a GAN
-    does. It is compared at its first `fit` with `exact=True` only; moments are not measured.
+    A model with a `train_step` of your own is refused: move its loss into `compute_loss`, or use
+    `exact=True`.
 
     With `exact=True` the train step, Keras's or yours, runs on the whole batch, as contrastive
     losses, correlations and GANs need, and only its calls of layers are cut. The outputs of all
@@ -108,15 +127,15 @@ def accumulate_gradients(
     same draws of `keras.random`, and backpropagates its part (Gao et al. 2021, arXiv:2101.06983).
     The price is one forward pass, and three times the memory of the outputs of the whole batch.
     Each row of an output must depend on that row alone, so BatchNormalization is not exact. A loss
-    that a layer adds counts as a mean.
+    that a layer adds counts as a mean. No rows are compared.
 
     Args:
         model: A compiled model. It is changed.
         micro_batch_size: Examples in a micro-batch. A batch that it does not divide ends in a
             smaller one, and each example keeps its weight.
-        exact: Whether the train step runs on the whole batch. Excludes `moments_every` and
-            `loss_denominator`, and on several replicas a `train_step` of your own. A layer that
-            draws with `tf.random` raises an error in training.
+        exact: Whether the train step runs on the whole batch. Excludes `moments_every`,
+            `loss_denominator` and several replicas. A layer that draws with `tf.random` raises an
+            error in training.
         loss_denominator: Function `(y_true, y_pred) -> scalar` that returns the number by which the
             loss of these rows is divided, or a dict of such functions by output name. None keeps
             the function that the model already has, or else divides as described above. Ignored
@@ -134,16 +153,17 @@ def accumulate_gradients(
     Raises:
         TypeError: If `model` is no Keras model, `micro_batch_size` is no integer, or `exact` or
             `batch_norm_once` is no bool.
-        ValueError: If `micro_batch_size` is not positive, or the model is not compiled or has an
-            optimizer that already accumulates; if `loss_denominator` is no function, or does not
-            return a scalar in training; or if `exact` is combined with anything that it excludes,
-            as listed above.
+        ValueError: If `micro_batch_size` is not positive; if the model is not compiled, has an
+            optimizer that already accumulates, or a `train_step` of its own without `exact`; if
+            `loss_denominator` is no function, or does not return a scalar in training; or if
+            `exact` is combined with anything that it excludes, as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
             batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
             out.
     """
     size = check_size(micro_batch_size, "micro_batch_size")
-    Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact).apply(model)
-    if exact or user_step(model) is None:
+    how = Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact, by_user=True)
+    how.apply(model)
+    if not exact:
         check_at_first_training(model)
     return model

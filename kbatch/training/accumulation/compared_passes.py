@@ -1,11 +1,9 @@
 """Batches sent through a model whole and in parts, without an update, to be compared.
 
-Random draws are held still, which are no matter of parts. A model with a `train_step` of its own
-runs that step, with what it hands to its optimizers in place of gradients.
+Random draws are held still, which are no matter of parts.
 """
 
 import contextlib
-import functools
 import inspect
 import itertools
 from collections.abc import Callable, Sequence
@@ -21,17 +19,12 @@ from kbatch.library_internals import (
     layers_of,
     observed_calls,
     output_losses_of,
-    replaced_applies,
     replaced_draws,
-    trained_by,
 )
 from kbatch.training.accumulation import gradient_sum, output_losses
-from kbatch.training.accumulation.exact import CutCalls
 from kbatch.training.accumulation.gradient_sum import as_tensor
-from kbatch.training.accumulation.train_step import Collected, accumulate_step
 from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count, rows_between
-from kbatch.training.model import user_step
-from kbatch.training.state import KeptState, kept_values
+from kbatch.training.state import kept_values
 
 # How far the weights move: a share of the norm of each, so that what was zero at first counts.
 _MOVE = 0.03
@@ -58,9 +51,8 @@ class Passes:
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         self._counts = output_losses.need_counting(model)
-        self._cuts = CutCalls(_third(batch), fixed=False, batch_norm_once=False)
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
-        self._specs = specs = [open_spec(leaf) for leaf in parts_of(batch)]
+        specs = [open_spec(leaf) for leaf in parts_of(batch)]
         share, totals = tf.TensorSpec([], tf.float32), tf.TensorSpec([None], tf.float32)
         self._whole = _traced(model, lambda rows: self._one_pass(rows), specs)
         self._count = _traced(model, self._counting_pass, specs) if self._counts else None
@@ -111,11 +103,6 @@ class Passes:
                     return f"{layer.name} ({type(layer).__name__})"
         return None
 
-    def exact(self, batch: Any) -> Pass:
-        """Send a batch through in three parts, by the loss of the whole."""
-        with kept_values(self._state):
-            return self._pass(*self._exact(parts_of(batch)))
-
     def move(self, found: Pass) -> None:
         """Move the weights down the gradient, each by a share of its norm."""
         for variable, gradient in zip(
@@ -132,21 +119,14 @@ class Passes:
             dict(zip(names, map(wide, gradients), strict=True)),
         )
 
-    @functools.cached_property
-    def _exact(self) -> Callable[..., Any]:
-        return _traced(self._model, lambda rows: self._one_pass(rows, cut=True), self._specs)
-
-    def _one_pass(
-        self, leaves: list[Any], rows_share: Any = None, totals: Any = None, *, cut: bool = False
-    ) -> Any:
+    def _one_pass(self, leaves: list[Any], rows_share: Any = None, totals: Any = None) -> Any:
         """Send rows through: a share of those of a batch with what it is divided by, or all."""
         model = self._model
         x, y, sample_weight = self._nested(leaves)
         known: Sequence[tf.Tensor] = ()
         with _still_draws():
             with tf.GradientTape() as tape:
-                with self._cuts.installed() if cut else contextlib.nullcontext():
-                    y_pred = forward(model, x, training=True)
+                y_pred = forward(model, x, training=True)
                 added = list(model.losses)
                 if self._counts and rows_share is None:
                     known = output_losses.denominators(model, (y, y_pred, sample_weight))
@@ -165,8 +145,7 @@ class Passes:
                 if not output_losses.has_own_loss(model):
                     terms = (*terms, *output_losses.penalties(model, added, share))
                 if rows_share is None:
-                    # In cut calls the model adds what its layers do.
-                    self.sources = self.sources or self._named_terms()
+                    self.sources = self._named_terms()
                     loss = compute_loss(model, x, y, y_pred, sample_weight)
             variables = model.trainable_weights
             found: Any = tape.gradient(loss, gradient_sum.sources(variables))
@@ -210,73 +189,6 @@ def _parts(batch: Any) -> list[list[Any]]:
     return [[rows_between(leaf, a, b - a) for leaf in leaves] for a, b in pairs]
 
 
-class OwnPasses:
-    """A batch sent through a `train_step` of the user's own: where it moves the weights."""
-
-    # Optimizers move them by a constant times their gradients, so that moves add up as these do.
-    def __init__(self, model: Any, batch: Any, training_rows: int | None):
-        self._model, self._state = model, KeptState(model)
-        self._weights = [one for one in model.weights if "float" in one.dtype]
-        self.sources: dict[str, str] = {}  # Of its loss nothing is known.
-        own: Any = user_step(model)
-        cuts = CutCalls(
-            _third(batch), fixed=False, batch_norm_once=False, training_rows=training_rows
-        )
-
-        def step(data: Any) -> Any:
-            with _still_draws():
-                return own(data)
-
-        spec = each_part(open_spec, batch)
-        slope = _traced(
-            model, lambda data: tf.linalg.global_norm(Collected(model, step, data).gradients), spec
-        )
-        norm = slope(each_part(as_tensor, batch))
-        length = tf.linalg.global_norm([one.value for one in self._weights])
-        rate = 3 * _MOVE * max(float(length), 1.0) / max(float(norm), 1e-30)  # Of all weights.
-
-        def move(optimizer: Any, gradients: Any, variables: Any) -> None:
-            for one, gradient in zip(variables or trained_by(optimizer), gradients, strict=True):
-                if gradient is not None:
-                    one.assign_sub(rate * tf.convert_to_tensor(gradient))
-
-        names = _numbered([f"the update of {one.path}" for one in self._weights])
-
-        def pass_by(run: Callable[[Any], Any]) -> Callable[[Any], Pass]:
-            def moving(data: Any) -> None:
-                with replaced_applies(move):
-                    run(data)
-
-            traced = _traced(model, moving, spec)
-
-            def moves(batch: Any) -> Pass:
-                self._state.restore()
-                before = [wide(one.value) for one in self._weights]
-                traced(each_part(as_tensor, batch))
-                pairs = zip(self._weights, before, strict=True)
-                found = [wide(one.value) - was for one, was in pairs]
-                return Pass({"the loss": 0.0}, dict(zip(names, found, strict=True)))
-
-            return moves
-
-        def in_cut_calls(data: Any) -> None:
-            with cuts.installed():
-                step(data)
-
-        self.whole = pass_by(step)
-        self.parts = pass_by(lambda data: accumulate_step(model, step, data, cuts.size))
-        # Traced only when it is called, so that what it raises does not stop the others.
-        exact = functools.cache(lambda: pass_by(in_cut_calls))
-        self.exact = lambda batch: exact()(batch)
-
-    def move(self, found: Pass) -> None:
-        """Start from where a step on the whole batch went."""
-        self._state.restore()
-        for one, move in zip(self._weights, found.gradients.values(), strict=True):
-            one.assign_add(move)
-        self._state = KeptState(self._model)
-
-
 def _traced(model: Any, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
     """Trace a pass for any number of rows."""
     if model.run_eagerly:
@@ -296,7 +208,6 @@ def wide(value: Any) -> np.ndarray:
 def _still_draws() -> contextlib.AbstractContextManager[None]:
     """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
     # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
-    # Nor is there an order of draws: the exact mode computes a call several times.
 
     def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
         if name == "dropout":
@@ -314,7 +225,3 @@ def _still_draws() -> contextlib.AbstractContextManager[None]:
         return drawn
 
     return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
-
-
-def _third(batch: Any) -> int:
-    return max(1, int(row_count(batch)) // 3)

@@ -23,14 +23,9 @@ import tensorflow as tf
 from kbatch.device.memory import DeviceMemory, available_bytes
 from kbatch.library_internals import (
     added_by,
-    compute_loss,
-    forward,
     is_recorded,
     layers_of,
-    loss_tracker_of,
-    losses_as_on_one_device,
     mask_of,
-    overridden_losses,
     replaced,
     replaced_layer_calls,
     set_added,
@@ -43,9 +38,8 @@ from kbatch.training.accumulation import gradient_sum
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.output_losses import LossDenominators
-from kbatch.training.accumulation.train_step import AccumulatingTrainStep, replicas_in_step
 from kbatch.training.data.forms import each_part, is_composite, open_spec, row_count
-from kbatch.training.model import user_step
+from kbatch.training.model import TrainStep, check_model, replica_count
 
 # Of the largest value of an output: far above rounding in half precision, and far below what other
 # draws change.
@@ -80,16 +74,8 @@ _NO_ROWS = (
 class CutCalls:
     """Sends the calls of layers through in micro-batches, and again for their gradients."""
 
-    def __init__(
-        self,
-        size: int | tf.Variable,
-        *,
-        fixed: bool,
-        batch_norm_once: bool = True,
-        training_rows: int | None = None,  # In a comparison: rows of the batches of training.
-    ):
+    def __init__(self, size: int, *, fixed: bool, batch_norm_once: bool = True):
         self.size, self.fixed, self.batch_norm_once = size, fixed, batch_norm_once
-        self.training_rows = training_rows
         self._within = False  # A call that is cut: those of layers in it are not.
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
@@ -105,12 +91,7 @@ class CutCalls:
         arguments = keras.tree.flatten((args, kwargs))
         places = [i for i, one in enumerate(arguments) if _has_rows(one)]
         rows = {arguments[i].shape[0] for i in places}
-        if not self._within and len(rows) > 1 and self.training_rows in rows - {None}:
-            raise ValueError(
-                f"{layer.name} ({type(layer).__name__}) gets an argument of as many rows as a "
-                f"batch has in training, {self.training_rows}, where it would be cut with it"
-            )
-        few = isinstance(self.size, int) and all(n is not None and n <= self.size for n in rows)
+        few = all(n is not None and n <= self.size for n in rows)
         # Where first axes differ, any of them may be that of the rows.
         if self._within or few or len(rows) != 1:
             return plain(*args, **kwargs)
@@ -363,42 +344,24 @@ class _CutCall:
         return [one if known else None for one, known in zip(found, connected, strict=True)]
 
 
-class ExactTrainStep(AccumulatingTrainStep):
+class ExactTrainStep(TrainStep):
     """The train step behind `accumulate_gradients(..., exact=True)`."""
 
+    def __init__(self, model: keras.Model, how: Any):
+        super().__init__(model)
+        self.how = how  # An `Accumulation`.
+
     def _update(self, data: Any) -> dict[str, Any]:
+        check_model(self.model)
+        size, once = self.how.micro_batch_size, self.how.batch_norm_once
+        cuts = CutCalls(size, fixed=self.model.jit_compile, batch_norm_once=once)
         try:
-            return super()._update(data)
+            with cuts.installed():
+                return super()._update(data)
         except (TypeError, ValueError) as error:  # TensorFlow's own has no public name.
             if "out of scope" not in str(error):
                 raise
             raise ValueError(f"{_KEPT} {str(error).partition('. ')[0][:300]}.") from error
-
-    def _by_step(self, step: Any, data: Any) -> Any:
-        with self._cut_calls():
-            return step(data)
-
-    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
-        model = self.model
-        x, y, sample_weight = batch.leaves
-        with tf.GradientTape() as tape:
-            with self._cut_calls():
-                y_pred = forward(model, x, training=True)
-            if replicas_in_step() == 1:
-                loss: Any = compute_loss(model, x, y, y_pred, sample_weight)
-            else:
-                loss = _loss_of_all_replicas(model, batch, y_pred)
-            scaled_loss = model.optimizer.scale_loss(loss)
-        weights = model.trainable_weights
-        gradients: Any = tape.gradient(scaled_loss, weights)
-        model.optimizer.apply_gradients(zip(gradients, weights, strict=True))
-        # It was divided by the replicas for the sum over them.
-        loss_tracker_of(model).update_state(loss * replicas_in_step(), sample_weight=batch.rows)
-        return model.compute_metrics(x, y, y_pred, sample_weight=sample_weight)
-
-    def _cut_calls(self) -> contextlib.AbstractContextManager[None]:
-        once = self.how.batch_norm_once
-        return CutCalls(self.size, fixed=self.model.jit_compile, batch_norm_once=once).installed()
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -413,43 +376,12 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
             "the whole batch does not have: leave out `moments_every` or `exact`. "
             f"Received: exact=True, moments_every={moments_every}."
         )
-    replicas = model.distribute_strategy.num_replicas_in_sync
-    if replicas > 1 and user_step(model) is not None:
+    if (replicas := replica_count(model)) > 1:
         raise ValueError(
-            "`exact=True` needs one device or Keras's own `train_step`, because replicas do not "
-            "exchange the outputs that yours relates: move its loss into `compute_loss`, train "
-            f"without a strategy, or leave out `exact`. Received: replicas={replicas}, model of "
-            f"class {type(model).__name__}."
+            "`exact=True` needs one device, because replicas do not exchange the outputs that a "
+            "loss relates: train without a strategy, or leave out `exact`. "
+            f"Received: replicas={replicas}, model of class {type(model).__name__}."
         )
-
-
-def _loss_of_all_replicas(model: Any, batch: MicroBatches, y_pred: Any) -> tf.Tensor:
-    """Compute the loss of the rows of all replicas, as one of them has it: divided by all."""
-    # Replicas run in turn, each up to a collective operation: what they share has to be read before
-    # the first one.
-    losses: list[Any] = list(model.losses)
-    context, rows = tf.distribute.get_replica_context(), batch.rows
-    total = context.all_reduce(tf.distribute.ReduceOp.SUM, rows)
-
-    def gathered(one: Any) -> Any:
-        if one is None:
-            return None
-        whole = context.all_gather(tf.cast(one, tf.int32) if one.dtype == tf.bool else one, axis=0)
-        whole = tf.cast(whole, one.dtype)
-        if mask_of(one) is not None:
-            set_mask(whole, gathered(mask_of(one)))
-        return whole
-
-    def added(loss: Any) -> Any:
-        # As the parts of a batch: a scalar counts by rows, of a vector Keras sums the rows.
-        share = 1.0 if loss.shape.rank else tf.cast(rows, loss.dtype) / tf.cast(total, loss.dtype)
-        return context.all_reduce(tf.distribute.ReduceOp.SUM, tf.reduce_sum(loss) * share)
-
-    losses = [added(loss) for loss in losses]
-    whole: Any = keras.tree.map_structure(gathered, (*batch.leaves, y_pred))
-    x, y, sample_weight, y_pred = whole
-    with overridden_losses(model, losses), losses_as_on_one_device():
-        return compute_loss(model, x, y, y_pred, sample_weight) / replicas_in_step()
 
 
 def _has_rows(one: Any) -> bool:

@@ -30,7 +30,7 @@ from kbatch.library_internals import (
 )
 from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
-from kbatch.training.accumulation.compared_passes import STILL_UP_TO, OwnPasses, Pass, Passes
+from kbatch.training.accumulation.compared_passes import STILL_UP_TO, Pass, Passes
 from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.data.forms import (
     FitData,
@@ -43,7 +43,7 @@ from kbatch.training.data.forms import (
 )
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
 from kbatch.training.fingerprint import function_code, model_fingerprint
-from kbatch.training.model import installed_step, replica_count, user_step
+from kbatch.training.model import installed_step, replica_count
 from kbatch.training.state import kept_state
 
 # In float32 sums in another order differ by some 1e-6.
@@ -66,9 +66,6 @@ class PartsCheck:
     #: What differs first: a "layer", the "loss" of an output, an "added" loss, or None.
     source: str | None = None
     layer: str | None = None  #: The first layer whose values depend on other rows, with its class.
-    #: As `difference`, where the parts go through in the exact mode; None where parts do not differ
-    #: without it, or where it could not be computed.
-    exact_difference: float | None = None
 
     def __post_init__(self):
         if (self.difference is None) == (self.reason is None):
@@ -81,11 +78,6 @@ class PartsCheck:
     def equal(self) -> bool:
         """Whether parts were seen to train as the whole does."""
         return self.difference is not None and self.difference <= EQUAL_UP_TO
-
-    @property
-    def repaired(self) -> bool:
-        """Whether parts were seen to train as the whole does in the exact mode alone."""
-        return self.exact_difference is not None and self.exact_difference <= EQUAL_UP_TO
 
     @property
     def text(self) -> str:
@@ -108,21 +100,15 @@ class PartsCheck:
         return RunNote.of("parts_differ", found=self.text, source=self.source)
 
 
-def check_parts(
-    model: keras.Model, rows: Any, *, exact: bool = False, training_rows: int | None = None
-) -> PartsCheck:
+def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
     """Compare batches that go through whole and in parts, in float32 and without dropout."""
-    # `training_rows` is how many rows batches have in training, where a step sees their number.
-    own = user_step(model) is not None
-    batches = _batches(rows if own else keras.utils.unpack_x_y_sample_weight(rows))
+    batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
     count = int(row_count(batches[0]))
     if count < 2:
         return PartsCheck(None, None, "a batch of one example has no parts", count)
-    if own and replica_count(model) > 1:
-        return PartsCheck(None, None, "a `train_step` of its own on several replicas", count)
     compile_loss = compile_loss_of(model)
     try:
-        if not own and not (model.built and (compile_loss is None or compile_loss.built)):
+        if not (model.built and (compile_loss is None or compile_loss.built)):
             with model.distribute_strategy.scope():
                 build_symbolically(model, each_part(as_tensor, batches[0]))
         # Rounding to half precision hides what is compared.
@@ -133,64 +119,46 @@ def check_parts(
             policy_of_layers(halves, "float32"),
             _exact_and_eager(),
         ):
-            return _compared(model, batches, exact, training_rows)
+            return _compared(model, batches)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
         said = next(iter(str(error).strip().splitlines()), "")
         return PartsCheck(None, None, f"{type(error).__name__}: {said}"[:300], count)
 
 
-def _compared(
-    model: keras.Model, batches: Sequence[Any], exact_parts: bool, training_rows: int | None
-) -> PartsCheck:
+def _compared(model: keras.Model, batches: Sequence[Any]) -> PartsCheck:
     count = int(row_count(batches[0]))
-    if user_step(model) is None:
-        passes = Passes(model, batches[0])
-    else:
-        passes = OwnPasses(model, batches[0], training_rows)
+    passes = Passes(model, batches[0])
     first = passes.whole(batches[0])
     if not first.is_finite():
         return PartsCheck(None, None, "the loss or its gradient is not finite", count)
     again, _ = _largest_difference(first, passes.whole(batches[0]))
     if not again <= STILL_UP_TO:
         return PartsCheck(None, None, "its randomness cannot be held still", count)
-    parts = passes.exact if exact_parts else passes.parts
-    differences = _differences(passes, parts, batches)
+    differences = _differences(passes, batches)
     for _ in range(_MOVES):
         passes.move(first)
         first = passes.whole(batches[0])
     if first.is_finite():
-        differences += _differences(passes, parts, batches)
+        differences += _differences(passes, batches)
     # At first predictions may be alike for all rows, so that only gradients differ.
     of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
     difference, where = max(of_terms or differences)
     if not np.isfinite(difference):
-        cure = "" if exact_parts else ": it may divide by 0, see `loss_denominator`"
-        reason = f"{where} is not finite on a part{cure}"
+        reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
         return PartsCheck(None, None, reason, count)
     if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
-    layer, source = None, passes.sources.get(where)
-    if isinstance(passes, Passes):
+    source, layer = passes.sources.get(where), passes.first_layer_apart(batches[0])
+    if layer is None and source is None:
+        # A move may have taken back what the one before did, such as of a gate that was zero.
+        passes.move(passes.whole(batches[0]))
         layer = passes.first_layer_apart(batches[0])
-        if layer is None and source is None:
-            # A move may have taken back what the one before did, such as of a gate that was zero.
-            passes.move(passes.whole(batches[0]))
-            layer = passes.first_layer_apart(batches[0])
-    source = "layer" if layer else source
-    if exact_parts and source == "loss":
-        source = None  # What is advised of it is the exact mode.
-    exact = None
-    if not exact_parts:
-        # What it raises here, it raises in training too, for whoever asks for it.
-        with contextlib.suppress(Exception):
-            exact, _ = max(_differences(passes, passes.exact, batches))
-    exact = exact if exact is not None and np.isfinite(exact) else None
-    return PartsCheck(difference, where, None, count, source, layer, exact)
+    return PartsCheck(difference, where, None, count, "layer" if layer else source, layer)
 
 
-def _differences(passes: Passes | OwnPasses, parts: Any, batches: Sequence[Any]) -> list[Any]:
-    return [_largest_difference(passes.whole(one), parts(one)) for one in batches]
+def _differences(passes: Passes, batches: Sequence[Any]) -> list[Any]:
+    return [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
 
 
 def _largest_difference(whole: Pass, parts: Pass) -> tuple[float, str]:
@@ -286,10 +254,6 @@ class PartsChecks:
         self._found[key] = known
         return known
 
-    def may_cut(self, model: keras.Model, source: Source, *, directory: Path | None = None) -> bool:
-        """Return whether kbatch may cut by itself: a step of the user's own if parts equal it."""
-        return user_step(model) is None or self.find(model, source, directory=directory).equal
-
 
 def check_at_first_training(model: Any) -> None:
     """Let a model compare rows of the first data that it is given to train on, and warn."""
@@ -309,13 +273,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
             most = min(most, int(row_count(rows)))
             some = each_part(lambda leaf: rows_between(leaf, 0, most), rows)
-            # Elsewhere a graph serves any number of rows, and cuts what has none of its own.
-            x: Any = given.get("x")
-            leaves = tf.nest.flatten(x.element_spec) if is_dataset(x) else []
-            known = model.run_eagerly or name == "train_on_batch" or any(x.shape[0] for x in leaves)
-            check = check_parts(
-                model, some, exact=how.exact, training_rows=at_once if known else None
-            )
+            check = check_parts(model, some)
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
         check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)

@@ -4,9 +4,6 @@ One `tf.while_loop` over the micro-batches, then one `apply_gradients`: the opti
 schedule, its moving averages and its loss scale see one large batch.
 """
 
-import functools
-import itertools
-import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -19,15 +16,13 @@ from kbatch.library_internals import (
     loss_tracker_of,
     metric_functions,
     output_losses_of,
-    replaced_applies,
-    trained_by,
 )
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count
-from kbatch.training.model import TrainStep, check_model, user_step
+from kbatch.training.model import TrainStep, check_model
 
 
 class AccumulatingTrainStep(TrainStep):
@@ -46,24 +41,18 @@ class AccumulatingTrainStep(TrainStep):
         model, whole = self.model, super()._update
         # It may have been compiled again, or frozen, since the step was installed.
         check_model(model)
-        step = user_step(model)
-        batch = prepared_batch(model, data, self.size) if step is None else None
+        batch = prepared_batch(model, data, self.size)
         if model.built and not model.trainable_weights:
             return whole(data)  # Keras warns of it.
-        if batch is None:
-            return self._by_step(step, data)
         if self._moments is None and any(
             isinstance(one, tf.SparseTensor) for one in parts_of(batch.leaves)
         ):
             # As in Keras, gradients of sparse inputs stay sparse where nothing is cut.
             fits = batch.rows <= self.size
-            return tf.cond(fits, lambda: whole(data), lambda: self._by_loss(batch))
-        return self._by_loss(batch)
+            return tf.cond(fits, lambda: whole(data), lambda: self._in_parts(batch))
+        return self._in_parts(batch)
 
-    def _by_step(self, step: Any, data: Any) -> Any:
-        return accumulate_step(self.model, step, data, self.size)
-
-    def _by_loss(self, batch: MicroBatches) -> dict[str, Any]:
+    def _in_parts(self, batch: MicroBatches) -> dict[str, Any]:
         def accumulated(measured: tf.Tensor | None) -> Sums:
             update = Update(self.model, batch, self.how.batch_norm_once, measured)
             sums = update.accumulate()
@@ -81,94 +70,6 @@ class AccumulatingTrainStep(TrainStep):
             accumulated(None)
             return self.model.get_metrics_result()
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
-
-
-def accumulate_step(model: Any, step: Any, data: Any, size: int | tf.Variable) -> Any:
-    """Make an update by a step of the user's own, applied at the end; return what it reports."""
-    # Of the results of metrics the last one counts, other values are means over rows.
-    batch = cut(data, size)
-    # What the latest micro-batch showed; in a graph they are all of one trace, for a loop has to
-    # know what it adds up.
-    seen: Any = None
-
-    def collected(part: Any, rows: tf.Tensor) -> Any:
-        nonlocal seen
-        seen = Collected(model, step, part, tf.cast(row_count(part) / rows, tf.float32))
-        return [one for one in seen.gradients if one is not None], seen.values
-
-    def trained() -> list[Any]:
-        return [variable for _, variables in seen.applies for variable in variables]
-
-    def nothing() -> Any:
-        return gradient_sum.init(trained()), tuple(tf.zeros(one.shape) for one in seen.values)
-
-    def add(sums: Any, part: Any) -> Any:
-        found, values = one_pass(part, batch.rows)
-        totals, logs = sums or nothing()
-        rest = iter(found)
-        gradients = [None if one is None else next(rest) for one in seen.gradients]
-        logs = zip(logs, values, seen.cumulative, strict=True)
-        values = tuple(new if last else total + new for total, new, last in logs)
-        return gradient_sum.add(totals, gradients), values
-
-    one_pass, sums = collected, None
-    if not tf.executing_eagerly():
-        specs = each_part(open_spec, batch.leaves), tf.TensorSpec([], tf.int32)
-        one_pass = tf.function(collected, autograph=False).get_concrete_function(*specs)
-        sums = nothing()
-    totals, values = batch.fold(add, sums, fixed=model.jit_compile)
-    if len(seen.applies) > 1 and step == user_step(model):  # Not in a comparison.
-        warnings.warn(
-            "The `train_step` applies gradients several times. In micro-batches they are applied "
-            "at the end, so that no part of the step reads weights that another part has updated. "
-            "Train on whole batches if the step relies on that.",
-            stacklevel=2,
-        )
-    reached = [gradient is not None for gradient in seen.gradients]
-    rest = iter(gradient_sum.finalize(totals, trained(), reached))
-    for optimizer, variables in seen.applies:
-        if not optimizer.built:  # The trace that makes variables is made again, without.
-            with tf.control_dependencies(None):
-                optimizer.build(variables)
-        optimizer.apply(list(itertools.islice(rest, len(variables))), variables)
-    return keras.tree.pack_sequence_as(seen.logs, values)
-
-
-class Collected:
-    """What a step on a share of the rows handed to its optimizers, and what it returned."""
-
-    def __init__(self, model: Any, step: Any, data: Any, share: Any = 1.0):
-        self.applies: list[tuple[Any, list[Any]]] = []  # Each optimizer with its variables.
-        self.gradients: list[Any] = []  # Those of all of them, weighed.
-        results: list[Any] = []
-
-        def collect(optimizer: Any, gradients: Any, variables: Any) -> None:
-            self.applies.append((optimizer, list(variables or trained_by(optimizer))))
-            self.gradients += [
-                None if one is None else tf.math.scalar_mul(tf.cast(share, one.dtype), one)
-                for one in gradients
-            ]
-
-        def result(metric: Any) -> Any:
-            results.append(type(metric).result(metric))
-            return results[-1]
-
-        metrics = list({id(metric): metric for metric in model.metrics}.values())
-        for metric in metrics:
-            vars(metric)["result"] = functools.partial(result, metric)
-        try:
-            with replaced_applies(collect):
-                self.logs = step(data)
-        finally:
-            for metric in metrics:
-                del vars(metric)["result"]
-        logs, known = keras.tree.flatten(self.logs), set(map(id, keras.tree.flatten(results)))
-        # Results of metrics, which a step that runs eagerly returns as numbers.
-        self.cumulative = [id(value) in known or isinstance(value, float) for value in logs]
-        self.values = tuple(
-            tf.cast(value, tf.float32) * (1.0 if last else share)
-            for value, last in zip(logs, self.cumulative, strict=True)
-        )
 
 
 def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatches:

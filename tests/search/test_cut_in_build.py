@@ -1,0 +1,69 @@
+"""A search leaves a model that its build function has cut as it is."""
+
+import keras
+import keras_tuner
+import pytest
+import searches
+import small_models
+from own_steps import gan
+
+import kbatch
+
+ops = keras.ops
+
+
+def coupled(y_true, y_pred):
+    """A mean over rows that are related by their spread."""
+    return ops.mean(ops.square(ops.one_hot(y_true, 3) - y_pred)) / (0.1 + ops.std(y_pred))
+
+
+def build():
+    return small_models.mlp(optimizer="sgd", loss=coupled)
+
+
+def searched(directory, build, micro_batch_size="auto", **arguments):
+    hypermodel = searches.hypermodel(
+        build, (8, 32), micro_batch_size=micro_batch_size, dtype_policy="float32"
+    )
+    return kbatch.load_study(searches.quick(directory, hypermodel, **arguments))
+
+
+def last_losses(study, name="loss"):
+    return [trial.executions[0].epochs[-1].metrics[name] for trial in study.trials]
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return searched(tmp_path_factory.mktemp("whole"), build, None)
+
+
+@pytest.mark.parametrize("asked", ["auto", None, 16])
+def test_the_exact_mode_trains_every_trial_as_the_whole(tmp_path, whole, recwarn, asked):
+    study = searched(tmp_path, lambda: kbatch.accumulate_gradients(build(), 12, exact=True), asked)
+    assert last_losses(study) == pytest.approx(last_losses(whole), rel=1e-5)
+    assert [trial.executions[0].micro_batch_size for trial in study.trials] == [8, 12]
+    assert [trial.notes for trial in study.trials] == [(), ()]
+    assert not [one for one in recwarn if "Not equal" in str(one.message)]
+
+
+def test_a_step_of_its_own_is_cut_in_the_exact_mode(tmp_path):
+    fit = {"objective": keras_tuner.Objective("g_loss", "min"), "data": (small_models.rows(94)[0],)}
+    whole = searched(tmp_path / "whole", gan, None, **fit)
+    cut = searched(
+        tmp_path / "cut", lambda: kbatch.accumulate_gradients(gan(), 8, exact=True), **fit
+    )
+    assert [trial.executions[0].micro_batch_size for trial in cut.trials] == [8, 8]
+    for name in ("d_loss", "g_loss"):
+        assert last_losses(cut, name) == pytest.approx(last_losses(whole, name), rel=1e-4)
+
+
+def test_plain_parts_stay_and_are_compared(tmp_path, whole):
+    def cut():
+        return kbatch.accumulate_gradients(build(), 12)
+
+    with pytest.warns(UserWarning, match="Not equal to the whole batch"):
+        study = searched(tmp_path, cut, 16)
+    small, large = study.trials
+    assert [trial.executions[0].micro_batch_size for trial in study.trials] == [8, 12]
+    assert (small.notes, [note.code for note in large.notes]) == ((), ["parts_differ"])
+    assert last_losses(study)[1] != pytest.approx(last_losses(whole)[1], rel=1e-3)
