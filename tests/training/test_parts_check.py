@@ -220,6 +220,7 @@ def two_outputs(**compile_arguments):
     ],
 )
 def test_what_adds_up_is_equal(model, rows):
+    keras.utils.set_random_seed(0)  # Noise is below what counts as still for most weights only.
     check = check_parts(model(), rows)
     assert check.equal, check
 
