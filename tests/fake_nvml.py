@@ -24,8 +24,6 @@ class FakeGpu:
     power_mw: int | None = 300_000
     energy_mj: int | None = 1_000_000
     temperature_c: int | None = 60
-    sm_clock_mhz: int | None = 1980
-    memory_clock_mhz: int | None = 2619
     uuid: bytes | None = b"GPU-0000aaaa"
     power_cap_mw: int | None = 700_000
     throttle_bits: int | None = 0
@@ -132,13 +130,6 @@ class FakeNvml:
     def nvmlDeviceGetTemperature(self, device, sensor, temperature):
         assert sensor.value == pynvml.NVML_TEMPERATURE_GPU
         return self._set(device, temperature, "temperature_c")
-
-    def nvmlDeviceGetClockInfo(self, device, kind, clock):
-        fields = {
-            pynvml.NVML_CLOCK_SM: "sm_clock_mhz",
-            pynvml.NVML_CLOCK_MEM: "memory_clock_mhz",
-        }
-        return self._set(device, clock, fields[kind.value])
 
     def _throttle(self, device, reasons):
         return self._set(device, reasons, "throttle_bits")

@@ -130,10 +130,10 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
 
 
 def make_gpu(
-    *, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8, sm_clock_mhz=None
+    *, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8, throttled=None
 ):
     """What a GPU took, the same at every sample."""
-    shown = (utilization, 2e9, power_w, 61.0, sm_clock_mhz)
+    shown = (utilization, 2e9, power_w, 61.0)
     samples = tuple(GpuSample(float(t), *shown) for t in range(4))
     return GpuUsage(
         name="Example GPU",
@@ -144,8 +144,7 @@ def make_gpu(
         energy_source=energy_source if energy_j is not None or energy_source != "counter" else None,
         mean=GpuSample(1.5, *shown),
         samples=samples,
-        power_cap_w=None if sm_clock_mhz is None else 350.0,
-        throttle_reasons=None if sm_clock_mhz is None else ("power cap",),
+        throttle_reasons=throttled,
     )
 
 

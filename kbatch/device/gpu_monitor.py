@@ -30,8 +30,6 @@ class _GpuTally:
     def __init__(
         self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...], memory: TensorFlowMemory | None
     ):
-        # Of the last reading: the clock of the multiprocessors in MHz, and what lowers it.
-        self.clock: tuple[float | None, tuple[str, ...] | None] = (None, None)
         self._gpu = gpu
         self._devices = tensorflow_devices
         self._memory = memory
@@ -46,7 +44,6 @@ class _GpuTally:
         reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
-        self.clock = reading.sm_clock_mhz, reading.throttle_reasons
         *shown, counter_mj, reasons = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)
@@ -237,17 +234,6 @@ class GpuMonitor:
             time_s = self._now() - self._started_s
             self._sample(time_s)
         return time_s
-
-    def sample_clock(self) -> tuple[float | None, tuple[str, ...] | None]:
-        """Read the GPUs once more, for the clock of the first in MHz and what lowers it, or None.
-
-        Raises:
-            RuntimeError: If the block has not begun.
-        """
-        if not self._gpus:
-            return None, None
-        self.sample()
-        return self._gpus[0].clock
 
     def to_dataframe(self) -> "pd.DataFrame":
         """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.

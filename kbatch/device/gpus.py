@@ -21,16 +21,13 @@ _REASONS = {
         "The NVIDIA driver and its library NVML differ in version: restart the machine."
     ),
 }
-# What lowers the clocks, by NVML's bits; an idle GPU lowers them too, which slows nothing.
+# What throttles a GPU, by NVML's bits: settings that hold one clock, and idling, slow all alike.
 _THROTTLE_REASONS = {
-    pynvml.nvmlClocksEventReasonApplicationsClocksSetting: "application clocks",
     pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
     pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSyncBoost: "sync boost",
     pynvml.nvmlClocksEventReasonSwThermalSlowdown: "temperature",
     pynvml.nvmlClocksEventReasonHwThermalSlowdown: "temperature (hardware)",
     pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-    pynvml.nvmlClocksEventReasonDisplayClockSetting: "display clocks",
 }
 
 
@@ -71,10 +68,8 @@ class GpuReading(NamedTuple):
     memory_used_bytes: int | None  # In use or reserved.
     power_w: float | None
     temperature_c: int | None
-    sm_clock_mhz: int | None  # Of the multiprocessors.
-    memory_clock_mhz: int | None
     energy_counter_mj: int | None  # Since the driver was loaded.
-    throttle_reasons: tuple[str, ...] | None = None  # What lowers the clocks.
+    throttle_reasons: tuple[str, ...] | None = None  # What throttles it.
 
 
 class TensorFlowMemory(NamedTuple):
@@ -121,7 +116,7 @@ def read_driver() -> NvmlDriver:
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
     """Read one GPU; what it does not tell is None, and all of it without a handle."""
     if gpu.handle is None:
-        return GpuReading(None, None, None, None, None, None, None)
+        return GpuReading(None, None, None, None, None)
 
     def read(name: str, *arguments: Any) -> Any:
         return _known(getattr(pynvml, name), gpu.handle, *arguments)
@@ -139,8 +134,6 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
         memory_used_bytes=None if memory is None else memory.used,
         power_w=None if power_mw is None else power_mw / 1e3,
         temperature_c=temperature_c,
-        sm_clock_mhz=read("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_SM),
-        memory_clock_mhz=read("nvmlDeviceGetClockInfo", pynvml.NVML_CLOCK_MEM),
         energy_counter_mj=read("nvmlDeviceGetTotalEnergyConsumption"),
         throttle_reasons=None
         if bits is None

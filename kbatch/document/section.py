@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 from kbatch.document.numbers import gibibytes, join_words, memory_text, shortened
 from kbatch.document.tables import Table
 from kbatch.records.record import EnvironmentRecord
-from kbatch.records.usage import GpuProcess
+from kbatch.records.usage import GpuProcess, GpuUsage
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -101,13 +101,15 @@ def processes_text(processes: Sequence[GpuProcess]) -> str:
     )
 
 
-def clocks_text(clocks: Iterable[tuple[str, float | None]]) -> str:
-    """Say between which clocks a GPU ran what is compared, where that is more than 5 %."""
-    known = sorted((mhz, name) for name, mhz in clocks if mhz is not None)
-    if not known or known[-1][0] <= 1.05 * known[0][0]:
+def throttled_text(gpus: Iterable[GpuUsage]) -> str:
+    """Say what throttled GPUs; empty where nothing did, or it is not known."""
+    reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
+    if not reasons:
         return ""
-    (slow, slow_name), (fast, fast_name) = known[0], known[-1]
-    return f"GPU clock from {slow:,.0f} MHz at {slow_name} to {fast:,.0f} MHz at {fast_name}"
+    return (
+        f"The GPU was throttled ({join_words(reasons)}), which also affects the times: "
+        "`nvidia-smi --lock-gpu-clocks` holds one clock for a comparison."
+    )
 
 
 def where_measured(environment: EnvironmentRecord | None) -> list[str]:

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import QuantileBound, median_interval
 from kbatch.document.numbers import count_range, format_number, join_words, memory_text, percent
-from kbatch.document.section import clocks_text, where_measured
+from kbatch.document.section import where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.memory.record import peaks_under
@@ -110,16 +110,7 @@ def conditions_line(profile: InferenceProfile, *, bars: bool = False) -> str:
         parts.append(f"{count_range(rounds, 'round')} a point{explained}")
     if profile.noise_floor is not None:
         parts.append(f"noise floor {percent(profile.noise_floor)}")
-    return " · ".join(filter(None, (*parts, inference_clocks(profile))))
-
-
-def inference_clocks(profile: InferenceProfile) -> str:
-    """Say between which GPU clocks batches were timed, where they are far apart."""
-    return clocks_text(
-        (f"{t.batch_size:,} ({t.call_path}, {t.dtype_policy})", t.sm_clock_mhz)
-        for t in profile.timings
-        if t.measured
-    )
+    return " · ".join(parts)
 
 
 def inference_alt_text(info: InferenceInfo) -> str:

@@ -202,7 +202,7 @@ def profile_inference(
         with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
             with GpuMonitor(interval_s=NEVER_S) as monitor:
                 _warm_up(sweep, memory, say)
-                rounds = sweep.each_round(read_clock=monitor.sample_clock)
+                rounds = sweep.each_round(after_block=monitor.sample)
                 for number, live in enumerate(rounds, start=1):
                     say(
                         f"round {number}: {pluralize(len(live), 'setting')} to go on, "

@@ -12,7 +12,6 @@ from kbatch.analysis.intervals import (
 )
 from kbatch.inference.target_search import keeps_to
 from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
-from kbatch.records.usage import median_known
 
 TIMING_OUTCOMES = ("measured", "out_of_memory", "not_run")
 
@@ -37,8 +36,6 @@ class TimingRecord:
     block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each block.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     copy_s: float | None = None  #: Median seconds to copy the batch to the GPU; None without one.
-    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each block, None if not told.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self) -> None:
         check_choice(TIMING_OUTCOMES, outcome=self.outcome)
@@ -55,11 +52,6 @@ class TimingRecord:
     def measured(self) -> bool:
         """Whether there are times."""
         return self.outcome == "measured"
-
-    @property
-    def sm_clock_mhz(self) -> float | None:
-        """Median over the blocks of the GPU's clock, in MHz, None if not known."""
-        return median_known(self.sm_clocks_mhz)
 
     @property
     def bulk(self) -> bool:

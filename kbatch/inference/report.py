@@ -14,10 +14,17 @@ from kbatch.document.numbers import (
     percent,
     pluralize,
 )
-from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.document.section import (
+    Fact,
+    Figure,
+    Note,
+    Section,
+    environment_facts,
+    throttled_text,
+)
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
-from kbatch.inference.figures import conditions_line, inference_clocks
+from kbatch.inference.figures import conditions_line
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 
 # To this share of its median, to each side, the interval of a time shall reach.
@@ -246,10 +253,8 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
             f"{format_number(100 * largest)} % of the largest output."
         )
     texts += [*_unsettled(profile), *_left_out(profile)]
-    if apart := inference_clocks(profile):
-        texts.append(
-            f"The GPU clock differed between batches ({apart}), which also affects their times."
-        )
+    if throttled := throttled_text(profile.gpus):
+        texts.append(throttled)
     return tuple(Note("", "", text) for text in texts)
 
 

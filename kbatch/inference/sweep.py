@@ -20,7 +20,7 @@ from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
 from kbatch.memory.find import MemoryPass
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import SURE_SHARE, fit_memory
-from kbatch.timing.rounds import ReadClock, TimingPlan, TimingRounds, WarmUp, block_clocks
+from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
@@ -163,7 +163,7 @@ class InferenceSweep:
         return self.rounds.admit(setting, prepare)
 
     def each_round(
-        self, *, read_clock: ReadClock = lambda: (None, None)
+        self, *, after_block: Callable[[], object] = lambda: None
     ) -> Iterator[list[Setting]]:
         """Time all settings in rounds, one of them twice; yield after each which of them go on."""
         settings = list(self.rounds.warm_ups)
@@ -171,7 +171,7 @@ class InferenceSweep:
             alike = self._timed(settings[0][:2])
             self._twin = alike[(len(alike) - 1) // 2]._replace(twin=True)
             self.admit(self._twin)
-            yield from self.rounds.each_round(read_clock=read_clock)
+            yield from self.rounds.each_round(after_block=after_block)
 
     def twin(self) -> TwinRecord | None:
         """Return the A/A test, None where nothing was timed."""
@@ -205,7 +205,6 @@ class InferenceSweep:
         warm_up = self.rounds.warm_ups[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         least = max(_KEPT_CALLS * len(blocks), self.plan.timing.needed_calls)
-        clocks_mhz, throttle_reasons = block_clocks(blocks)
         kept_s = spaced_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
             *setting[:3],
@@ -218,8 +217,6 @@ class InferenceSweep:
             block_medians_s=tuple(block.median_s for block in blocks),
             latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
             copy_s=self._copies_s[setting.batch_size],
-            sm_clocks_mhz=clocks_mhz,
-            throttle_reasons=throttle_reasons,
         )
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kbatch.input_pipeline.rates import long_run
 from kbatch.input_pipeline.record import LongRunRecord, RateRecord, StepSpan
-from kbatch.timing.rounds import FEWEST_ROUNDS, block_clocks
+from kbatch.timing.rounds import FEWEST_ROUNDS
 from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.data.forms import rows_of
 from kbatch.training.train_step import BorrowedStep
@@ -50,8 +50,6 @@ class Block(NamedTuple):
     first_batch_s: float | None  # None without a pipeline.
     spans: tuple[StepSpan, ...] = ()  # Of training.
     batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
-    sm_clock_mhz: float | None = None  # Of the GPU at its end, and what lowers it; or None.
-    throttle_reasons: tuple[str, ...] | None = None
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
@@ -115,14 +113,11 @@ def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength)
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
     """Join the blocks of one contender, one a round."""
     waited = tuple(sum(span.wait_s for span in block.spans) for block in blocks)
-    clocks_mhz, throttle_reasons = block_clocks(blocks)
     return RateRecord(
         examples=tuple(block.examples for block in blocks),
         durations_s=tuple(block.duration_s for block in blocks),
         wait_s=waited if any(block.spans for block in blocks) else (),
         cpu_s=tuple(block.cpu_s for block in blocks),
-        sm_clocks_mhz=clocks_mhz,
-        throttle_reasons=throttle_reasons,
     )
 
 

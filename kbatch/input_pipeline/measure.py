@@ -39,7 +39,6 @@ from kbatch.input_pipeline.record import (
     SmallerStepRecord,
     StepSpan,
 )
-from kbatch.records.usage import median_known
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
@@ -218,15 +217,7 @@ def _measured(
     for rows, part in smaller.items():
         contenders[str(rows)] = functools.partial(step_block, prepared.step, (part,), shorter)
     end_s = time.perf_counter() + rounds_s
-    with GpuMonitor() as monitor:
-
-        def clocked(measure: Callable[[], Block]) -> Block:
-            block = measure()
-            clock_mhz, reasons = monitor.sample_clock()
-            return block._replace(sm_clock_mhz=clock_mhz, throttle_reasons=reasons)
-
-        timed = {name: functools.partial(clocked, block) for name, block in contenders.items()}
-        found = interleaved(timed, until_s=end_s, most_rounds=MOST_ROUNDS)
+    found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
     record = None
     # Where the rounds count whole epochs too, there is nothing that they could not see.
@@ -262,7 +253,9 @@ def _measured(
     return InputPipelineProfile(
         source=source.kind,
         batch_size=prepared.batch_size,
-        **{name: dataclasses.replace(rates[name], **busy.get(name, {})) for name in blocks},
+        **{
+            name: dataclasses.replace(rates[name], gpu_busy_share=busy.get(name)) for name in blocks
+        },
         smaller_steps=tuple(SmallerStepRecord(rows, rates[str(rows)]) for rows in smaller),
         first_batch_s=tuple(
             b.first_batch_s for b in found["pipeline"] if b.first_batch_s is not None
@@ -306,9 +299,9 @@ def gpu_busy(
     blocks: Mapping[str, Callable[[BlockLength], Block]],
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
-) -> tuple[dict[str, dict[str, float | None]], str | None]:
-    """Read the first GPU in a block of each contender: fields of its `RateRecord`, or why none."""
-    found: dict[str, dict[str, float | None]] = {}
+) -> tuple[dict[str, float], str | None]:
+    """Read in a block of each contender which share of it the first GPU is busy, or why none."""
+    found: dict[str, float] = {}
     for name, block in blocks.items():
         with monitor() as watch:
             if watch.unavailable is not None:
@@ -320,8 +313,7 @@ def gpu_busy(
         samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s + WINDOW_S]
         busy = [s.utilization for s in samples if s.utilization is not None]
         if busy:
-            clock_mhz = median_known(s.sm_clock_mhz for s in samples if s.utilization)
-            found[name] = {"gpu_busy_share": fmean(busy), "sm_clock_mhz": clock_mhz}
+            found[name] = fmean(busy)
     return found, None
 
 

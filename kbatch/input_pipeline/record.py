@@ -20,7 +20,6 @@ from kbatch.records.record import (
     check_choice,
     check_ranges,
 )
-from kbatch.records.usage import median_known
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,13 +36,10 @@ class RateRecord:
     cpu_s: tuple[float, ...] = ()
     #: Share of the time in which the GPU was busy, in a block after the rounds; or None.
     gpu_busy_share: float | None = None
-    sm_clock_mhz: float | None = None  #: Median while it was busy there, in MHz; None if unknown.
-    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each round, None if not told.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self):
         rounds = len(self.durations_s)
-        for name in ("examples", "wait_s", "cpu_s", "sm_clocks_mhz", "throttle_reasons"):
+        for name in ("examples", "wait_s", "cpu_s"):
             length = len(getattr(self, name))
             if length != rounds and (length or name == "examples"):
                 raise ValueError(
@@ -52,11 +48,6 @@ class RateRecord:
                 )
         check_ranges(1, examples=self.examples)
         check_ranges(SHORTEST_S, durations_s=self.durations_s)
-
-    @property
-    def clock_mhz(self) -> float | None:
-        """Median over the rounds of the GPU's clock, in MHz; of the busy block without these."""
-        return median_known(self.sm_clocks_mhz) or self.sm_clock_mhz
 
     @property
     def rates(self) -> tuple[float, ...]:

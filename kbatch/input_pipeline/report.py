@@ -20,7 +20,6 @@ from kbatch.document.section import (
     Figure,
     Note,
     Section,
-    clocks_text,
     environment_facts,
     where_measured,
 )
@@ -191,8 +190,6 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     shares = [(name, r.gpu_busy_share) for name, r in rates.items()]
     if gpus := [f"{name} {percent(share)}" for name, share in shares if share is not None]:
         lines.append(f"GPU busy: {join_words(gpus)}.")
-    if apart := clocks_text((name, rates[name].clock_mhz) for name in ("step", "together")):
-        lines.append(f"{apart}, which also affects these rates.")
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:
             interval = batch_s.interval

@@ -1,8 +1,8 @@
 """The record of what a block of work took of the GPUs and of the host."""
 
 import dataclasses
-from collections.abc import Callable, Iterable
-from statistics import fmean, median
+from collections.abc import Callable
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -25,8 +25,6 @@ class GpuSample:
     memory_used_bytes: float | None = None
     power_w: float | None = None  # Of the board.
     temperature_c: float | None = None  # Of the chip, in degrees Celsius.
-    sm_clock_mhz: float | None = None  # Of the multiprocessors.
-    memory_clock_mhz: float | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -55,7 +53,7 @@ class GpuUsage:
     samples: tuple[GpuSample, ...]
     #: Power that the driver lets the board take, in watts, None if not told.
     power_cap_w: float | None = None
-    #: What lowered the clocks in some reading, such as `("power cap",)`; None if not told.
+    #: What throttled it in some reading, such as `("power cap",)`; None if not told.
     throttle_reasons: tuple[str, ...] | None = None
     #: `"driver"`, or `"tensorflow"` where the driver does not show the memory that TensorFlow may
     #: take: on an instance of a GPU (MIG), and where GPU and host share one memory.
@@ -72,15 +70,6 @@ class GpuUsage:
                 f"`energy_source` must be one of {ENERGY_SOURCES} where there is an energy, else "
                 f"None. Received: {self.energy_source!r} with energy_j={self.energy_j}."
             )
-
-    @property
-    def sm_clocks_mhz(self) -> tuple[float, float, float] | None:
-        """Clock of the multiprocessors at the start, its median while busy, and at the end."""
-        clocks = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz is not None]
-        busy = [s.sm_clock_mhz for s in self.samples if s.sm_clock_mhz and s.utilization != 0]
-        if not clocks:
-            return None
-        return clocks[0], median(busy or clocks), clocks[-1]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -131,12 +120,6 @@ class UsageRecord:
         return self._of_gpus(lambda gpu: gpu.mean.power_w, sum)
 
     @property
-    def sm_clock_mhz(self) -> float | None:
-        """Median clock of the slowest GPU in MHz, for which the others wait; None if unknown."""
-        clocks = [gpu.sm_clocks_mhz for gpu in self.gpus or ()]
-        return min((found[1] for found in clocks if found is not None), default=None)
-
-    @property
     def gpu_utilization(self) -> float | None:
         """Mean utilization over the GPUs, from 0 to 1, None unless it is known of each."""
         return self._of_gpus(lambda gpu: gpu.mean.utilization, fmean)
@@ -184,9 +167,3 @@ class UsageRecord:
             for gpu in self.gpus
             for sample, host in zip(gpu.samples, hosts, strict=True)
         )
-
-
-def median_known(values: Iterable[float | None]) -> float | None:
-    """Return the median of the values that are known, None without any."""
-    known = [value for value in values if value is not None]
-    return median(known) if known else None

@@ -185,8 +185,7 @@ def _compared(study: Study, names: TrialNames) -> str:
         f"Compared: {pluralize(len(sizes), 'batch size')}{between} in "
         f"{pluralize(conditions.trials, 'trial')}{also}, "
         f"{count_range(conditions.executions, 'execution')} each, {budget}, on "
-        f"{conditions.device or 'a device that was not recorded'}"
-        f"{conditions.clocks and f' ({conditions.clocks})'}."
+        f"{conditions.device or 'a device that was not recorded'}."
     )
 
 

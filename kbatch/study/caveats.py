@@ -3,8 +3,9 @@
 from collections.abc import Iterable, Iterator
 
 from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
-from kbatch.document.section import Note, one_line
+from kbatch.document.section import Note, one_line, throttled_text
 from kbatch.records.training_run import Budget, ExecutionRecord
+from kbatch.records.usage import GpuUsage
 from kbatch.study.answer import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
@@ -31,6 +32,11 @@ def _note(
 def _sizes(trials: Iterable[TrialRecord]) -> str:
     sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
     return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {join_words(sizes)}"
+
+
+def _gpus(trial: TrialRecord) -> list[GpuUsage]:
+    usages = [run.usage for run in trial.executions if run.usage]
+    return [gpu for usage in usages for gpu in usage.gpus or ()]
 
 
 def _missing(study: Study) -> Iterator[Note]:
@@ -160,16 +166,10 @@ def _speed(study: Study) -> Iterator[Note]:
             f"{environment.cpu_count} processors): samples/s may be too low."
         )
         yield _note("busy machine", text, _SPEED)
-    if apart := study.conditions.clocks:
-        usages = [e.usage for trial in study.trials for e in trial.executions if e.usage]
-        gpus = [gpu for usage in usages for gpu in usage.gpus or ()]
-        reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
-        lowered = f" What lowered it: {join_words(reasons)}." if reasons else ""
-        text = (
-            f"The GPU clock differed between trials ({apart}), which also affects their samples/s."
-            f"{lowered} `nvidia-smi --lock-gpu-clocks` holds one clock for a comparison."
-        )
-        yield _note("GPU clocks differ", text, _SPEED)
+    if throttled := [trial for trial in study.trials if throttled_text(_gpus(trial))]:
+        text = throttled_text(gpu for trial in throttled for gpu in _gpus(trial))
+        where = "" if len(throttled) == len(study.trials) else f"At {_sizes(throttled)}: "
+        yield _note("GPU throttled", f"{where}{text}", _SPEED, throttled)
     policies = {trial.dtype_policy for trial in study.trials}
     if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):
         text = (

@@ -7,7 +7,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.document import numbers
-from kbatch.document.section import UNKNOWN_DEVICE, clocks_text, versions_text
+from kbatch.document.section import UNKNOWN_DEVICE, versions_text
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
@@ -142,7 +142,6 @@ class Conditions(NamedTuple):
     examples: tuple[int, int] | None
     # What ended the executions that completed, where it was not the number of epochs.
     ends: tuple[str, ...] = ()
-    clocks: str = ""  # Between which GPU clocks the trials ran, where they are far apart.
 
 
 def conditions_of(
@@ -164,11 +163,6 @@ def conditions_of(
         epochs=bounds([len(e.epochs) for e in timed]) if timed else None,
         examples=bounds([e.epochs[0].examples for e in timed]) if timed else None,
         ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
-        clocks=clocks_text(
-            (f"{t.batch_size:,}", t.mean(lambda e: e.usage and e.usage.sm_clock_mhz))
-            for t in trials
-            if t.status == "completed"
-        ),
     )
 
 
@@ -181,7 +175,6 @@ def caption(conditions: Conditions) -> str:
         f"{numbers.pluralize(conditions.trials, 'trial')}, "
         f"{numbers.count_range(conditions.executions, 'execution')} each",
         f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
-        conditions.clocks,
     ]
     return " · ".join(filter(None, parts))
 

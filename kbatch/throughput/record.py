@@ -23,7 +23,7 @@ from kbatch.records.record import (
     check_choice,
     check_ranges,
 )
-from kbatch.records.usage import GpuUsage, median_known
+from kbatch.records.usage import GpuUsage
 from kbatch.throughput.choice import MicroBatchChoice, choose_micro_batch
 
 if TYPE_CHECKING:
@@ -47,8 +47,6 @@ class TrainingPoint:
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     step_times_s: tuple[float, ...] = ()  #: Median seconds of a step in each of them.
     peak_memory_bytes: int | None = None  #: Most held at once, weights included; None if unknown.
-    sm_clocks_mhz: tuple[float | None, ...] = ()  #: Of the GPU in each round, None if not told.
-    throttle_reasons: tuple[tuple[str, ...] | None, ...] = ()  #: What lowered the clock there.
 
     def __post_init__(self) -> None:
         check_choice(POINT_OUTCOMES, outcome=self.outcome)
@@ -67,11 +65,6 @@ class TrainingPoint:
     def measured(self) -> bool:
         """Whether there are times."""
         return self.outcome == "measured"
-
-    @property
-    def sm_clock_mhz(self) -> float | None:
-        """Median over the rounds of the GPU's clock, in MHz, None if not known."""
-        return median_known(self.sm_clocks_mhz)
 
     @property
     def accumulated(self) -> bool:

@@ -21,8 +21,8 @@ from kbatch.document.section import (
     Figure,
     Note,
     Section,
-    clocks_text,
     environment_facts,
+    throttled_text,
     where_measured,
 )
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -97,16 +97,9 @@ def training_lines(profile: TrainingProfile) -> list[str]:
             f"Not measured: {pluralize(len(not_run), 'size')} from {first.micro_batch_size:,} on "
             f"({first.reason})."
         )
-    if apart := training_clocks(profile):
-        lines.append(
-            f"The GPU clock differed between sizes ({apart}), which also affects their times."
-        )
+    if throttled := throttled_text(profile.gpus):
+        lines.append(throttled)
     return lines
-
-
-def training_clocks(profile: TrainingProfile) -> str:
-    """Say between which GPU clocks sizes were timed, where they are far apart."""
-    return clocks_text((f"{p.micro_batch_size:,}", p.sm_clock_mhz) for p in profile.measured)
 
 
 def _speed(profile: TrainingProfile) -> list[str]:
@@ -218,7 +211,7 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
     number = count_range((len(point.rounds) for point in points), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
-    conditions = " · ".join(filter(None, (*parts, training_clocks(profile))))
+    conditions = " · ".join(parts)
     failed = tuple(p.micro_batch_size for p in profile.points if p.outcome == "out_of_memory")
     sizes = sorted({p.micro_batch_size for p in points}.union(failed, profile.memory_bytes))
     return TrainingProfileInfo(profile, tuple(sizes), failed, line_s, answers, conditions, words)

@@ -12,11 +12,11 @@ from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
 from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.document.numbers import format_number
-from kbatch.document.section import clocks_text
-from kbatch.records.usage import GpuUsage, median_known
+from kbatch.document.section import throttled_text
+from kbatch.records.usage import GpuUsage
 from kbatch.throughput.choice import micro_batch_candidates, sizes_to_leave
 from kbatch.throughput.record import TimedRounds, TrainingPoint
-from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp, block_clocks
+from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of
@@ -95,7 +95,7 @@ class TrainingSweep:
 
     def each_round(self) -> Iterator[list[StepConfig]]:
         with GpuMonitor(interval_s=NEVER_S) as monitor:
-            yield from self.rounds.each_round(read_clock=monitor.sample_clock)
+            yield from self.rounds.each_round(after_block=monitor.sample)
         self.gpus = monitor.gpus or ()
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
@@ -105,7 +105,6 @@ class TrainingSweep:
         if not (blocks := self.rounds.blocks.get(config)):
             return TrainingPoint(*sizes, "not_run", not_run or "the time budget was spent")
         warm_up = self.rounds.warm_ups[config]
-        clocks_mhz, throttle_reasons = block_clocks(blocks)
         return TrainingPoint(
             *sizes,
             "measured",
@@ -114,8 +113,6 @@ class TrainingSweep:
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(block.median_s for block in blocks),
-            sm_clocks_mhz=clocks_mhz,
-            throttle_reasons=throttle_reasons,
         )
 
 
@@ -175,14 +172,8 @@ def time_updates(
         if blocks and config not in rounds.failures
     ]
     found.sort(key=lambda timed: (timed.batch_size, timed.micro_batch_size))
-    apart = clocks_text(
-        (f"{config.batch_size:,}", median_known(b.sm_clock_mhz for b in blocks))
-        for config, blocks in rounds.blocks.items()
-    )
-    if apart:
-        notes.append(
-            f"Sizes were timed at different clocks ({apart}), which also affects their times."
-        )
+    if throttled := throttled_text(sweep.gpus):
+        notes.append(throttled)
     return tuple(found), tuple(notes)
 
 

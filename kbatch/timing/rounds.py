@@ -9,8 +9,8 @@ import numbers
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from typing import Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.device.failures import ran_out_of_memory
@@ -26,8 +26,6 @@ Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Call = Callable[[], object]
 Clock = Callable[[], float]
-# As `GpuMonitor.sample_clock`.
-ReadClock = Callable[[], tuple[float | None, tuple[str, ...] | None]]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,20 +55,11 @@ class Block(NamedTuple):
 
     round: int  # From 0.
     durations_s: tuple[float, ...]  # Of each call.
-    sm_clock_mhz: float | None = None  # Of the GPU at its end, and what lowers it; or None.
-    throttle_reasons: tuple[str, ...] | None = None
 
     @property
     def median_s(self) -> float:
         """Median seconds of a call, to the nanosecond."""
         return round(statistics.median(self.durations_s), 9)
-
-
-def block_clocks(blocks: Sequence[Any]) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
-    """Return the clocks of the blocks and what lowered them; either is empty if none was read."""
-    clocks = tuple(block.sm_clock_mhz for block in blocks)
-    reasons = tuple(block.throttle_reasons for block in blocks)
-    return clocks if set(clocks) != {None} else (), reasons if set(reasons) != {None} else ()
 
 
 def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
@@ -171,7 +160,9 @@ class TimingRounds(Generic[Key]):
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def each_round(self, *, read_clock: ReadClock = lambda: (None, None)) -> Iterator[list[Key]]:
+    def each_round(
+        self, *, after_block: Callable[[], object] = lambda: None
+    ) -> Iterator[list[Key]]:
         """Time all contenders until each was timed enough; yield after each round which go on."""
         self._live = list(self._calls)
         for number in itertools.count():
@@ -183,7 +174,8 @@ class TimingRounds(Generic[Key]):
                 except Exception as error:
                     self._keep_if_memory(key, error)
                 else:
-                    self.blocks[key].append(Block(number, durations_s, *read_clock()))
+                    self.blocks[key].append(Block(number, durations_s))
+                    after_block()
             self._live = [
                 key
                 for key in self._live

@@ -27,8 +27,8 @@ class Gpu(ctypes.Structure):
         *((name, ctypes.c_int) for name in ("error", "major", "minor", "mig", "old_driver")),
         ("pid", ctypes.c_uint),
         *((name, ctypes.c_longlong) for name in ("pid_bytes", "total", "used", "utilization")),
-        *((name, ctypes.c_longlong) for name in ("power_mw", "temperature", "sm_mhz")),
-        *((name, ctypes.c_longlong) for name in ("memory_mhz", "power_cap_mw", "clock_reasons")),
+        *((name, ctypes.c_longlong) for name in ("power_mw", "temperature")),
+        *((name, ctypes.c_longlong) for name in ("power_cap_mw", "clock_reasons")),
         *((name, ctypes.c_longlong) for name in ("energy_mj", "energy_step_mj")),
     )
 
@@ -55,8 +55,6 @@ def install(*changes, init_error=0, cuda_version=12040):
             "utilization": 50,
             "power_mw": 300_000,
             "temperature": 60,
-            "sm_mhz": 1980,
-            "memory_mhz": 2619,
             "power_cap_mw": 700_000,
             "clock_reasons": pynvml.nvmlClocksEventReasonSwPowerCap,
             "energy_mj": 1_000,
@@ -95,7 +93,7 @@ def watch(*steps, devices=None):
                 "devices": gpu.tensorflow_devices,
                 "energy": [gpu.energy_j, gpu.energy_source],
                 "memory": [gpu.memory_total_bytes, gpu.mean.memory_used_bytes],
-                "clocks": [gpu.power_cap_w, gpu.throttle_reasons],
+                "throttling": [gpu.power_cap_w, gpu.throttle_reasons],
                 "uuid": gpu.uuid,
                 "mean": list(vars(gpu.mean).values())[1:],
             }
@@ -121,7 +119,7 @@ def run():
     devices = {"00000000:02:00.0": ("GPU:0",), "00000000:01:00.0": ("GPU:1",)}
     found["several GPUs"] = watch({}, devices=devices)
 
-    fields = ("utilization", "power_mw", "temperature", "sm_mhz", "memory_mhz", "energy_mj")
+    fields = ("utilization", "power_mw", "temperature", "energy_mj")
     fields += ("power_cap_mw", "clock_reasons")
     install(dict.fromkeys(fields, -1))
     found["unsupported readings"] = watch({})

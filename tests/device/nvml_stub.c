@@ -8,7 +8,7 @@ struct gpu {
     char bus_id[32], name[96], uuid[96];
     int error, major, minor, mig, old_driver;
     unsigned pid;
-    long long pid_bytes, total, used, utilization, power_mw, temperature, sm_mhz, memory_mhz;
+    long long pid_bytes, total, used, utilization, power_mw, temperature;
     long long power_cap_mw, clock_reasons;
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
@@ -108,12 +108,6 @@ int nvmlDeviceGetTemperatureV(struct gpu *gpu, int *version_sensor_value) {
 int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *temperature) {
     *temperature = gpu->temperature;
     return answer(gpu, gpu->temperature);
-}
-
-int nvmlDeviceGetClockInfo(struct gpu *gpu, int kind, unsigned *mhz) {
-    long long clock = kind == 1 ? gpu->sm_mhz : gpu->memory_mhz;
-    *mhz = clock;
-    return answer(gpu, clock);
 }
 
 int nvmlDeviceGetEnforcedPowerLimit(struct gpu *gpu, unsigned *power_mw) {

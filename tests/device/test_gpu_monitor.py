@@ -90,28 +90,25 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     assert [s.time_s for s in gpu.samples] == [0.0, 0.5, 0.75]
     assert [s.utilization for s in gpu.samples] == [0.1, 0.9, 0.9]
     assert [s.temperature_c for s in gpu.samples] == [60, 80, 80]
-    assert (gpu.samples[0].sm_clock_mhz, gpu.samples[0].memory_clock_mhz) == (1980, 2619)
     assert (monitor.usage.duration_s, monitor.usage.readings) == (0.75, 3)
     assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
 
 
-def test_the_clocks_of_a_block_are_told_with_what_lowered_them(monkeypatch, clock):
-    library = FakeNvml(FakeGpu(sm_clock_mhz=300, utilization_percent=0))
-    shown = [(1980, 90, 0), (1700, 90, 0x4), (1750, 90, 0x4 | 0x20), (210, 0, 0x1)]
-    fields = ("sm_clock_mhz", "utilization_percent", "throttle_bits")
+def test_what_throttles_a_gpu_in_any_reading_is_told(monkeypatch, clock):
+    library = FakeNvml(FakeGpu())
+    shown = [{"throttle_bits": bits} for bits in (0, 0x4, 0x4 | 0x20, 0x1)]
     with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(1.0, dict(zip(fields, v, strict=True))) for v in shown])
+        play(monitor, clock, library, [(1.0, one) for one in shown])
     (gpu,) = monitor.gpus
-    assert gpu.sm_clocks_mhz == (300, 1750, 210)  # While idle the clock says nothing.
     assert (gpu.power_cap_w, gpu.throttle_reasons) == (700.0, ("power cap", "temperature"))
 
 
-def test_clocks_that_are_not_told_are_none(monkeypatch, clock):
-    library = FakeNvml(FakeGpu(sm_clock_mhz=None, throttle_bits=None, power_cap_mw=None))
+def test_throttling_that_is_not_told_is_none(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(throttle_bits=None, power_cap_mw=None))
     with monitor_of(monkeypatch, library, clock) as monitor:
         pass
     (gpu,) = monitor.gpus
-    assert (gpu.sm_clocks_mhz, gpu.power_cap_w, gpu.throttle_reasons) == (None, None, None)
+    assert (gpu.power_cap_w, gpu.throttle_reasons) == (None, None)
 
 
 def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):

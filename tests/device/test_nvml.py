@@ -70,14 +70,14 @@ def test_gpus_that_do_not_answer_are_counted(monkeypatch):
 
 
 @pytest.mark.parametrize("old", [False, True])
-def test_what_lowers_the_clocks_is_told_in_words_and_idling_is_not(monkeypatch, old):
-    (reading,) = read(monkeypatch, FakeGpu(throttle_bits=0x1 | 0x4 | 0x40), old=old)
+def test_what_throttles_is_told_in_words_and_idling_and_settings_are_not(monkeypatch, old):
+    (reading,) = read(monkeypatch, FakeGpu(throttle_bits=0x1 | 0x2 | 0x4 | 0x40), old=old)
     assert reading.throttle_reasons == ("power cap", "temperature (hardware)")
 
 
 def test_readings_come_in_the_units_of_their_names(monkeypatch):
     (reading,) = read(monkeypatch, FakeGpu(utilization_percent=37, power_mw=412_500))
-    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1980, 2619, 1_000_000, ())
+    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1_000_000, ())
 
 
 def test_each_gpu_gives_its_own_readings(monkeypatch):
@@ -92,8 +92,6 @@ FIELDS = {
     "power_mw": "power_w",
     "energy_mj": "energy_counter_mj",
     "temperature_c": "temperature_c",
-    "sm_clock_mhz": "sm_clock_mhz",
-    "memory_clock_mhz": "memory_clock_mhz",
     "memory_total_bytes": "memory_used_bytes",
     "throttle_bits": "throttle_reasons",
 }

@@ -86,7 +86,6 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
         assert sample.utilization is None or 0 <= sample.utilization <= 1
         assert sample.power_w is None or 1 < sample.power_w < 3000
         assert sample.temperature_c is None or 5 < sample.temperature_c < 110
-        assert sample.sm_clock_mhz is None or 100 < sample.sm_clock_mhz < 5000
     busiest = [s.utilization for s in first.samples if s.utilization is not None]
     assert not busiest or max(busiest) > 0.5
     if first.energy_j is not None and first.mean.power_w is not None:
@@ -94,8 +93,7 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
         assert first.energy_j == pytest.approx(watched_j, rel=0.3)
     record_property("energy", f"{first.energy_j} J by {first.energy_source}")
     record_property("mean power", f"{first.mean.power_w} W")
-    record_property("clocks", str(first.sm_clocks_mhz))
-    record_property("clocks lowered by", str(first.throttle_reasons))
+    record_property("throttled by", str(first.throttle_reasons))
     record_property("samples", str(len(first.samples)))
 
 

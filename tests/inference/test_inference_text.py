@@ -2,8 +2,8 @@ import dataclasses
 
 import numpy as np
 from inference_factory import make_failed, make_profile, make_timing
+from records_factory import make_gpu
 
-from kbatch.inference.figures import conditions_line
 from kbatch.inference.record import OutputChange, TargetCheck, TwinRecord
 from kbatch.inference.report import inference_section
 
@@ -129,13 +129,8 @@ def test_bulk_calls_have_no_latency_of_a_batch():
     assert rows[0][5] == "n/a (bulk)"
 
 
-def test_batches_that_ran_at_other_clocks_are_told():
-    clocks_mhz = {1: 1400.0, 8: 1980.0, 64: 1970.0}
-    timings = [make_timing(b, sm_clocks_mhz=(mhz,) * 8) for b, mhz in clocks_mhz.items()]
-    profile = make_profile(*timings)
-    apart = (
-        "GPU clock from 1,400 MHz at 1 (compiled, float32) to 1,980 MHz at 8 (compiled, float32)"
-    )
-    assert any(apart in line for line in lines_of(profile))
-    assert apart in conditions_line(profile)
-    assert "clock" not in conditions_line(make_profile(*timings[1:]))
+def test_a_throttled_gpu_is_one_line():
+    throttled = lines_of(make_profile(gpus=(make_gpu(throttled=("power cap",)),) * 2))
+    (line,) = [line for line in throttled if "throttled" in line]
+    assert "(power cap)" in line
+    assert not any("throttled" in line for line in lines_of(make_profile(gpus=(make_gpu(),))))

@@ -293,14 +293,13 @@ def test_as_many_calls_are_kept_as_a_high_quantile_needs():
         assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))
 
 
-def test_the_clocks_of_the_blocks_are_in_the_record(monkeypatch, tmp_path):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4)))
+def test_what_throttled_the_gpu_is_in_the_record(monkeypatch, tmp_path):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(throttle_bits=0x4)))
     here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
     monkeypatch.setattr("kbatch.inference.measure.GpuMonitor", here)
     found = profile(batch_sizes=(1, 4), time_budget_s=0.3, measure_memory=False)
-    for timing in found.timings:
-        assert timing.sm_clocks_mhz == (1700,) * len(timing.block_medians_s)
-        assert timing.throttle_reasons == (("power cap",),) * len(timing.block_medians_s)
-    assert found.gpus[0].sm_clocks_mhz == (1700,) * 3
+    (gpu,) = found.gpus
+    assert gpu.throttle_reasons == ("power cap",)
+    assert len(gpu.samples) > 2  # Between the blocks too.
     found.save(tmp_path / "profile.json")
     assert InferenceProfile.load(tmp_path / "profile.json") == found

@@ -146,11 +146,6 @@ def test_processor_gpu_and_costs_are_told_where_they_were_measured():
     assert "kept busy by" not in text(none)
     busy = dataclasses.replace(make_rate(800), gpu_busy_share=0.5)
     assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
-    slow, fast = (dataclasses.replace(busy, sm_clock_mhz=mhz) for mhz in (1200, 1700))
-    apart = dataclasses.replace(make_profile(), step=slow, together=fast)
-    words = "GPU clock from 1,200 MHz at step to 1,700 MHz at together, which also affects"
-    assert words in text(apart)
-    assert "GPU clock" not in text(dataclasses.replace(apart, step=fast))
     costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
     assert "Slicing rows in order: 1.00 ms a batch (0.7" in text(make_profile(costs=costs))
 

@@ -325,15 +325,15 @@ def test_times_hold_under_about_the_same_power_cap(monkeypatch, tmp_path):
     assert searched_s(300) == 0
 
 
-def test_the_clock_of_each_round_is_kept(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(sm_clock_mhz=1700, throttle_bits=0x4)))
+def test_the_gpu_is_read_between_the_rounds(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(throttle_bits=0x4)))
     here = functools.partial(GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
     monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
     batch = tuple(map(tf.constant, models.rows(16)))
     points, gpus = time_micro_batches(
         models.mlp(), batch, largest=16, moments_every=0, timing=BRIEF
     )
-    assert all(p.sm_clocks_mhz == (1700,) * len(p.rounds) for p in points)
-    assert all(p.throttle_reasons == (("power cap",),) * len(p.rounds) for p in points)
     assert any(p.rounds for p in points)
+    assert len(gpus[0].samples) > 2
+    assert gpus[0].throttle_reasons == ("power cap",)
     assert [gpu.power_cap_w for gpu in gpus] == [700.0]

@@ -6,9 +6,7 @@ from records_factory import make_execution, make_gpu, make_study, make_trial, ma
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.notes import RunNote
-from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
-from kbatch.study.names import caption
 from kbatch.study.report import study_section
 from kbatch.study.table import lettered, marked_table, trial_table
 
@@ -104,28 +102,25 @@ def test_trials_that_failed_alike_share_a_note():
     assert "20 (mixed_float16) and 4 more have no result" in found.text
 
 
-def at_clocks(**clocks_mhz):
-    """Trials by the first execution's clock; "power cap" lowered the slow ones."""
+def throttled_by(**reasons):
+    """Trials by what throttled the GPU of their execution."""
     return make_study(
         *(
-            make_trial(int(size[1:]), usage=make_usage(make_gpu(sm_clock_mhz=mhz)))
-            for size, mhz in clocks_mhz.items()
+            make_trial(int(size[1:]), usage=make_usage(make_gpu(throttled=found)))
+            for size, found in reasons.items()
         )
     )
 
 
-def test_trials_at_other_clocks_are_told_in_caveat_decision_and_caption():
-    study = at_clocks(_16=1980.0, _64=1350.0, _256=1900.0)
-    apart = "GPU clock from 1,350 MHz at 64 to 1,980 MHz at 16"
-    (found,) = [c for c in caveats(study) if c.label == "GPU clocks differ"]
-    assert apart in found.text
-    assert "What lowered it: power cap." in found.text
-    assert apart in answer(study).compared
-    assert apart in caption(study.conditions)
+def test_trials_on_a_throttled_gpu_are_one_note():
+    study = throttled_by(_16=("power cap",), _64=(), _256=("power cap", "temperature"))
+    (found,) = [c for c in caveats(study) if c.label == "GPU throttled"]
+    assert found.text.startswith("At batch sizes 16 and 256: ")
+    assert "(power cap and temperature)" in found.text
+    assert len(found.keys) == 2
 
 
-@pytest.mark.parametrize("slow", [1890.0, None])
-def test_trials_at_one_clock_or_none_known_are_not(slow):
-    study = at_clocks(_16=1980.0, _64=slow)
-    assert "clock" not in caption(study.conditions) + answer(study).compared
-    assert "GPU clocks differ" not in [c.label for c in caveats(study)]
+@pytest.mark.parametrize("reasons", [(), None])
+def test_without_throttling_or_knowledge_of_it_there_is_no_note(reasons):
+    study = throttled_by(_16=reasons, _64=reasons)
+    assert "GPU throttled" not in [c.label for c in caveats(study)]

@@ -1,12 +1,12 @@
 """Updates of several sizes: whole where they fit."""
 
 import contextlib
-import itertools
 
 import keras
 import pytest
 import small_models as models
 from fake_clock import FakeClock
+from records_factory import make_gpu
 
 from kbatch.throughput.update_timing import time_updates
 from kbatch.training.accumulation.parts_check import PartsChecks
@@ -58,23 +58,22 @@ def test_only_memory_cuts_a_batch_and_what_that_changes_is_said(fits):
     whole = {(size, size) for size in (8, 16, 32) if size <= fits}
     assert ways(timings) == whole | ({(32, 16)} if fits == 16 else set())
     assert ("normal (BatchNormalization)" in " ".join(notes)) == (fits == 16)
-    assert not any("clocks" in note for note in notes)
+    assert not any("throttled" in note for note in notes)
 
 
-class RisingClock(contextlib.nullcontext):
-    """A monitor of a GPU whose clock is 6 % faster at each turn."""
+class ThrottledGpu(contextlib.nullcontext):
+    """A monitor of a GPU that was throttled."""
 
-    gpus = ()
+    gpus = (make_gpu(throttled=("temperature",)),)
 
     def __init__(self, *, interval_s):
         super().__init__(self)
-        self._turns = itertools.count()
 
-    def sample_clock(self):
-        return 1000 * 1.06 ** next(self._turns), None
+    def sample(self):
+        pass
 
 
-def test_clocks_that_differ_are_a_note(monkeypatch):
-    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", RisingClock)
+def test_a_throttled_gpu_is_a_note(monkeypatch):
+    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", ThrottledGpu)
     _, (note,) = timed(models.stock, fits=16)  # And none of what is cut: it adds up.
-    assert "GPU clock from" in note
+    assert "throttled (temperature)" in note

@@ -1,7 +1,6 @@
-import dataclasses
-
 import matplotlib
 import pytest
+from records_factory import make_gpu
 from training_profile_factory import left_out, point, training_profile
 
 import kbatch
@@ -158,24 +157,11 @@ def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     assert f"90 % of peak, not measured: {size}" in words(kbatch.plot_training_profile(profile))
 
 
-def at_clocks(*clocks_mhz):
-    points = zip(training_profile().points, clocks_mhz, strict=False)
-    return training_profile(
-        points=tuple(
-            dataclasses.replace(p, sm_clocks_mhz=(mhz, None, *(mhz,) * (len(p.rounds) - 2)))
-            for p, mhz in points
-        )
-    )
-
-
-def test_sizes_that_ran_at_other_clocks_are_told():
-    apart = "GPU clock from 1,400 MHz at 256 to 1,980 MHz at 4"
-    profile = at_clocks(1950.0, 1980.0, 1970.0, 1900.0, 1400.0)
-    assert apart in training_profile_info(profile).conditions
-    assert any(apart in line for line in training_lines(profile))
-
-
-@pytest.mark.parametrize("clocks_mhz", [(1980.0, 1960.0, 1890.0), (None, None, 900.0)])
-def test_clocks_that_are_alike_or_not_known_are_not(clocks_mhz):
-    profile = at_clocks(*clocks_mhz)
-    assert "clock" not in training_profile_info(profile).conditions + str(training_lines(profile))
+def test_a_throttled_gpu_is_a_line():
+    (line,) = [
+        line
+        for line in training_lines(training_profile(gpus=(make_gpu(throttled=("temperature",)),)))
+        if "throttled" in line
+    ]
+    assert "(temperature)" in line
+    assert "throttled" not in str(training_lines(training_profile(gpus=(make_gpu(),))))
