@@ -89,12 +89,62 @@ def failure_status(error: BaseException) -> str:
     return "out_of_memory" if ran_out_of_memory(error) else "failed"
 
 
+# Whatever the batch size: values that an operation refuses, files that cannot be read.
+_REFUSALS = (
+    tf.errors.InvalidArgumentError,
+    tf.errors.UnimplementedError,
+    tf.errors.NotFoundError,
+    tf.errors.DataLossError,
+)
+# What a function of Python raised in the graph, such as the generator of a dataset.
+_OF_PYTHON = "{{node PyFunc}}"
+_LENGTHS = ("MaybeMoveContiguousSlices", "Cannot batch tensors with different shapes")
+
+
+def refusal(error: BaseException) -> str | None:
+    """Say what to mend where no batch size could train, None of another failure."""
+    cause = cause_of(error)
+    if isinstance(error, tf.errors.OpError) and any(text in cause for text in _LENGTHS):
+        return (
+            "Rows of different lengths cannot be joined to a batch: give a function "
+            "`batch_size -> dataset.padded_batch(batch_size)`."
+        )
+    of_python = isinstance(error, tf.errors.OpError) and _OF_PYTHON in str(error)
+    # One shape may come of one batch size only.
+    refused = isinstance(error, _REFUSALS) and not re.search("shape|dimension", cause, re.I)
+    known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
+    if known or not (of_python or refused):
+        return None
+    return (
+        "Training fails on these data at every batch size: mend the data, or the model that takes "
+        f"them. Received: {failure_text(error)}"
+    )
+
+
 def failure_text(error: BaseException) -> str:
     """Describe an exception in one line of at most 300 characters."""
+    return f"{type(error).__name__}: {cause_of(error)}".strip(" :")[:300]
+
+
+# What stands around the cause in an error of TensorFlow: nodes, and the way to the data.
+_AROUND = re.compile(
+    r"\{\{[^{}]*\}\}|\[Op:[^\]]*\]( name:)?|"
+    r"Error in user-defined function passed to .* iterator: \S+: "
+)
+_PLACES = ("Graph execution error", "Detected at", "<stack traces", "Traceback ", "The above exc")
+
+
+def cause_of(error: BaseException) -> str:
+    """Return what an exception says in one line, without the places in a graph."""
+    lines = [COLOURS.sub("", line) for line in str(error).splitlines() if line.strip()]
+    if isinstance(error, tf.errors.OpError):
+        # Those of a stack, and the nodes, are indented.
+        said = [line for line in lines if not line[0].isspace()]
+        places = [i for i, line in enumerate(said) if line.startswith(_PLACES)]
+        said = said[places[-1] + 1 if places else 0 :]
+        lines = [_AROUND.sub("", line) for line in said] or lines
     # Keras's messages name the place in their first line and the cause in the next ones.
-    lines = [COLOURS.sub("", line).strip() for line in str(error).splitlines()]
-    text = " ".join([line for line in lines if line][:3])
-    return f"{type(error).__name__}: {text}".strip(" :")[:300]
+    return " ".join([line.strip() for line in lines][:3]).strip()
 
 
 def failure_traceback(error: BaseException) -> str:

@@ -11,6 +11,7 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.joint_search import FACTOR_NAME, FACTORS
 from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
+from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
@@ -22,7 +23,7 @@ from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, 
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, recorded_search, trial_files
+from kbatch.search.trial_files import TrialFiles, completed_trials, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.accumulation import (
@@ -275,8 +276,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 results = self.fallback.run(
                     project, train, lambda: attempts[-1].progress if attempts else (-1, 0)
                 )
-            except BaseException:
+            except BaseException as error:
                 self._executed = None, 0
+                # A size that has trained shows that others may.
+                said = None if any(completed_trials(project)) else refusal(error)
+                if said is not None:
+                    raise InputError(said) from error
                 raise
             finally:
                 if files is not None and self.fallback.note:

@@ -9,6 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
 from kbatch.training.data.forms import each_part, parts_of, rows_of
@@ -76,11 +77,9 @@ def fitting_data() -> Iterator[None]:
     try:
         yield
     except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise InputError(
             "The model cannot be trained on these data: give inputs and targets of the shapes and "
-            "dtypes that the model and its loss take. Received: "
-            f"{type(error).__name__}: {(lines or ['no message'])[-1][:300]}"
+            f"dtypes that the model and its loss take. Received: {failure_text(error)}"
         ) from error
 
 

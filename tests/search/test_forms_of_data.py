@@ -1,10 +1,13 @@
 """Data and metrics in the forms that Keras takes, searched as `fit` trains them."""
 
+import re
+
 import keras
 import keras_tuner
 import numpy as np
 import pytest
 import searches
+import tensorflow as tf
 
 import kbatch
 
@@ -92,4 +95,83 @@ def test_a_metric_of_several_numbers_is_no_objective(tmp_path):
             kbatch.BatchSizeTuner,
             data=data,
             objective=objective,
+        )
+
+
+def text_net(vocabulary=30, classes=5, length=6):
+    def build():
+        model = keras.Sequential(
+            [
+                keras.Input((length,), dtype="int32"),
+                keras.layers.Embedding(vocabulary, 4),
+                keras.layers.GlobalAveragePooling1D(),
+                keras.layers.Dense(classes),
+            ]
+        )
+        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+        model.compile("sgd", loss)
+        return model
+
+    return build
+
+
+TOKENS, LABELS = np.arange(94 * 6).reshape(94, 6) % 30, np.arange(94) % 5
+
+
+def broken_at(example):
+    def rows():
+        for i in range(94):
+            if i == example:
+                raise OSError(f"image {i} is broken")
+            yield TOKENS[i], LABELS[i]
+
+    spec = (tf.TensorSpec((6,), tf.int64), tf.TensorSpec((), tf.int64))
+    return tf.data.Dataset.from_generator(rows, output_signature=spec)
+
+
+REFUSED = {
+    "label": (text_net(classes=3), (TOKENS, LABELS), r"label value of \d which is outside"),
+    "token": (text_net(vocabulary=20), (TOKENS, LABELS), r"= 2\d is not in \[0, 20\)"),
+    "generator": (text_net(), (broken_at(70),), "OSError: image 70 is broken$"),
+}
+
+
+@pytest.mark.parametrize("micro_batch_size", [None, 4])
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_no_size_can_train_ends_the_search_with_its_cause(tmp_path, case, micro_batch_size):
+    build, data, cause = REFUSED[case]
+    hypermodel = searches.hypermodel(
+        build, dtype_policy="float32", micro_batch_size=micro_batch_size
+    )
+    with pytest.raises(ValueError, match=rf"every batch size: .*{cause}"):
+        searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, data=data, objective="loss")
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    assert re.search(cause, trial.failure)
+
+
+def test_an_error_of_one_size_leaves_the_others(tmp_path):
+    tuner = searches.quick(
+        tmp_path,
+        searches.stock(text_net(), (8, 16, 32)),
+        kbatch.BatchSizeTuner,
+        data=(lambda size: broken_at(70 if size == 16 else 94).batch(size),),
+        objective="loss",
+    )
+    trials = {trial.batch_size: trial for trial in kbatch.load_study(tuner).trials}
+    assert [trials[size].status for size in (8, 16, 32)] == ["completed", "failed", "completed"]
+    assert trials[16].failure.endswith("OSError: image 70 is broken")
+
+
+def test_rows_of_different_lengths_want_a_function(tmp_path):
+    rows = [(np.ones(3 + i // 8, "int32"), np.int32(i % 5)) for i in range(94)]
+    spec = (tf.TensorSpec((None,), tf.int32), tf.TensorSpec((), tf.int32))
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+
+    with pytest.raises(ValueError, match=r"give a function `batch_size -> dataset.padded_batch"):
+        searches.quick(
+            tmp_path,
+            searches.stock(text_net(length=None), (16,)),
+            kbatch.BatchSizeTuner,
+            data=(data.padded_batch(4),),
+            objective="loss",
         )

@@ -21,6 +21,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.environment import read_environment
+from kbatch.device.failures import failure_text
 from kbatch.document.numbers import format_number
 from kbatch.library_internals import (
     build_symbolically,
@@ -122,8 +123,7 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
             return _compared(model, batches)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
-        said = next(iter(str(error).strip().splitlines()), "")
-        return PartsCheck(None, None, f"{type(error).__name__}: {said}"[:300], count)
+        return PartsCheck(None, None, failure_text(error), count)
 
 
 def _compared(model: keras.Model, batches: Sequence[Any]) -> PartsCheck:
@@ -276,7 +276,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
             check = check_parts(model, some)
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
-        check = PartsCheck(None, None, f"{type(error).__name__}: {error}"[:300], 0)
+        check = PartsCheck(None, None, failure_text(error), 0)
     if check is not None:
         for own, hook in list(vars(model).items()):
             if getattr(hook, "func", None) is _checked_training:

@@ -4,7 +4,6 @@ import contextlib
 import glob
 import multiprocessing
 import queue
-import re
 import threading
 import time
 import types
@@ -16,6 +15,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import LARGEST_SIZE
+from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.library_internals import (
     ArrayDataAdapter,
@@ -232,13 +232,9 @@ class BatchStream:
             raise self._broken(error) from error
 
     def _broken(self, error: Exception) -> InputError:
-        # TensorFlow puts the node of its graph before the words.
-        words = re.sub(r"\{\{[^{}]*\}\}", "", str(error))
-        lines = [line.strip() for line in words.splitlines() if line.strip()]
         return InputError(
             f"The data raised an error at batch {self._of_epoch} (the first is 0): mend them so "
-            "that they can be read from start to end. Received: "
-            f"{type(error).__name__}: {lines[0][:300] if lines else 'no message'}"
+            f"that they can be read from start to end. Received: {failure_text(error)}"
         )
 
     def _stop(self) -> None:

@@ -8,6 +8,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.training.data.forms import by_input, named_inputs
 from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
@@ -129,11 +130,7 @@ def _refusal_text(error: Exception, model: Callable[[], keras.Model], source: So
             return mismatch
     if not isinstance(error, _REFUSALS):
         return None
-    # What TensorFlow found stands behind the places in its graph.
-    places = ("File ", "Detected at", "Graph execution", "[[", "Original stack", "Node:")
-    lines = [line.strip() for line in str(error).splitlines()]
-    found = [line for line in lines if line and not line.startswith(places)]
     return (
         "A train step must run on the data: give inputs that the model takes, and targets that its "
-        f"loss takes. Received: {found[-1][:200] if found else type(error).__name__}"
+        f"loss takes. Received: {failure_text(error)}"
     )
