@@ -119,13 +119,11 @@ class MicroBatchCache:
     def _may_cut(self) -> bool:
         return user_step(self.model) is None
 
-    def max_fitting(self) -> int:
-        """Return the most examples that fit at once, and did not run out of memory in training."""
-        return min(self._fitting().max_batch_size, self._limit())
-
     def fastest(self, batch_size: int, left: TrainingLeft | None = None) -> FoundMicroBatch:
         """Choose the fastest size for a batch by train steps, if training is left to repay them."""
-        most, result = self.max_fitting(), self._fitting()
+        result = self._fitting()
+        # The most that fit at once, and did not run out of memory in training.
+        most = min(result.max_batch_size, self._limit())
         if most < batch_size:
             self._check_cutting(most)
         size, note = self._fastest(batch_size, most, left or TrainingLeft())

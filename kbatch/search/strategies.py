@@ -1,6 +1,6 @@
 """Which trial a search runs next, and how often: the grid, a race, or joint pairs."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -71,7 +71,7 @@ class Strategy:
     def executions(self, state: SearchState, values: Values) -> int | None:
         """Return how many executions a trial is to have, None where the tuner says that."""
 
-    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+    def news(self, state: SearchState) -> list[str]:
         """Describe what was found since the last call."""
         return []
 
@@ -133,7 +133,7 @@ class RaceStrategy(Strategy):
         wanted = any(in_grid(state.space, one) == key for one in following)
         return max(1, sum(len(trial.executions) for trial in found) + wanted)
 
-    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+    def news(self, state: SearchState) -> list[str]:
         trials, standing = self._standing()
         if standing is None or standing.rounds <= self._described:
             return []
@@ -215,7 +215,7 @@ class JointStrategy(Strategy):
                 return max(1, done + (found.pair == pair))
         return 1
 
-    def news(self, state: SearchState, *, ended: bool) -> list[str]:
+    def news(self, state: SearchState) -> list[str]:
         if state.pending or self._end_described:
             return []  # Their results may change it.
         texts = []
@@ -234,7 +234,11 @@ class JointStrategy(Strategy):
         """Return what to do for each combination of the other hyperparameters, with its values."""
         trials = readable_trials(self._project)
         for values, others in settings_in_grid(state.space):
-            same = [trial for trial in trials if _are_of(trial.hyperparameters, others)]
+            same = [
+                trial
+                for trial in trials
+                if {**trial.hyperparameters, **others} == trial.hyperparameters
+            ]
             runs, scored = pair_runs(same), [t for t in same if t.objective_value is not None]
             found = next_pair(
                 self._batch_sizes,
@@ -252,8 +256,3 @@ class JointStrategy(Strategy):
             if found.pair is not None:
                 values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))
             yield found, runs, values
-
-
-def _are_of(values: Mapping[str, Any], others: Mapping[str, Any]) -> bool:
-    """Return whether a trial has these values of the hyperparameters beside its batch size."""
-    return {name: value for name, value in values.items() if name in others} == others

@@ -290,7 +290,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         self._progress.trial_ends(trial_files.TrialFiles(self, trial).record())
-        self._say_news(ended=False)
+        self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
         self._trackers.update(Path(self.project_dir))
@@ -298,7 +298,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_search_end(self) -> None:
         """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
         super().on_search_end()
-        self._say_news(ended=True)
+        self._say_news()
         if not self.oracle.get_best_trials(1):
             self._progress.say(trial_files.no_best_trial(Path(self.project_dir)))
         self._trackers.update(Path(self.project_dir), ended=True)
@@ -387,8 +387,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             raise RuntimeError(trial_files.no_best_trial(Path(self.project_dir)))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
-    def _say_news(self, *, ended: bool) -> None:
-        for text in self._strategy.news(self.oracle.state(), ended=ended):
+    def _say_news(self) -> None:
+        for text in self._strategy.news(self.oracle.state()):
             self._progress.say(text)
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:

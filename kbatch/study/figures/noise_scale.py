@@ -11,7 +11,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.figures import common
-from kbatch.study.names import PlottedEstimate, noise_scale_text, throughput_estimate
+from kbatch.study.names import PlottedEstimate, bars_text, noise_scale_text, throughput_estimate
 from kbatch.study.study import Study, refuse_empty
 
 # Of both panels, and of the noise scale alone.
@@ -74,7 +74,8 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
         "more."
     )
     progress = _goodput(study)
-    notes = meaning, progress.note if progress else "", common.best_of_size_note(measured)
+    bars = (progress.note, bars_text(study.trials)) if progress else ()
+    notes = (meaning, *bars, common.best_of_size_note(measured))
     return NoiseScaleInfo(tuple(curves), progress, epochs, notes, common.incomplete_text(study))
 
 
