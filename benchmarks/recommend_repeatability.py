@@ -1,4 +1,4 @@
-"""Does kbatch recommend the same batch size again, beside a noisy neighbour?
+"""Does kbatch name the same batch size to start with again, beside a noisy neighbour?
 
 python benchmarks/recommend_repeatability.py [--net mlp] [--repeats 10] [--budget 30] [--quiet]
     [--keep FILE] [--seconds 280]
@@ -71,20 +71,19 @@ def main() -> None:
 
 
 def row_of(found: kbatch.Recommendation, seconds: float) -> dict:
-    trained = [f"{c.batch_size}{'' if c.reached else '!'}" for c in found.checks]
     return {
         "batch": found.batch_size,
         "micro": found.micro_batch_size,
         "noise": noise_text(found),
-        "trained": " ".join(trained),
+        "search": " to ".join(map(str, sorted({*found.batch_sizes[:1], *found.batch_sizes[-1:]}))),
         "seconds": round(seconds, 1),
         "limit": " or ".join(found.binding),
     }
 
 
 def tell(net: str, rows: list[dict]) -> None:
-    """Prints the repeats, and how many agree. `!` marks a size that did not come to the loss."""
-    widths = {"batch": 6, "micro": 7, "noise": 22, "trained": 24, "seconds": 9}
+    """Prints the repeats, and how many agree."""
+    widths = {"batch": 6, "micro": 7, "noise": 22, "search": 14, "seconds": 9}
     print("".join(f"{name:>{width}}" for name, width in widths.items()) + "  limit")
     for row in rows:
         cells = "".join(f"{row[name] or '-':>{width}}" for name, width in widths.items())

@@ -110,7 +110,7 @@ def measure():
     pipeline = kbatch.profile_input_pipeline(digits_cnn(), dataset, budget_s=20)
     pipeline.save(DATA / "input.json")
     say(repr(pipeline))
-    recommendation = kbatch.recommend(digits_cnn, x, y, budget_s=120, seed=0)
+    recommendation = kbatch.recommend(digits_cnn, x, y, budget_s=60, seed=0)
     recommendation.save(DATA / "recommendation.json")
     say(str(recommendation))
 

@@ -21,9 +21,9 @@ from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipel
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
 from kbatch.memory.record import MaxBatchSizeResult as MaxBatchSizeResult
 from kbatch.memory.report import plot_memory as plot_memory
-from kbatch.recommendation.figure import plot_limits as plot_limits
 from kbatch.recommendation.measure import recommend as recommend
 from kbatch.recommendation.record import Recommendation as Recommendation
+from kbatch.recommendation.report import plot_limits as plot_limits
 from kbatch.report.pages import write_report as write_report
 from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel

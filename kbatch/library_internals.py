@@ -252,11 +252,6 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 # Optimizers.
 
 
-def set_rate(optimizer: Any, rate: Any) -> None:
-    """Put back what `rate_of` returned: the public setter calls a function once."""
-    optimizer._learning_rate = rate
-
-
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
     """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
     kinds: Any = (BaseOptimizer, keras.optimizers.LossScaleOptimizer)

@@ -180,19 +180,16 @@ def _run_max_batch(options: argparse.Namespace) -> None:
 
 
 def add_recommend(commands: Any) -> None:
-    parser = commands.add_parser("recommend", help="recommend a batch size, and say why")
+    parser = commands.add_parser("recommend", help="name a size to start with, by its limits")
     arguments.add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
     base = "batch size that the model's learning rate suits (%(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
-    rules, rule = ("auto", "linear", "sqrt", "none"), "how the learning rate follows"
-    add("--rule", choices=rules, default="auto", help=f"{rule} (linear for SGD, sqrt else)")
     limit = "memory that may be taken, such as 2GiB (as in max-batch)"
     add("--limit", metavar="SIZE", help=limit)
     budget = "seconds to spend on measuring (%(default)s)"
     add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help=budget)
-    add("--epochs", type=int, metavar="N", help="most epochs of the pilot")
-    add("--seed", type=int, metavar="N", help="seed of all training")
+    add("--seed", type=int, metavar="N", help="seed of the pilot")
     arguments.add_output(parser, "write the record", metavar="FILE")
     add("--figure", type=Path, metavar="FILE", help="write the figure of the limits")
     parser.set_defaults(run=_run_recommend)
@@ -211,7 +208,7 @@ def _run_recommend(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.recommendation.measure import recommend
     from kbatch.plotting.saving import save_figure
-    from kbatch.recommendation.figure import plot_limits
+    from kbatch.recommendation.report import plot_limits
 
     build = arguments.named_build(options.build)
     x, y = arguments.named_x_y(options.data)
@@ -220,10 +217,8 @@ def _run_recommend(options: argparse.Namespace) -> None:
         x,
         y,
         base_batch_size=options.base_batch_size,
-        learning_rate_scaling=None if options.rule == "none" else options.rule,
         memory_limit_bytes=limit_bytes,
         budget_s=options.budget,
-        epochs=options.epochs,
         seed=options.seed,
         on_progress=lambda line: arguments.say(console, f"measuring {line} ..."),
     )

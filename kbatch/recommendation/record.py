@@ -1,45 +1,100 @@
-"""The record of a recommendation: what was measured, and the batch size that follows from it."""
+"""The record of a recommendation: what was measured, what follows from it, and its words."""
 
 import dataclasses
 import functools
-import math
-from collections.abc import Mapping
+import textwrap
+from collections.abc import Mapping, Sequence
 
+import numpy as np
+
+from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import learning_rate_ratio
-from kbatch.analysis.next_size import FinishedRun
-from kbatch.analysis.noise_scale import NoiseScale
-from kbatch.analysis.scaling_curve import BatchAnswer, Latency, efficient_batch_size, fit_latency
+from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
+from kbatch.analysis.scaling_curve import BatchAnswer, efficient_batch_size, fit_latency
+from kbatch.document.numbers import (
+    format_number,
+    interval_text,
+    join_words,
+    memory_text,
+    pluralize,
+    setting,
+)
+from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.memory.record import MaxBatchSizeResult
-from kbatch.recommendation.choice import NO_TIMES, UNTOLD, BatchDecision, TrainedRuns, trained_runs
 from kbatch.recommendation.limits import (
-    TIE,
-    TimedUpdate,
+    INPUT,
+    MEMORY,
+    NOISE,
+    SATURATION,
     binding_limits,
     fastest_of_each,
-    noise_bounds,
     relative_time,
-    update_time_s,
+    sizes_to_search,
+    starting_size,
     with_more_memory,
 )
-from kbatch.recommendation.pilot_record import (
-    PILOT_DIVERGED,
-    FitLines,
-    FitTime,
-    PilotRecord,
-    SizeCheck,
-    fit_lines,
-)
-from kbatch.records.record import EnvironmentRecord, SavedRecord
+from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice
 from kbatch.throughput.record import TimedRounds
 
 _UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
-_NO_ANSWER = BatchDecision(None, None, None, None, older=True)
+# Of the way that the loss went: what follows takes long, and fits the training set alone.
+_USEFUL_SHARE = 0.9
+# Of fewer stretches the late half says too little.
+_FEWEST_STRETCHES = 6
+PILOT_ENDS = ("progress", "budget")
+_WIDTH = 88
+
+
+@dataclasses.dataclass(frozen=True)
+class PilotRecord:
+    """A short training at the base batch size, in stretches of some updates."""
+
+    batch_size: int  #: Examples of an update.
+    micro_batch_size: int  #: Examples of each gradient that was measured.
+    updates: tuple[int, ...]  #: Of each stretch.
+    losses: tuple[float, ...]  #: Mean training loss over it.
+    #: Mean estimate of tr(Sigma), in squared gradient units; None where it was not measured.
+    gradient_variances: tuple[float | None, ...]
+    gradient_squared_norms: tuple[float | None, ...]  #: Mean estimate of |G|^2, or None.
+    #: One of `PILOT_ENDS`: the later half brought little progress, or the time was spent.
+    ended_by: str
+    seed: int  #: Of weights and order.
+
+    def __post_init__(self):
+        check_choice(PILOT_ENDS, ended_by=self.ended_by)
+
+    @property
+    def noise_scale(self) -> NoiseScale:
+        """The gradient noise scale of the late half of the stretches that brought progress."""
+        useful = max(_FEWEST_STRETCHES, useful_stretches(self.losses))
+        return noise_scale_of_epochs(
+            np.array(self.gradient_variances[:useful], float),  # None is NaN.
+            np.array(self.gradient_squared_norms[:useful], float),
+            weights=[max(1, updates) for updates in self.updates[:useful]],
+        )
+
+
+def useful_stretches(losses: Sequence[float]) -> int:
+    """Count the stretches until the loss has gone nine tenths of the way that it went."""
+    near = min(losses) + (1 - _USEFUL_SHARE) * (losses[0] - min(losses))
+    return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
+
+
+@dataclasses.dataclass(frozen=True)
+class Limit:
+    """What one of the four limits says."""
+
+    name: str  #: One of `kbatch.recommendation.limits.LIMITS`.
+    known: bool  #: Whether it was measured.
+    batch_size: float | None  #: Where it begins, in examples; None where it limits no size.
+    interval: Interval | None  #: 95 % interval of that, in examples; None where unknown.
+    words: str  #: The same in a few words.
 
 
 @dataclasses.dataclass(frozen=True)
 class Recommendation(SavedRecord):
-    """The limits of the batch size, which of them binds, and the sizes to use."""
+    """The limits of the batch size, which of them binds, and the sizes to search."""
 
     model_name: str  #: Name of the model.
     optimizer: str  #: Class name of the optimizer, without the loss-scale wrapper.
@@ -47,78 +102,107 @@ class Recommendation(SavedRecord):
     base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
-    learning_rate_rule: str | None  #: `"linear"`, `"sqrt"` or None: how it follows the batch size.
+    learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
     examples: int | None  #: Training examples, None where the data do not tell.
     timings: tuple[TimedRounds, ...]  #: Of updates, all in the same shuffled rounds.
     memory: MaxBatchSizeResult | None  #: The search for the largest batch, or None.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
     pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
-    #: Why one of `LIMITS` was not measured, and why no further one of `OTHER_SIZES` was trained.
-    unknown: Mapping[str, str]
-    durations_s: Mapping[str, float]  #: Seconds that each of these measurements took, by its name.
+    unknown: Mapping[str, str]  #: Why a limit was not measured, by its name.
+    durations_s: Mapping[str, float]  #: Seconds that each measurement took, by its limit.
     budget_s: float  #: Seconds that it was given.
-    notes: tuple[str, ...] = ()  #: What a reader of the numbers must know.
-    environment: EnvironmentRecord | None = None  #: The machine and the software.
-    checks: tuple[SizeCheck, ...] = ()  #: Short trainings at other sizes, to the pilot's loss.
-    fit_times: tuple[FitTime, ...] = ()  #: What `fit` takes at one or two batch sizes.
-    #: The answer that page, table and figure show; of a file without one, its version's.
-    decision: BatchDecision = _NO_ANSWER
-
-    def __post_init__(self):
-        if self.decision == _NO_ANSWER:
-            object.__setattr__(self, "decision", _older_answer(self))
+    notes: tuple[str, ...]  #: What a reader of the numbers must know.
+    environment: EnvironmentRecord  #: The machine and the software.
 
     def __repr__(self) -> str:
         if self.batch_size is None:
             return f"<Recommendation: no batch size, {len(self.unknown)} limits unknown>"
-        rate = "" if self.learning_rate is None else f", learning rate {self.learning_rate:.3g}"
+        first, last = self.batch_sizes[0], self.batch_sizes[-1]
         return (
-            f"<Recommendation: batch size {self.batch_size}, micro-batch size "
-            f"{self.micro_batch_size}{rate}; {' or '.join(self.binding)} binds>"
+            f"<Recommendation: start with batch size {self.batch_size}, search {first} to {last}; "
+            f"{' or '.join(self.binding)} binds>"
         )
 
     def __str__(self) -> str:
-        from kbatch.recommendation.report import recommendation_text  # It imports this module.
-
-        return recommendation_text(self)
+        limits = [
+            f"  {one.name.capitalize()}: {one.words}{_between(one.interval)}."
+            for one in self.limits
+        ]
+        parts = [f"{name} {seconds:.0f} s" for name, seconds in self.durations_s.items()]
+        blocks = (
+            [self.answer, *self.reasons],
+            ["Limits", *limits],
+            [f"Note: {note}" for note in self.notes],
+            [f"Measured in {sum(self.durations_s.values()):.0f} s: {join_words(parts)}."],
+        )
+        return "\n\n".join("\n".join(map(_wrapped, block)) for block in blocks if block)
 
     @property
     def batch_size(self) -> int | None:
-        """Examples of an update; None where no size can be named."""
-        return self.decision.batch_size
+        """Examples of an update to start with; None without timings."""
+        if not self.fastest:
+            return None
+        noise = self._known_noise
+        if noise is None:  # The size that the learning rate suits, or the next one.
+            sizes = [way.batch_size for way in self.fastest]
+            return min(sizes, key=lambda size: (abs(size - self.base_batch_size), size))
+        return starting_size(self.fastest, noise_scale=noise, rate=self.input_rate)
 
     @property
     def micro_batch_size(self) -> int | None:
-        """Examples that go through the device at once, as in `BatchDecision`."""
-        return self.decision.micro_batch_size
+        """Examples of it that go through the device at once."""
+        sizes = {way.batch_size: way.micro_batch_size for way in self.fastest}
+        return None if self.batch_size is None else sizes[self.batch_size]
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate at the first update; None without a batch size or where it is no scalar."""
-        ratio = self.decision.learning_rate_ratio
-        if self.base_learning_rate is None or ratio is None:
+        """Learning rate at the first update; None without a size or where it is no scalar."""
+        if self.base_learning_rate is None or self.batch_size is None:
             return None
-        return self.base_learning_rate * ratio
+        return self.base_learning_rate * self._learning_rate_ratio
 
-    def learning_rate_ratio(self, batch_size: int) -> float:
-        """Return the factor of the learning rate at a batch size, by the rule."""
-        base, rule = self.base_batch_size, self.learning_rate_rule
-        return learning_rate_ratio(batch_size=batch_size, base_batch_size=base, rule=rule)
+    @property
+    def batch_sizes(self) -> tuple[int, ...]:
+        """The sizes that a search should compare, ascending; none without timings."""
+        if not self.fastest:
+            return ()
+        return sizes_to_search(
+            self.fastest,
+            self.noise_scale,
+            base_batch_size=self.base_batch_size,
+            rates=self._rate_bounds,
+        )
 
     @property
     def binding(self) -> tuple[str, ...]:
         """The limit that binds; several where they cannot be separated, none without timings."""
-        if not self.updates:
+        if not self.timings:
             return ()
-        largest = max(update.batch_size for update in self.updates) if self.memory_ends else 0
+        largest = max(timed.batch_size for timed in self.timings) if self.memory_ends else 0
         return binding_limits(
-            self.updates,
-            self.critical,
+            self.timings,
+            self.noise_scale,
             saturation=self.saturation and self.saturation.interval,
-            spans_in_fit=self.in_fit.ends,
-            own_time=self.in_fit.own,
-            without_memory_limit=with_more_memory(self.updates, largest_batch_size=largest),
+            rates=self._rate_bounds,
+            without_memory_limit=with_more_memory(self.timings, largest_batch_size=largest),
         )
+
+    @functools.cached_property
+    def fastest(self) -> tuple[TimedRounds, ...]:
+        """The fastest way of each batch size, ascending."""
+        return fastest_of_each(self.timings)
+
+    @property
+    def relative_times(self) -> dict[int, float]:
+        """Expected time to a goal of each size over the least; empty without a noise scale."""
+        noise = self.noise_scale.value
+        if noise is None:
+            return {}
+        times = {
+            way.batch_size: relative_time(way, noise_scale=noise, rate=self.input_rate)
+            for way in self.fastest
+        }
+        return {size: time / min(times.values()) for size, time in times.items()}
 
     @functools.cached_property
     def noise_scale(self) -> NoiseScale:
@@ -126,50 +210,22 @@ class Recommendation(SavedRecord):
         return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
 
     @property
-    def critical(self) -> NoiseScale:
-        """B_crit of the sizes that were trained; the noise scale where it was the pilot alone."""
-        return self.decision.critical or self.noise_scale
-
-    @property
-    def fastest(self) -> tuple[TimedUpdate, ...]:
-        """The fastest way of each batch size, ascending."""
-        return fastest_of_each(self.updates)
+    def _known_noise(self) -> float | None:
+        """The noise scale, or the least that it can be."""
+        noise = self.noise_scale
+        return (noise.at_least or None) if noise.value is None else noise.value
 
     @functools.cached_property
-    def updates(self) -> tuple[TimedUpdate, ...]:
-        """The timed updates with their median times."""
-        return tuple(
-            TimedUpdate(t.batch_size, t.micro_batch_size, t.median_s) for t in self.timings
-        )
-
-    @property
-    def diverged(self) -> bool:
-        """Whether the loss of the pilot became NaN."""
-        return self.pilot is not None and self.pilot.missing == PILOT_DIVERGED
-
-    @functools.cached_property
-    def in_fit(self) -> FitLines:
-        """What an update takes in `fit`, by the batch size."""
-        return fit_lines(self.fit_times, self.pipeline)
-
-    @functools.cached_property
-    def step_time(self) -> Latency | None:
-        """The time of a step over the micro-batch size; None from too few measurements."""
-        whole = [t for t in self.timings if t.micro_batch_size == t.batch_size]
-        sizes = [t.batch_size for t in whole for _ in t.durations_s]
-        if len(whole) < 2 or len(sizes) < 3:
-            return None
-        return fit_latency(sizes, [s for t in whole for s in t.durations_s])
-
-    @property
     def saturation(self) -> BatchAnswer | None:
         """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown.
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        if self.step_time is None:
+        whole = [timed for timed in self.timings if not timed.accumulated]
+        sizes = [t.batch_size for t in whole for _ in t.durations_s]
+        if len(whole) < 2 or len(sizes) < 3:
             return None
-        found = efficient_batch_size(self.step_time, share=0.9)
+        found = efficient_batch_size(fit_latency(sizes, [s for t in whole for s in t.durations_s]))
         return None if found.batch_size is not None and found.interval is None else found
 
     @property
@@ -179,56 +235,133 @@ class Recommendation(SavedRecord):
         return self.memory is not None and self.memory.max_batch_size < largest
 
     @property
-    def duration_s(self) -> float:
-        """Seconds that all measurements took."""
-        return sum(self.durations_s.values())
+    def input_rate(self) -> float:
+        """Examples per second that the data deliver; infinite where that is not known."""
+        bounds = self._rate_bounds
+        if self.pipeline is None or not bounds:
+            return float("inf")
+        # Short rounds may miss the pauses that a long reading has seen.
+        rate = self.pipeline.pipeline.samples_per_second
+        return float(np.clip(rate.value, *bounds)) if rate else bounds[0]
+
+    @property
+    def _rate_bounds(self) -> tuple[float, ...]:
+        bounds = self.pipeline and self.pipeline.rate_bounds
+        return (bounds.low, bounds.high) if bounds is not None and bounds.low > 0 else ()
+
+    @property
+    def _learning_rate_ratio(self) -> float:
+        return learning_rate_ratio(
+            batch_size=self.batch_size or self.base_batch_size,
+            base_batch_size=self.base_batch_size,
+            rule=self.learning_rate_rule,
+        )
+
+    @property
+    def answer(self) -> str:
+        """The size to start with, in a sentence."""
+        size, micro = self.batch_size, self.micro_batch_size
+        if size is None:
+            reason = self.unknown.get(SATURATION, "no update was timed")
+            return f"No batch size can be named, because {reason}."
+        parts = "" if micro == size else f" in micro-batches of {micro:,}"
+        ratio = self._learning_rate_ratio
+        rate = f"learning rate {setting(self.learning_rate or 0.0)}"
+        if self.scheduled or self.base_learning_rate is None:
+            rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
+        unknown = ""
+        if self._known_noise is None:
+            unknown = ", since how many examples are wasted in larger ones is not known"
+        return f"Start with batch size {size:,}{parts} and {rate}{unknown}."
+
+    @property
+    def reasons(self) -> tuple[str, ...]:
+        """Which limit binds, and what answers which size trains best, a sentence or two each."""
+        if self.batch_size is None:
+            return ()
+        names = self.binding
+        binds = f"Which limit binds is not clear: {join_words(names)} are too close to separate."
+        if len(names) == 1:
+            binds = f"{names[0].capitalize()} binds: {_MEANINGS[names[0]]}"
+        sizes = ", ".join(map(str, self.batch_sizes))
+        search = (
+            "This is read off the limits. Which size trains best, and at which learning rate, a "
+            f"search answers: `kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
+        )
+        return binds, search
+
+    @property
+    def limits(self) -> tuple[Limit, ...]:
+        """The four limits, from memory to the input pipeline."""
+        return self._memory_limit, self._saturation_limit, self._noise_limit, self._input_limit
+
+    def _unknown_limit(self, name: str, otherwise: str) -> Limit:
+        words = f"cannot tell, because {self.unknown.get(name, otherwise)}"
+        return Limit(name, False, None, None, words)
+
+    @property
+    def _memory_limit(self) -> Limit:
+        memory = self.memory
+        if memory is None:
+            return self._unknown_limit(MEMORY, "it was not measured")
+        peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
+        more = "" if self.memory_ends else " or more"
+        words = f"{pluralize(memory.max_batch_size, 'example')}{more} at once ({peak})"
+        return Limit(MEMORY, True, memory.max_batch_size, None, words)
+
+    @property
+    def _saturation_limit(self) -> Limit:
+        found, name = self.saturation, SATURATION
+        if found is None:
+            return self._unknown_limit(name, "that takes two sizes that were timed whole")
+        whole = [timed for timed in self.timings if not timed.accumulated]
+        best = max(whole, key=lambda timed: timed.samples_per_second)
+        fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
+        if found.batch_size is None:
+            why = f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
+            return self._unknown_limit(name, why)
+        beyond = " (not timed)" if found.batch_size > whole[-1].batch_size else ""
+        size = format_number(found.batch_size, 2)
+        words = f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
+        return Limit(name, True, found.batch_size, found.interval, words)
+
+    @property
+    def _noise_limit(self) -> Limit:
+        noise, size = self.noise_scale, self._known_noise
+        if size is None:
+            return self._unknown_limit(NOISE, "the mean gradient was lost in its noise")
+        more = " or more" if noise.value is None else ""
+        words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
+        return Limit(NOISE, True, size, noise.interval, words)
+
+    @property
+    def _input_limit(self) -> Limit:
+        rate, ways = self.input_rate, self.fastest
+        if not self._rate_bounds or not ways:
+            return self._unknown_limit(INPUT, "it was not measured")
+        waits = [way for way in ways if rate * CLOSEST_RATIO < way.samples_per_second]
+        delivered = f"{format_number(rate, 2)} samples/s"
+        if not waits:
+            return Limit(INPUT, True, None, None, f"{delivered}, enough for every size")
+        size = waits[0].batch_size
+        return Limit(INPUT, True, size, None, f"{delivered}: the device waits from {size:,} on")
 
 
-# The most that a size might lose where the noise scale was unresolved.
-_MOST_LOST = 0.25
-# A run that missed the loss was taken to have needed twice what it had, give or take.
-_MISSED_FACTOR, _MISSED = 2.0, 0.5
+_MEANINGS = {
+    MEMORY: "with more of it more examples would fit at once, and training would be faster.",
+    SATURATION: "the device is nearly as fast as it gets.",
+    NOISE: "the device would run faster on larger batches, but waste more of their examples.",
+    INPUT: (
+        "the device waits for data, and a larger batch cannot change that. `kbatch input` shows "
+        "what can."
+    ),
+}
 
 
-def _older_answer(found: Recommendation) -> BatchDecision:
-    """Repeat the choice of version 0.1.0, whose files keep no answer."""
-    # It named the smallest size whose forecast time was within 2 % of the least, trained or not;
-    # with the pilot alone, by the noise scale.
-    pilot, noise, in_fit = found.pilot, found.noise_scale, found.in_fit.line
-    made = trained_runs(found.timings, in_fit=in_fit, pilot=pilot, checks=found.checks)
-    tried = [
-        FinishedRun(run.batch_size, math.inf, _MISSED_FACTOR * run.updates, spread=_MISSED)
-        if run.cost is None and run.updates
-        else run
-        for run in made.tried
-    ]
-    runs = TrainedRuns(found.timings, in_fit, tried)
-    ways = list(runs.ways.values())
-    if not ways:
-        return BatchDecision(None, None, None, NO_TIMES, older=True)
+def _between(interval: Interval | None) -> str:
+    return "" if interval is None else f" (95 %: {interval_text(interval, 2)})"
 
-    if len(runs.tried) > 1 and runs.forecast:
-        scale, updates = ways[-1].batch_size, runs.forecast.updates
-        candidates = [way for way in ways if way.batch_size <= max(made.reached)]
-        ends = [{way: updates[way.batch_size] * update_time_s(way, in_fit) for way in candidates}]
-    else:
-        # The learning rate went no further than the noise scale.
-        scale = max(found.base_batch_size, round(noise.value or noise.at_least or 0))
-        candidates = ways
-        scales = noise_bounds(noise) if noise.value is None else (noise.value,)
-        ends = [
-            {way: relative_time(way, noise_scale=one, in_fit=in_fit) for way in ways}
-            for one in scales
-        ]
-    lost = {way: max(one[way] / min(one.values()) - 1 for one in ends) for way in candidates}
-    allowed = TIE if len(ends) == 1 else min(lost.values())
-    near = [way for way in candidates if lost[way] <= allowed <= _MOST_LOST]
-    best = near[0] if near else None
-    rows = tuple(map(runs.outlook, runs.ways))
-    if best is None or found.diverged:
-        micro = max(ways, key=lambda way: way.samples_per_second).micro_batch_size
-        sizes, ratio, missing = (None, micro), None, UNTOLD
-    else:
-        sizes, missing = (best.batch_size, best.micro_batch_size), None
-        ratio = found.learning_rate_ratio(min(best.batch_size, scale))
-    return BatchDecision(*sizes, ratio, missing, rows, critical=runs.critical, older=True)
+
+def _wrapped(line: str) -> str:
+    later = "    " if line.startswith(" ") else ""
+    return textwrap.fill(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)

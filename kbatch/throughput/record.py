@@ -273,3 +273,13 @@ class TimedRounds:
     def median_s(self) -> float:
         """Seconds of the update, the median over the rounds."""
         return statistics.median(self.durations_s)
+
+    @property
+    def samples_per_second(self) -> float:
+        """Examples per second at this median."""
+        return self.batch_size / self.median_s
+
+    @property
+    def accumulated(self) -> bool:
+        """Whether it has several micro-batches."""
+        return self.micro_batch_size < self.batch_size

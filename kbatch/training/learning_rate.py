@@ -1,8 +1,6 @@
 """The learning rate of an optimizer, and a model whose settings follow the batch size."""
 
-import contextlib
 import dataclasses
-from collections.abc import Iterator
 from typing import Any
 
 import keras
@@ -14,7 +12,7 @@ from kbatch.analysis.learning_rate import (
     scale_batch_norm_momentum,
     scale_weight_decay,
 )
-from kbatch.library_internals import layers_of, rate_of, set_rate
+from kbatch.library_internals import layers_of, rate_of
 from kbatch.training.model import build_ahead, user_step
 from kbatch.training.state import inner_optimizers
 
@@ -158,35 +156,6 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
     momenta = {*(scaling.batch_norm_momenta or ()), *(layer.momentum for layer in late)}
     scaling = dataclasses.replace(scaling, batch_norm_momenta=tuple(sorted(momenta)))
     setattr(model, _SCALING, scaling)
-
-
-@contextlib.contextmanager
-def scaled_model(model: keras.Model, **arguments: Any) -> Iterator[LearningRateScaling]:
-    """Scale the settings of a compiled model as `scale_model` does, and put them back."""
-    rates, kept = [], []
-    for optimizer in inner_optimizers(model):
-        rates.append((optimizer, rate_of(optimizer), current_learning_rate(optimizer)))
-        names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
-        kept += [(optimizer, name, getattr(optimizer, name)) for name in names]
-    for layer in _batch_norms(model):
-        momentum = layer.momentum
-        remembered = vars(layer).get(_REMEMBERED, (momentum, momentum))
-        kept += [(layer, "momentum", momentum), (layer, _REMEMBERED, remembered)]
-    former = scaling_of(model)
-    try:
-        yield scale_model(model, **arguments)
-    finally:
-        for layer in _batch_norms(model):  # Those that came late are not among what was kept.
-            layer.momentum = _own_momentum(layer)
-        for owner, name, value in kept:
-            setattr(owner, name, value)
-        for optimizer, rate, rate_value in rates:
-            if isinstance(rate, keras.Variable):
-                optimizer.learning_rate = rate_value
-            else:
-                set_rate(optimizer, rate)
-        setattr(model, _SCALING, former)
-        model.train_function = None
 
 
 def scaling_of(model: keras.Model) -> LearningRateScaling | None:

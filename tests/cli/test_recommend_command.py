@@ -41,12 +41,12 @@ def run(build, data, *more):
 def test_page_record_and_figure(folder, capsys, monkeypatch):
     # The budget counts readings of a clock, and not the start of a process on a busy machine.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
-    more = ("--rule", "linear", "--base-batch-size", "16", "--limit", "1GiB", "--seed", "0")
+    more = ("--base-batch-size", "16", "--limit", "1GiB", "--seed", "0")
     more = (*more, "--budget", "20")
     assert run("build", "data", *more, "-o", "found.json", "--figure", "limits.png") == 0
     printed = capsys.readouterr().out
     found = kbatch.Recommendation.load(folder / "found.json")
-    assert (found.base_batch_size, found.learning_rate_rule, found.pilot.seed) == (16, "linear", 0)
+    assert (found.base_batch_size, found.pilot.seed) == (16, 0)
     assert found.memory.limit_bytes == 2**30
     assert str(found) in printed
     assert "measuring gradient noise: a pilot ..." in printed

@@ -11,15 +11,18 @@ from kbatch.recommendation.limits import (
     MEMORY,
     NOISE,
     SATURATION,
-    TimedUpdate,
-    TimeInFit,
     binding_limits,
     relative_time,
     with_more_memory,
 )
+from kbatch.throughput.record import TimedRounds
 
 SIZES = [2**k for k in range(13)]
 PER_EXAMPLE_S = 1e-5
+
+
+def timed(batch_size, micro_batch_size, seconds):
+    return TimedRounds(batch_size, micro_batch_size, (0,), (seconds,))
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):
@@ -33,8 +36,8 @@ def device(n_half, *, fits=SIZES[-1]):
     def time_s(size):
         return PER_EXAMPLE_S * (n_half + size)
 
-    whole = [TimedUpdate(b, b, time_s(b)) for b in SIZES if b <= fits]
-    parts = [TimedUpdate(b, fits, b // fits * time_s(fits)) for b in SIZES if b > fits]
+    whole = [timed(b, b, time_s(b)) for b in SIZES if b <= fits]
+    parts = [timed(b, fits, b // fits * time_s(fits)) for b in SIZES if b > fits]
     return whole + parts
 
 
@@ -44,7 +47,7 @@ def limits(updates, noise, *, saturation=None, input_rate=None):
         updates,
         noise,
         saturation=saturation,
-        spans_in_fit=[TimeInFit({1: 1 / rate}) for rate in rates],
+        rates=rates,
         without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
     )
 
@@ -113,16 +116,15 @@ def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way()
             updates, noise_scale(scale), saturation=exactly(n_half), input_rate=exactly(rate)
         )
 
-        def least(ways, in_fit, scale=scale):
-            return min(relative_time(w, noise_scale=scale, in_fit=in_fit) for w in ways)
+        def least(ways, rate, scale=scale):
+            return min(relative_time(w, noise_scale=scale, rate=rate) for w in ways)
 
-        made = TimeInFit({1: 1 / rate})
-        now = least(updates, made)
-        gains = {MEMORY: now / least(free, made), INPUT: now / least(updates, None)}
+        now = least(updates, rate)
+        gains = {MEMORY: now / least(free, rate), INPUT: now / least(updates, math.inf)}
         if max(gains.values()) > 1.05:
             assert len(found) == 1
             assert gains[found[0]] == max(gains.values())
-        elif now / least(free, None) > 1.05:
+        elif now / least(free, math.inf) > 1.05:
             assert found == (MEMORY, INPUT)
         else:
             assert found == ((SATURATION,) if n_half < scale else (NOISE,))
@@ -144,9 +146,9 @@ def test_more_memory_goes_on_as_the_last_two_sizes_do():
     assert [u.batch_size for u in found] == [128, 256]
     for update in found:
         assert update.micro_batch_size == update.batch_size
-        assert update.time_s == pytest.approx(PER_EXAMPLE_S * (100 + update.batch_size))
+        assert update.median_s == pytest.approx(PER_EXAMPLE_S * (100 + update.batch_size))
     assert with_more_memory(updates[:1], largest_batch_size=300) == ()
-    falling = [TimedUpdate(1, 1, 2.0), TimedUpdate(2, 2, 1.9)]
+    falling = [timed(1, 1, 2.0), timed(2, 2, 1.9)]
     assert with_more_memory(falling, largest_batch_size=300) == ()
 
 

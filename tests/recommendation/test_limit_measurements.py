@@ -1,21 +1,17 @@
 """What a measurement that could not be made leaves; `test_recommend` makes them all."""
 
 import keras
+import own_steps
 import pytest
 import small_models as models
 import tensorflow as tf
 from fake_clock import FakeClock
-from recommendation_factory import make_pilot, make_timings
+from recommendation_factory import make_timings
 from task_factory import make_task
 
 from kbatch.errors import InputError
-from kbatch.recommendation.budget import Budget
-from kbatch.recommendation.limits import INPUT
-from kbatch.recommendation.measure import (
-    measure_input,
-    pilot_notes,
-    sizes_to_time,
-)
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE
+from kbatch.recommendation.measure import Budget, measure_input, measure_noise
 from kbatch.throughput.update_timing import time_updates
 from kbatch.training.data.sample_rows import DataEnded
 
@@ -48,46 +44,36 @@ def test_other_errors_are_raised():
         Budget(60.0).try_run(INPUT, raising(RuntimeError("a mistake")))
 
 
-@pytest.mark.parametrize(
-    ("fits", "sizes"), [(1024, (32, 256)), (64, (8, 64)), (8, (1, 8)), (4, (4, 32))]
-)
-def test_fit_runs_no_batch_that_did_not_go_through_the_device_whole(fits, sizes):
-    timings = [one for one in make_timings() if one.batch_size <= fits or one.micro_batch_size < 8]
-    assert sizes_to_time(timings, 32) == sizes
+def test_each_part_is_a_share_of_what_is_left_and_never_nothing(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    budget = Budget(100.0)
+    assert budget.part_s(MEMORY) == pytest.approx(30)
+    now[0] = 30.0
+    assert budget.part_s(NOISE) == pytest.approx(30)
+    assert budget.part_s(INPUT) == pytest.approx(70)
+    now[0] = 300.0
+    assert [budget.part_s(name) for name in (MEMORY, NOISE, INPUT)] == [5.0, 5.0, 5.0]
+
+
+@pytest.mark.parametrize(("fits", "size"), [(1024, 256), (64, 64), (8, 8)])
+def test_the_pipeline_is_read_in_batches_that_went_through_the_device_whole(fits, size):
+    x, y = models.rows(300)
+    task = make_task(x, y, budget_s=2.0)
+    found = measure_input(task, task.load.start().model, make_timings(fits=fits))
+    assert (found.batch_size, found.source) == (size, "arrays")
 
 
 def test_data_are_not_measured_where_updates_take_too_long():
-    x, y = models.rows(8)
-    with pytest.raises(InputError, match="measuring `fit` takes 130 s at least"):
-        measure_input(make_task(x, y, budget_s=20.0), None, timings=make_timings(130_000 - 32)[2:3])
+    with pytest.raises(InputError, match="it takes 39 s at least"):
+        measure_input(make_task(*models.rows(8), budget_s=20.0), None, make_timings(130_000)[2:3])
 
 
-class Tally:
-    """No plain value, so that it does not tell one model from another."""
-
-    calls = 0
-
-
-TALLY = Tally()
-
-
-class Counting(keras.layers.Layer):
-    """Counts how often it is called by Python."""
-
-    def call(self, x):
-        TALLY.calls += 1
-        return x
-
-
-def test_a_batch_is_compared_with_its_parts_once():
-    model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    x, _ = models.rows(64)
-    task = make_task(x, x[:, :3], budget_s=2.0)
-    updates(task, model, fits=8)
-    calls = TALLY.calls
-    assert pilot_notes(task, model, make_pilot()) == ()
-    assert TALLY.calls == calls > 0
+def test_a_pilot_needs_halves_and_a_step_that_can_be_cut():
+    with pytest.raises(InputError, match="two examples at least"):
+        measure_noise(make_task(*models.rows(8), base_batch_size=1), models.mlp())
+    with pytest.raises(InputError, match="has a `train_step` of its own"):
+        measure_noise(make_task(*models.rows(8)), own_steps.vae())
 
 
 def updates(task, model, *, fits):
@@ -115,14 +101,3 @@ def test_what_fits_whole_is_not_compared(monkeypatch):
     task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
     timings, _ = updates(task, model, fits=16)
     assert [(t.batch_size, t.micro_batch_size) for t in timings] == [(8, 8), (16, 16)]
-
-
-def test_what_the_pilot_trains_otherwise_is_said_by_how_much():
-    x, _ = models.rows(64)
-    task = make_task(x, x[:, :3], budget_s=2.0)
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.BatchNormalization()])
-    model.add(keras.layers.Dense(3))
-    model.compile("sgd", "mse")
-    (note,) = pilot_notes(task, model, make_pilot())
-    assert "The pilot trains in parts of" in note
-    assert "(BatchNormalization); the loss mse differed by" in note

@@ -11,10 +11,10 @@ from task_factory import make_task
 
 from kbatch.errors import InputError
 from kbatch.memory.probe import Reading, WorkloadFacts
-from kbatch.recommendation.budget import Budget
 from kbatch.recommendation.measure import (
-    _TimeLimitedProbes,
-    _TimeSpentError,
+    Budget,
+    TimeLimitedProbes,
+    TimeSpentError,
     measure_memory,
 )
 
@@ -35,7 +35,7 @@ def measure(x=X, y=Y, *, build=eager, budget_s=6000.0, limit=2**30):
             return build()
 
     task = make_task(x, y, build=locked, memory_limit_bytes=limit, budget_s=budget_s)
-    return measure_memory(task, largest=64)
+    return task, *measure_memory(task, largest=64)
 
 
 def mostly_weights():
@@ -50,13 +50,14 @@ def mostly_weights():
 class Probes:
     """Probes whose batches take the seconds that they are told, on a clock of their own."""
 
-    def __init__(self, example_s, *, start_s=0.0):
+    isolated = True
+    facts = WorkloadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
+
+    def __init__(self, example_s, start_s):
         self.example_s = example_s
         self.now_s = 0.0
         self.start_s = start_s
         self.sizes = []
-        self.isolated = True
-        self.facts = WorkloadFacts("CPU", 2**30, True, "float32", 1000, 0, 2048, ())
 
     def read(self, batch_size):
         self.sizes.append(batch_size)
@@ -68,41 +69,42 @@ class Probes:
         return False
 
 
-def bounded(example_s, sizes, *, budget_s=20.0, **changed):
-    probes = Probes(example_s, **changed)
-    task = make_task(X, Y)._replace(budget=Budget(budget_s, lambda: probes.now_s))
-    limited = _TimeLimitedProbes(probes, task)
-    try:
-        for size in sizes:
-            limited.read(size)
-    except _TimeSpentError:
-        return probes, limited.fits
-    return probes, None
-
-
-def test_no_probe_is_begun_that_would_not_end_in_its_part():
-    # A BiLSTM at 15 ms an example: 2,048 of them would take 31 s of 20.
-    slow, fits = bounded(0.015, [1, 2048])
-    assert (slow.sizes, fits) == ([1, 32], 32)
-    fast, fits = bounded(1e-5, [1, 2048])
-    assert (fast.sizes, fits) == ([1, 32, 2048], None)
-    # Starting the process took most of the budget: the probes that it is worth are made.
-    late, fits = bounded(1e-5, [1, 2048], start_s=15.0)
-    assert (late.sizes, fits) == ([1, 32, 2048], None)
-    gone, fits = bounded(1e-3, [1, 2048], start_s=30.0)
-    assert (gone.sizes, fits) == ([1, 32], 32)
+@pytest.mark.parametrize(
+    ("example_s", "start_s", "read", "fits"),
+    [
+        # A BiLSTM at 15 ms an example: 512 of them would take 8 s of 6.
+        (0.015, 0.0, [1, 8, 64], 64),
+        (1e-5, 0.0, [1, 8, 64, 512, 2048], 2048),
+        # Starting the process took most of the budget: the probes that it is worth are made.
+        (1e-5, 15.0, [1, 8, 64, 512, 2048], 2048),
+        (1e-3, 30.0, [1, 8, 64, 512], 512),
+    ],
+)
+def test_no_probe_is_begun_that_would_not_end_in_its_part(
+    monkeypatch, example_s, start_s, read, fits
+):
+    probes = Probes(example_s, start_s)
+    monkeypatch.setattr("time.perf_counter", lambda: probes.now_s)
+    limited = TimeLimitedProbes(probes, make_task(X, Y)._replace(budget=Budget(20.0)))
+    limited.read(1)
+    if read[-1] == 2048:
+        limited.read(2048)
+    else:
+        with pytest.raises(TimeSpentError):
+            limited.read(2048)
+    assert (probes.sizes, limited.fits) == (read, fits)
 
 
 def test_a_search_without_time_takes_the_base_size_to_fit():
-    short = measure(build=mostly_weights, limit=2**26, budget_s=1e-6)
-    assert (short.result, short.fits) == (None, 32)
-    assert "did not end in its part of `budget_s`" in short.reason
+    task, result, fits, _ = measure(build=mostly_weights, limit=2**26, budget_s=1e-6)
+    assert (result, fits) == (None, 32)
+    assert "did not end in its part of `budget_s`" in task.budget.unknown["memory"]
 
 
-@pytest.mark.parametrize("changed", [{}, {"build": mostly_weights, "budget_s": 1e-6}])
-def test_what_a_reader_of_the_memory_must_know_is_kept_however_its_search_ended(changed):
-    (note,) = measure(limit=2**26, **changed).notes
-    assert "Measured in this process, since the build function" in note
+def test_what_a_reader_of_the_memory_must_know_is_kept_however_its_search_ended():
+    for changed in ({}, {"build": mostly_weights, "budget_s": 1e-6}):
+        *_, (note,) = measure(limit=2**26, **changed)
+        assert "Measured in this process, since the build function" in note
 
 
 def categorical():
@@ -138,7 +140,8 @@ def test_data_that_do_not_suit_the_model_are_told_with_what_to_give(data, words)
 
 
 def test_labels_that_the_loss_takes_are_no_mistake():
-    assert measure(y=Y[:, None]).fits == 64
+    _, result, fits, _ = measure(y=Y[:, None])
+    assert (result.max_batch_size, fits) == (64, 64)
 
 
 def test_an_error_of_the_models_own_stays():

@@ -7,7 +7,7 @@ import inference_factory
 import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
-from recommendation_factory import make_pilot, make_recommendation
+from recommendation_factory import make_recommendation
 from records_factory import make_environment, make_execution, make_study, make_trial
 from training_profile_factory import training_profile
 
@@ -73,16 +73,18 @@ def test_the_largest_batch_is_marked_among_its_probes():
     assert set(best) == {result.max_batch_size}
 
 
-def test_a_recommendation_is_told_by_its_sizes_its_limits_and_its_doubts():
+def test_a_recommendation_is_told_by_its_start_its_range_and_its_limits():
     section = section_of(make_recommendation())
-    assert section.headline.startswith("Use batch size 128, micro-batch size 128")
-    assert [line.split()[0] for line in section.details] == ["Memory", "The", "Beyond", "The"]
+    assert section.headline.startswith("Start with batch size 128 ")
+    assert "`batch_sizes=[32, 64, 128, 256, 512]`" in section.lead[-1]
+    assert [line.split()[0] for line in section.details] == [
+        *("Memory:", "Hardware", "Gradient", "Input")
+    ]
     (best,) = [row for row in section.tables[0].rows if row.best]
     assert best.texts[0] == "128"
-    assert any("few short runs of each size" in note.text for note in section.notes)
-    untold = section_of(make_recommendation(pilot=make_pilot(stretches=0)))
-    assert untold.headline.startswith("No batch size can be named yet, because")
-    assert untold.tables == ()
+    unknown = section_of(make_recommendation(timings=()))
+    assert unknown.headline.startswith("No batch size can be named, because")
+    assert unknown.tables == ()
 
 
 def test_several_records_make_one_document_with_their_decisions_first():

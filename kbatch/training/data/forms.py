@@ -455,24 +455,5 @@ def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | No
     return batches.apply(tf.data.experimental.assert_cardinality(-(-examples // batch_size)))
 
 
-_HELD_OUT_SHARE, _MOST_HELD_OUT = 0.2, 1024
-
-
-def with_held_out(data: FitData, *, seed: int | None) -> FitData:
-    """Hold out a fifth of the rows of arrays, drawn at random, 1,024 at most."""
-    if data.validation_data is not None or gives_batches(data.x):
-        return data
-    arrays, rows = tensors_of(data)
-    count = min(_MOST_HELD_OUT, int(_HELD_OUT_SHARE * rows))
-    if count == 0:
-        return data
-    order = np.random.default_rng(seed).permutation(rows)
-    held, kept = np.sort(order[:count]), np.sort(order[count:])
-    x, y, weight = keras.utils.unpack_x_y_sample_weight(_rows(arrays, kept))
-    # The class weights are in the sample weights already.
-    data = data._replace(x=x, y=y, sample_weight=weight, class_weight=None)
-    return data._replace(validation_data=_rows(arrays, held))
-
-
 def _rows(arrays: Any, rows: Any) -> Any:
     return each_part(lambda leaf: tf.gather(leaf, rows), arrays)
