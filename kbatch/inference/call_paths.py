@@ -1,7 +1,7 @@
 """The ways to run a model: call paths, and copies of it under other dtype policies or quantised.
 
-A call returns when its outputs lie in the host's memory as NumPy arrays: a GPU's work is done
-then, and not merely begun.
+A call begins with the caller's arrays in the host's memory and returns when its outputs lie there
+too: on a GPU it pays for both copies, and its work is done then, and not merely begun.
 """
 
 import contextlib
@@ -68,10 +68,14 @@ class CallPath(NamedTuple):
                 batch = inputs.batch(self.examples_per_call(batch_size, bulk_examples))
                 # Of text Keras takes no arrays, nor arrays beside it.
                 text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
-                if self.function is None and (text or not by_keras):
-                    batch = keras.tree.map_structure(tf.constant, batch)
+                as_tensors = self.function is None and (text or not by_keras)
                 bulk = {"batch_size": batch_size, "verbose": 0} if self.name == BULK_PATH else {}
-                return lambda: fetched(call(batch, **bulk))
+
+                def timed() -> Any:
+                    given = keras.tree.map_structure(tf.constant, batch) if as_tensors else batch
+                    return fetched(call(given, **bulk))
+
+                return timed
 
             yield prepare
 
@@ -143,7 +147,8 @@ def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
     cast = []
     for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
         ranked = of_rank(leaf, len(tensor.shape))
-        cast.append(ranked if tensor.dtype == "string" else ranked.astype(tensor.dtype))
+        text = tensor.dtype == "string"
+        cast.append(ranked if text else ranked.astype(tensor.dtype, copy=False))
     structure = declared_structure(model)
     if not isinstance(inputs.rows, dict) or structure is None:
         structure = inputs.rows

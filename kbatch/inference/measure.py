@@ -130,7 +130,8 @@ def profile_inference(
     """Measure latency, throughput and memory of predictions by batch size.
 
     Batch sizes, call paths and policies take turns in shuffled rounds, so that a machine that
-    drifts slows all alike, and the first call of each is kept apart. A setting has been timed
+    drifts slows all alike, and the first call of each is kept apart. A call is timed from arrays in
+    the host's memory to outputs there, copies to a GPU included. A setting has been timed
     enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
     were made, or 30 rounds later. Memory is measured before, in a worker process (in this one, with
     a note, where it holds the GPU), and a batch that is expected to need over 80 % of it is not

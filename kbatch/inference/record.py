@@ -35,7 +35,9 @@ class TimingRecord:
     block_rounds: tuple[int, ...] = ()  #: Number of the round of each block.
     block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each block.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
-    copy_s: float | None = None  #: Median seconds to copy the batch to the GPU; None without one.
+    copy_s: float | None = (
+        None  #: Seconds of a call that copy its batch to a GPU; None without one.
+    )
 
     def __post_init__(self) -> None:
         check_choice(TIMING_OUTCOMES, outcome=self.outcome)

@@ -45,6 +45,27 @@ def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, nam
             assert path.examples_per_call(batch_size, 10) == batch_size
 
 
+class Held(InferenceInputs):
+    """Inputs whose batch is one array of the caller's, which changes between two calls."""
+
+    def batch(self, batch_size):
+        return self.rows[:batch_size]
+
+
+@pytest.mark.parametrize("name", (*NAMES, "predict"))
+def test_every_call_begins_with_the_array_of_the_caller(name):
+    """A copy to a device before the clock starts would hold the values of the first call."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
+    held = Held(np.ones((8, 3), "float32"), None)
+    (path,) = call_paths_of(name)
+    with path.open(model, held, 8) as prepare:
+        call = prepare(8)
+        np.testing.assert_array_equal(call(), 2.0)
+        held.rows[:] = 5.0
+        np.testing.assert_array_equal(call(), 10.0)
+
+
 @pytest.mark.parametrize("batch_size", [4, 10])
 def test_a_bulk_call_has_as_many_examples_whatever_the_batch(batch_size):
     model = mlp()
