@@ -19,6 +19,7 @@ VALUES = {
     "larger_ran_out": {"size": 8, "larger": 16},
     "parts_not_timed": {"size": 8, "reason": "the most that fit"},
     "no_step_timed": {"size": 8},
+    "own_step_whole": {"size": 8},
     "whole_is_fastest": {"larger": 64, "size": 32, "more": " A note."},
     "parts_not_faster": {"size": 8},
     "parts_faster": {"size": 8, "gain": 1.957, "low": None, "high": None, "more": ""},
