@@ -42,7 +42,7 @@ test-slow: .venv/test.stamp
 test-engines: .venv/engines.stamp
 	$(BIN)/python -m pytest -m engine tests/engines
 
-# MLflow, Weights & Biases and Trackio, which want other versions of what the rest uses.
+# MLflow and Weights & Biases, which want other versions of what the rest uses.
 test-trackers: .venv-trackers/trackers.stamp
 	.venv-trackers/bin/python -m pytest -m tracker tests/study
 

@@ -67,37 +67,30 @@ def add_export(commands: Any) -> None:
         "write to a tracker what is not there yet, the table only with -o; the "
         "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
     )
-    export.add_argument("--to", choices=("mlflow", "wandb", "trackio"), help=tracker)
+    export.add_argument("--to", choices=("mlflow", "wandb"), help=tracker)
     export.set_defaults(run=_export)
 
 
 def _export(options: argparse.Namespace) -> None:
-    import tempfile
-
     from kbatch.records.json_codec import write_whole_file
     from kbatch.study.study import load_study, refuse_empty
-    from kbatch.study.trackers import check_trackers, sync
 
     output = options.output or Path("kbatch-trials.csv")
     suffix = output.suffix.lower()
     if suffix not in (".csv", ".json"):
         raise ValueError(f"`--output` must end in .csv or .json. Received: --output {output}.")
-    check_trackers([] if options.to is None else [options.to])
     study = load_study(options.study)
     refuse_empty(study)
     if options.to is not None:
-        from kbatch.report.pages import write_report  # Which draws.
-
-        with tempfile.TemporaryDirectory() as folder:
-            report = write_report(study, Path(folder, "report.html"))
-            try:
-                print(f"{options.to}: {sync(study, options.to, options.study, files=report)}")
-            except Exception as error:  # Whatever the tracker raises.
-                raise OSError(
-                    f"{options.to} could not be written: run the same command again once it can be "
-                    f"reached, which adds what is missing. Received: {type(error).__name__}: "
-                    f"{error}"
-                ) from error
+        try:
+            print(f"{options.to}: {study.log_to(options.to)}")
+        except ImportError:
+            raise
+        except Exception as error:  # Whatever the tracker raises.
+            raise OSError(
+                f"{options.to} could not be written: run the same command again once it can be "
+                f"reached, which adds what is missing. Received: {type(error).__name__}: {error}"
+            ) from error
         if options.output is None:
             return
     table = study.to_dataframe()

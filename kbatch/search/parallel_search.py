@@ -228,7 +228,6 @@ class ParallelTrials:
         one.lost = []
         one.completed += result.status == "completed"
         if record is not None and record.status == "completed" and one.completed < files.executions:
-            self._tuner._trackers.update(self._project)
             return True
         trial.message = result.text if result.status == "failed" else None
         self._end_trial(one, result.host)

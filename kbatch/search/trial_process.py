@@ -60,7 +60,7 @@ def _explore(tuner: Any) -> Any:
 
 
 def run_executions(
-    tell: Callable[[FitProgress | None], None],
+    tell: Callable[[FitProgress], None],
     tuner: Any,
     trial: Any,
     arguments: Sequence[Any],
@@ -80,8 +80,6 @@ def run_executions(
         record = files.record()
         if record is None or record.status != "completed":
             return
-        if number + 1 < files.executions:  # The end of the last one is that of the trial.
-            tell(None)
 
 
 def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:

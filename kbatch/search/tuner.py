@@ -23,13 +23,12 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
-from kbatch.search.progress import FitProgress, SearchProgress
+from kbatch.search.progress import SearchProgress
 from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import explored_space, run_executions, trial_result
 from kbatch.study.decision import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
-from kbatch.study.trackers import TrackerLog
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
 _GPU_IN_USE = (
@@ -80,9 +79,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             that process. None for this process, one trial after the other.
         max_parallel: Most trials that an executor has at a time. None for all that the strategy
             asks for, and with `"local"` for all devices; 1 isolates trials that run one by one.
-        trackers: Experiment trackers to write the search to after each execution: any of
-            `"mlflow"`, `"wandb"` and `"trackio"`, each set up as for other training, such as by
-            `MLFLOW_TRACKING_URI`. One that fails is warned of once and tried again.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
         project_name: Name of the folder in it, `"untitled_project"` if None.
@@ -92,7 +88,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     Raises:
         TypeError: If `hypermodel` is something else.
-        ImportError: If a tracker is not installed.
         ValueError: If an argument cannot be used, or the folder holds a search with other settings.
     """
 
@@ -112,7 +107,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         executions_per_trial: int = 1,
         executor: Any = None,
         max_parallel: int | None = None,
-        trackers: Sequence[str] = (),
         distribution_strategy: Any = None,
         directory: str | Path | None = None,
         project_name: str | None = None,
@@ -146,7 +140,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
-        self._trackers = TrackerLog(trackers)
         tuner_arguments.check_directory(directory, project_name)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = tuner_arguments.check_count(
@@ -280,7 +273,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        run_executions(self._follow, self, trial, args, kwargs)
+        run_executions(self._progress.show, self, trial, args, kwargs)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -293,7 +286,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
-        self._trackers.update(Path(self.project_dir))
 
     def on_search_end(self) -> None:
         """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
@@ -301,7 +293,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._say_news()
         if not self.oracle.get_best_trials(1):
             self._progress.say(trial_files.no_best_trial(Path(self.project_dir)))
-        self._trackers.update(Path(self.project_dir), ended=True)
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -313,7 +304,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the executor behind where a copy travels."""
-        left = dict.fromkeys(("_progress", "_executor", "_trackers"))
+        left = dict.fromkeys(("_progress", "_executor"))
         return self.__dict__ | left | {"_live": []}
 
     def _populate_initial_space(self) -> None:
@@ -331,13 +322,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
         slowdown = float16_slowdown() if halves else None
         return identity.space_facts(self.oracle.get_space()) | facts, values, slowdown
-
-    def _follow(self, progress: FitProgress | None) -> None:
-        """Show how far a trial is; None says that one of its executions has ended."""
-        if progress is None:
-            self._trackers.update(Path(self.project_dir))
-        else:
-            self._progress.show(progress)
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""

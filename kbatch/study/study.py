@@ -6,59 +6,20 @@ import functools
 import os
 from collections import Counter
 from collections.abc import Mapping
-from operator import attrgetter
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord
-from kbatch.records.training_run import COST_NAMES
 from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
 from kbatch.study.names import Conditions, conditions_of
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord
+from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
-    """Make the row of a trial, or of its only execution, which has this number."""
-    first = trial.executions[0]
-    rates, scale = trial.samples_per_second_interval, trial.noise_scale
-    # The counts of one execution are whole numbers.
-    mean = trial.mean if number is None else lambda quantity: quantity(first)
-    cost = trial.cost if number is None else first.cost
-    times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
-    joules = ("joules_to_target", "joules_per_sample")
-    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
-    return {
-        "trial_id": trial.trial_id,
-        **({} if number is None else {"execution": number, "seed": first.seed}),
-        "status": trial.status,
-        "batch_size": trial.batch_size,
-        "micro_batch_size": trial.micro_batch_size,
-        "accumulation_steps": trial.accumulation_steps,
-        "batch_size_seen": first.batch_size_seen,
-        "dtype_policy": trial.dtype_policy,
-        "optimizer": first.optimizer,
-        "learning_rate": trial.learning_rate,
-        "samples_per_second": trial.samples_per_second,
-        "samples_per_second_low": rates and rates.low,
-        "samples_per_second_high": rates and rates.high,
-        **{name: mean(attrgetter(name)) for name in (*times, "examples_seen", "updates")},
-        **{name: cost(name) for name in COST_NAMES},
-        "noise_scale": scale and scale.value,
-        # An unresolved one has a lower bound alone.
-        "noise_scale_low": scale and scale.at_least,
-        "noise_scale_high": scale and scale.interval and scale.interval.high,
-        **{name: mean(attrgetter(name)) for name in joules},
-        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
-        "epochs": mean(lambda e: len(e.epochs)),
-        **({"executions": len(trial.executions)} if number is None else {}),
-        "failure": trial.failure,
-    }
 
 
 @dataclasses.dataclass(frozen=True)
@@ -241,19 +202,35 @@ class Study(ShownRecord):
             raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
         json_codec.write_record(self, path)
 
+    def log_to(self, tracker: Literal["mlflow", "wandb"]) -> str:
+        """Write the study and its executions to an experiment tracker, as runs.
 
-# Statuses of an execution that trains now, or again when the search goes on.
-UNFINISHED = ("running", "interrupted")
+        Call it during a search and again after it: a run that is there is found again, and written
+        again only where its record has changed. Executions that have not ended are left out. The
+        tracker is set up as for other training, such as by `MLFLOW_TRACKING_URI`.
 
+        Example:
 
-def ended_part(study: Study) -> Study:
-    """Return the study without the executions that have not ended."""
-    trials = []
-    for trial in study.trials:
-        ended = tuple(e for e in trial.executions if e.status not in UNFINISHED)
-        if ended:
-            trials.append(dataclasses.replace(trial, executions=ended))
-    return dataclasses.replace(study, trials=tuple(trials))
+        >>> kbatch.load_study("results/digits").log_to("mlflow")
+
+        Args:
+            tracker: `"mlflow"` or `"wandb"`.
+
+        Returns:
+            Where it is shown.
+
+        Raises:
+            ValueError: If the tracker is another one, or the study is empty.
+            ImportError: If the tracker is not installed.
+        """
+        check_tracker(tracker)
+        refuse_empty(self)
+        settings, machine = {}, self.search and self.search.environment
+        if self.search is not None and machine is not None:
+            settings = {**self.search.settings, "device": machine.device, **machine.versions}
+        decision = self.decide()
+        runs = tracked_runs(self.trials, name=self.name, decision=decision, settings=settings)
+        return log_runs(runs, tracker, machine)
 
 
 def as_compared(study: Study) -> Study:

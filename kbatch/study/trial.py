@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
+from operator import attrgetter
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, mean_interval
@@ -234,6 +235,44 @@ class TrialRecord:
     def _best_metrics(self) -> list[dict[str, float]]:
         objective = self.objective
         return [e.best_metrics(objective.name, objective.direction) for e in self.executions]
+
+
+def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
+    """Make the row of a trial, or of its only execution, which has this number."""
+    first = trial.executions[0]
+    rates, scale = trial.samples_per_second_interval, trial.noise_scale
+    # The counts of one execution are whole numbers.
+    mean = trial.mean if number is None else lambda quantity: quantity(first)
+    cost = trial.cost if number is None else first.cost
+    times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+    joules = ("joules_to_target", "joules_per_sample")
+    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
+    return {
+        "trial_id": trial.trial_id,
+        **({} if number is None else {"execution": number, "seed": first.seed}),
+        "status": trial.status,
+        "batch_size": trial.batch_size,
+        "micro_batch_size": trial.micro_batch_size,
+        "accumulation_steps": trial.accumulation_steps,
+        "batch_size_seen": first.batch_size_seen,
+        "dtype_policy": trial.dtype_policy,
+        "optimizer": first.optimizer,
+        "learning_rate": trial.learning_rate,
+        "samples_per_second": trial.samples_per_second,
+        "samples_per_second_low": rates and rates.low,
+        "samples_per_second_high": rates and rates.high,
+        **{name: mean(attrgetter(name)) for name in (*times, "examples_seen", "updates")},
+        **{name: cost(name) for name in COST_NAMES},
+        "noise_scale": scale and scale.value,
+        # An unresolved one has a lower bound alone.
+        "noise_scale_low": scale and scale.at_least,
+        "noise_scale_high": scale and scale.interval and scale.interval.high,
+        **{name: mean(attrgetter(name)) for name in joules},
+        **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
+        "epochs": mean(lambda e: len(e.epochs)),
+        **({"executions": len(trial.executions)} if number is None else {}),
+        "failure": trial.failure,
+    }
 
 
 def device_kinds(trials: Iterable[TrialRecord]) -> list[str]:
