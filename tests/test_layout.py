@@ -68,7 +68,7 @@ MOST_LINES_BEHIND = {
     "kbatch.training.accumulation.accumulate": 6_957,
     "kbatch.memory.find": 9_839,
     "kbatch.search.hypermodel": 18_722,
-    "kbatch.study.study": 4_058,
+    "kbatch.study.study": 4_289,
 }
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []
