@@ -31,9 +31,10 @@ def model_fingerprint(model: keras.Model) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def model_description(model: keras.Model) -> dict[str, Any]:
+def model_description(model: keras.Model, *, with_rate: bool = True) -> dict[str, Any]:
     """Describe what a compiled model is and how it trains, equal in any process."""
-    return _description(model, _DRAWN, of_layers=_DRAWN)
+    dropped = _DRAWN if with_rate else (*_DRAWN, "learning_rate")
+    return _description(model, dropped, of_layers=_DRAWN)
 
 
 def _description(

@@ -163,6 +163,16 @@ def scaling_of(model: keras.Model) -> LearningRateScaling | None:
     return vars(model).get(_SCALING)
 
 
+def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
+    """List the settings that follow the batch size, but for the rate: an owner and a name each."""
+    found = [(layer, "momentum") for layer in _batch_norms(model)]
+    for optimizer in inner_optimizers(model):
+        second_moment = _second_moment_decay(optimizer)
+        names = [*_weight_decays(optimizer), *([second_moment] if second_moment else [])]
+        found += [(optimizer, name) for name in names]
+    return found
+
+
 def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
     for layer in layers:
         own = momentum = _own_momentum(layer)
