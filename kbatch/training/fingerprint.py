@@ -33,8 +33,9 @@ def model_fingerprint(model: keras.Model) -> str:
 
 def model_description(model: keras.Model, *, with_rate: bool = True) -> dict[str, Any]:
     """Describe what a compiled model is and how it trains, equal in any process."""
-    dropped = _DRAWN if with_rate else (*_DRAWN, "learning_rate")
-    return _description(model, dropped, of_layers=_DRAWN)
+    return _description(
+        model, _DRAWN if with_rate else (*_DRAWN, "learning_rate"), of_layers=_DRAWN
+    )
 
 
 def _description(
