@@ -145,11 +145,10 @@ class LearningRateScaling:
     learning_rate_ratio: float  #: Factor of the learning rate.
     learning_rate: float  #: The scaled learning rate.
     beta_2: float | None  #: Decay of Adam's second moment at the batch size; None without one.
-    #: Which other settings followed the batch size; None where it was not recorded.
-    follow_batch_size: tuple[str, ...] | None = None
+    follow_batch_size: tuple[str, ...] = ()  #: Which other settings followed the batch size.
     weight_decay: float | None = None  #: Of the optimizer at the batch size; None without one.
-    #: Of BatchNormalization layers at the batch size, ascending; None where not recorded.
-    batch_norm_momenta: tuple[float, ...] | None = None
+    #: Of BatchNormalization layers at the batch size, ascending.
+    batch_norm_momenta: tuple[float, ...] = ()
     factor: float = 1.0  #: Of the learning rate beside the rule's, which a joint search tried.
 
 

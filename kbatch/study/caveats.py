@@ -272,8 +272,7 @@ def _lagging(study: Study) -> Iterator[Note]:
 
 def _lag(execution: ExecutionRecord) -> tuple[float, float, float, int, float] | None:
     """Return how far validation is below training, both, the updates, and what is averaged over."""
-    momenta = execution.scaling.batch_norm_momenta if execution.scaling else None
-    slowest = max(momenta or (0.0,))
+    slowest = max(execution.scaling.batch_norm_momenta if execution.scaling else (), default=0.0)
     updates = execution.updates
     if not (execution.epochs and updates and 0 < slowest < 1):
         return None

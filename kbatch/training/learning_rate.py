@@ -153,7 +153,7 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
         return
     _scale_momenta(late, scaling)
     model.train_function = None  # What was traced for a measurement has the former momenta.
-    momenta = {*(scaling.batch_norm_momenta or ()), *(layer.momentum for layer in late)}
+    momenta = {*scaling.batch_norm_momenta, *(layer.momentum for layer in late)}
     scaling = dataclasses.replace(scaling, batch_norm_momenta=tuple(sorted(momenta)))
     setattr(model, _SCALING, scaling)
 
@@ -176,7 +176,7 @@ def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
 def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
     for layer in layers:
         own = momentum = _own_momentum(layer)
-        if "batch_norm_momentum" in (scaling.follow_batch_size or ()):
+        if "batch_norm_momentum" in scaling.follow_batch_size:
             momentum = scale_batch_norm_momentum(
                 own, batch_size=scaling.batch_size, base_batch_size=scaling.base_batch_size
             )

@@ -112,7 +112,7 @@ def _goodput(study: Study) -> Goodput | None:
         low, high = min(bests), max(bests)
         largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
         note = (
-            f"{note.removesuffix('.')}; band: over its interval {in_brackets(scale.interval)}, in "
+            f"{note.removesuffix('.')}; band: over its interval{in_brackets(scale.interval)}, in "
             f"which it is largest at {largest}."
         )
     decided = study.decide().batch_size
