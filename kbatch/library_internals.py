@@ -254,12 +254,15 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
     """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
-    kinds: Any = (BaseOptimizer, keras.optimizers.LossScaleOptimizer)
 
     def applied(self: Any, grads: Any, trainable_variables: Any = None) -> None:
         apply(self, grads, trainable_variables)
 
-    return replaced((kind, "apply", applied) for kind in kinds)
+    # An override that calls `super().apply` would run here, and again for what was collected.
+    kinds: list[Any] = [BaseOptimizer]
+    for kind in kinds:
+        kinds += kind.__subclasses__()
+    return replaced((kind, "apply", applied) for kind in kinds if "apply" in vars(kind))
 
 
 @contextlib.contextmanager
