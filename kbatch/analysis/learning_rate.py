@@ -12,7 +12,8 @@ With rho the factor of the learning rate, other settings keep their timescale in
     lambda' = lambda kappa / rho     tau = B / (eta lambda D), the passes over the data that the
                                      weights average over (Bergsma et al. 2025, arXiv:2505.13738;
                                      Wang and Aitchison 2024, arXiv:2405.13698)
-    m'      = m ** kappa             half-life of BatchNormalization's moving statistics
+    m'      = m ** kappa             half-life of BatchNormalization's moving statistics, and of
+                                     the optimizer's moving average of the weights (`use_ema`)
                                      (Busbridge et al. 2023, arXiv:2307.13813, def. 1.2)
 
 They hold whether or not the learning rate follows the batch size: without a rule rho is 1, and the
@@ -25,7 +26,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 RULES = ("linear", "sqrt")
-FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum")
+FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
 
 
 def scale_learning_rate(
@@ -116,8 +117,8 @@ def scale_weight_decay(
     return min(weight_decay * kappa, most) / learning_rate_ratio
 
 
-def scale_batch_norm_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
-    """Scale BatchNormalization's momentum so that its half-life in examples stays."""
+def scale_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
+    """Scale the momentum of a moving average so that its half-life in examples stays."""
     if not 0 <= momentum <= 1:
         raise ValueError(f"`momentum` must lie in [0, 1]. Received: momentum={momentum}.")
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
@@ -128,8 +129,8 @@ def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
     if asked is None or any(one not in FOLLOWERS for one in asked):
         kind = TypeError if asked is None else ValueError
         raise kind(
-            f"`{name}` must be a tuple with some of 'beta_2', 'weight_decay' and "
-            f"'batch_norm_momentum', or () for none. Received: {name}={names!r}."
+            f"`{name}` must be a tuple with some of {', '.join(map(repr, FOLLOWERS))}, or () for "
+            f"none. Received: {name}={names!r}."
         )
     return tuple(one for one in FOLLOWERS if one in asked)
 
@@ -143,13 +144,17 @@ class LearningRateScaling:
     base_batch_size: int  #: Batch size that was scaled from, in examples.
     kappa: float  #: Batch size over base batch size.
     learning_rate_ratio: float  #: Factor of the learning rate.
-    learning_rate: float  #: The scaled learning rate.
+    learning_rate: float  #: The scaled learning rate, of a schedule the highest.
     beta_2: float | None  #: Decay of Adam's second moment at the batch size; None without one.
     follow_batch_size: tuple[str, ...] = ()  #: Which other settings followed the batch size.
     weight_decay: float | None = None  #: Of the optimizer at the batch size; None without one.
     #: Of BatchNormalization layers at the batch size, ascending.
     batch_norm_momenta: tuple[float, ...] = ()
     factor: float = 1.0  #: Of the learning rate beside the rule's, which a joint search tried.
+    #: Of the optimizer's moving average of the weights at the batch size; None without one.
+    ema_momentum: float | None = None
+    #: What the build function itself fits to the batch size, so that it was left as it is.
+    fitted: tuple[str, ...] = ()
 
 
 def learning_rate_scaling(
@@ -161,6 +166,7 @@ def learning_rate_scaling(
     rule: str | None,
     weight_decay: float | None = None,
     batch_norm_momenta: Sequence[float] = (),
+    ema_momentum: float | None = None,
     follow_batch_size: tuple[str, ...] = FOLLOWERS,
     factor: float = 1.0,
 ) -> LearningRateScaling:
@@ -179,8 +185,10 @@ def learning_rate_scaling(
         rule: As in `scale_learning_rate`.
         weight_decay: Weight decay that suits it; None without one.
         batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
-        follow_batch_size: Which of `"beta_2"`, `"weight_decay"` and `"batch_norm_momentum"` keep
-            their timescale in examples, under a rule or none; the others stay as they are.
+        ema_momentum: Momentum of the moving average of the weights that suits it; None without.
+        follow_batch_size: Which of `"beta_2"`, `"weight_decay"`, `"batch_norm_momentum"` and
+            `"ema_momentum"` keep their timescale in examples, under a rule or none; the others
+            stay as they are.
         factor: What the scaled learning rate is multiplied by, above 0.
 
     Raises:
@@ -196,7 +204,9 @@ def learning_rate_scaling(
         )
     momenta = set(batch_norm_momenta)
     if "batch_norm_momentum" in follow_batch_size:
-        momenta = {scale_batch_norm_momentum(momentum, **sizes) for momentum in momenta}
+        momenta = {scale_momentum(momentum, **sizes) for momentum in momenta}
+    if ema_momentum is not None and "ema_momentum" in follow_batch_size:
+        ema_momentum = scale_momentum(ema_momentum, **sizes)
     return LearningRateScaling(
         rule=rule,
         **sizes,
@@ -208,4 +218,5 @@ def learning_rate_scaling(
         weight_decay=weight_decay,
         batch_norm_momenta=tuple(sorted(momenta)),
         factor=factor,
+        ema_momentum=ema_momentum,
     )

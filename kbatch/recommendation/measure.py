@@ -36,7 +36,7 @@ from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.sample_rows import DataEnded, SampleRows, Source, rows_for
-from kbatch.training.learning_rate import Schedule, current_learning_rate
+from kbatch.training.learning_rate import Schedule, peak_learning_rate
 from kbatch.training.model import replica_count, user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state
 
@@ -173,7 +173,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         optimizer=type(optimizer).__name__,
         dtype_policy=model.dtype_policy.name,
         base_batch_size=base,
-        base_learning_rate=current_learning_rate(optimizer),
+        base_learning_rate=peak_learning_rate(optimizer),
         scheduled=isinstance(rate_of(optimizer), Schedule),
         learning_rate_rule="linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt",
         examples=examples,

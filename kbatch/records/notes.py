@@ -127,6 +127,10 @@ _KINDS = {
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
         "was built with: a callback or the tuner's `optimizer` set it.",
     ),
+    "fitted_by_build": _Kind(
+        *_RATE,
+        "`build` fits {names} to the batch size by itself, so the search left that as it is.",
+    ),
     "resumed": _Kind(
         "rest of a training",
         "updates",

@@ -184,9 +184,12 @@ class EpochRecord:
     #: Seconds of it that the train step waited for data, None if not measured.
     data_wait_s: float | None
     batches: int | None = None  #: Batches trained on, None if not counted.
+    #: Learning rate at the end, which a callback may have set; None under a schedule.
+    learning_rate: float | None = None
 
     def __post_init__(self):
-        numbers = {name: value for name, value in vars(self).items() if name != "metrics"}
+        own = ("metrics", "learning_rate")
+        numbers = {name: value for name, value in vars(self).items() if name not in own}
         check_ranges(0, **numbers)
 
     def finite(self, metric: str) -> float | None:
@@ -211,7 +214,8 @@ class ExecutionRecord:
     optimizer: str | None = None
     #: Whether the loss was scaled (mixed_float16), None where no model was built.
     loss_scaled: bool | None = None
-    learning_rate: float | None = None  #: Learning rate at the first update, after the rule.
+    #: Learning rate at the first update, after the rule; the highest of a schedule.
+    learning_rate: float | None = None
     learning_rate_scaling: str | None = None  #: The rule, or None.
     #: Whether XLA compiled the train step, None where no model was built.
     jit_compile: bool | None = None
@@ -261,6 +265,8 @@ class ExecutionRecord:
     outcomes: Outcomes | None = None
     #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.
     device: str | None = None
+    #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).
+    averages_validated: bool = False
 
     def __post_init__(self):
         check_choice(STATUSES, status=self.status)
@@ -303,6 +309,12 @@ class ExecutionRecord:
     def replica_batch_size(self) -> int:
         """Examples that a replica has of a full batch, the most where they differ by one."""
         return -(-self.batch_size // self.replicas)
+
+    @property
+    def last_learning_rate(self) -> float | None:
+        """Learning rate that training ended with, which a callback may have set."""
+        last = self.epochs[-1].learning_rate if self.epochs else None
+        return self.learning_rate if last is None else last
 
     @property
     def diverged(self) -> bool:

@@ -23,7 +23,7 @@ from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_tri
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.training.accumulation.whole_batch import sparse_note
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
-from kbatch.training.learning_rate import current_learning_rate, scaling_of
+from kbatch.training.learning_rate import peak_learning_rate, scaling_of
 from kbatch.training.model import replica_count
 from kbatch.training.state import inner_optimizers
 
@@ -61,7 +61,7 @@ class Execution:
             dtype_policy=self._model.dtype_policy.name,
             optimizer=optimizer and type(optimizer).__name__,
             loss_scaled=loss_scaled(model),
-            learning_rate=current_learning_rate(optimizer),
+            learning_rate=peak_learning_rate(optimizer),
             learning_rate_scaling=plan.learning_rate_scaling,
             jit_compile=bool(model.jit_compile),
             notes=plan.notes,
@@ -204,6 +204,7 @@ class Execution:
     ) -> ExecutionRecord:
         fit, micro_batch, started = self._fit, self._micro_batch, self._started
         clock, sparse = fit.clock, sparse_note(self._model)
+        scaling = scaling_of(self._model)  # Layers may have been built since it began.
         notes = (*started.notes, *([sparse] if sparse else []), *micro_batch.notes)
         record = dataclasses.replace(
             started,
@@ -222,13 +223,16 @@ class Execution:
             end = () if status == "running" else (RunNote.of("nothing_timed"),)
             return dataclasses.replace(record, notes=(*notes, *end))
         ruled, seen, notes = started.learning_rate, clock.first_learning_rate, (*notes, *fit.notes)
+        if scaling is not None and scaling.fitted:
+            names = ", ".join(f"`{name}`" for name in scaling.fitted)
+            notes = (*notes, RunNote.of("fitted_by_build", names=names))
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
             notes = (*notes, RunNote.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
         return dataclasses.replace(
             record,
             learning_rate=seen,
-            scaling=scaling_of(self._model),  # Layers may have been built since it began.
+            scaling=scaling,
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),
@@ -241,6 +245,7 @@ class Execution:
             total_s=fit.total_s,
             epochs=tuple(clock.epochs),
             notes=notes,
+            averages_validated=fit.averages_validated,
         )
 
 

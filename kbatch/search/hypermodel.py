@@ -87,10 +87,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         base_batch_size: Batch size that the model's settings suit. If None, that of the search that
             goes on, or the smallest one.
         follow_batch_size: Which other settings keep their timescale in examples, with any rule or
-            none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop), and
-            `"batch_norm_momentum"`, that of moving statistics, are taken to the power of the ratio
-            of the batch sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and
-            divided by the factor of the learning rate. `()` leaves all as they are.
+            none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop),
+            `"batch_norm_momentum"`, that of moving statistics, and `"ema_momentum"`, that of an
+            average of the weights (`use_ema`), are taken to the power of the ratio of the batch
+            sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and divided by the
+            factor of the learning rate. `()` leaves all as they are.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number.
@@ -183,7 +184,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_size, policy = self._declare(hp)
         try:
             policy = "float32" if self.fallback.note else policy
-            model = _built(self._inner, hp, policy, self._seed(hp))
+            with _reads(hp, "batch_size") as read:
+                model = _built(self._inner, hp, policy, self._seed(hp))
         except Exception:
             self._executed = None, 0
             raise
@@ -199,6 +201,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
         if self._first is None and not self.fallback.note:
             self._first = (dict(hp.values), model_facts(model))
+        base_model = None
+        if read and batch_size != self.base_batch_size:
+            base = hp.copy()
+            base.values["batch_size"] = self.base_batch_size
+            base_model = _built(self._inner, base, policy, self._seed(hp))
         joint = self.learning_rate_scaling == "joint"
         scale_model(
             model,
@@ -207,6 +214,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             rule=self.learning_rate_scaling,
             follow_batch_size=self.follow_batch_size,
             factor=hp.get(FACTOR_NAME) if joint else 1.0,
+            base_model=base_model,
         )
         replicas = replica_count(model)
         if batch_size < replicas:
@@ -433,6 +441,24 @@ def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
         model.optimizer = None  # It is not compiled yet.
     metrics_in_float32(model)
     return model
+
+
+@contextlib.contextmanager
+def _reads(hp: keras_tuner.HyperParameters, name: str) -> Iterator[list[str]]:
+    """List a hyperparameter as often as its value is read."""
+    found: list[str] = []
+
+    class Values(dict[str, Any]):
+        def __getitem__(self, key: str) -> Any:
+            if key == name:
+                found.append(key)
+            return super().__getitem__(key)
+
+    hp.values = Values(hp.values)
+    try:
+        yield found
+    finally:
+        hp.values = dict(hp.values)
 
 
 @contextlib.contextmanager

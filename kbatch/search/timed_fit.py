@@ -78,6 +78,7 @@ class TimedFit:
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
         self.notes: list[RunNote] = []
+        self.averages_validated = False  # Moving averages of the weights.
         self.budget: Budget | None = None
         self.target: Target | None = None
 
@@ -164,7 +165,10 @@ class TimedFit:
             )
             theirs = [callback, *theirs]
         expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
+        swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in theirs)
+        self.averages_validated |= swaps
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
+        first: list[keras.callbacks.Callback] = []
         if (best := self.best_epoch) is not None:
             best.validation = (
                 batches.validation_data,
@@ -172,6 +176,9 @@ class TimedFit:
                 call.get("validation_steps"),
             )
             last = [best, *last]
+            stock = keras.callbacks.Callback.on_test_end
+            if any(getattr(one.on_test_end, "__func__", None) is not stock for one in theirs):
+                first = [keras.callbacks.LambdaCallback(on_test_end=best.keep_validated)]
         copied_s = best.copy_s if best else 0.0
         started_s = time.perf_counter()
         try:
@@ -187,7 +194,7 @@ class TimedFit:
                     meter.attach(batches.dataset, batches.examples),
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[self.clock, *theirs, *scalars, *last],
+                    callbacks=[self.clock, *first, *theirs, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )

@@ -38,14 +38,25 @@ class BestEpoch(keras.callbacks.Callback):
         # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
+        self._validated: list[tuple[Any, np.ndarray]] | None = None
         self._batches = 0
         self.copy_s = 0.0  # Seconds that copying weights took.
 
     def on_test_batch_end(self, batch: int, logs: Any = None):
         self._batches = batch + 1
 
-    def on_epoch_end(self, epoch: int, logs: Any = None):
+    def keep_validated(self, logs: Any = None) -> None:
+        """Keep weights before callbacks change them, which may have swapped them in to validate."""
+        started_s = time.perf_counter()
+        self._validated = self._copied()
+        self.copy_s += time.perf_counter() - started_s
+
+    def _copied(self) -> list[tuple[Any, np.ndarray]]:
         model: Any = self.model
+        return [(one, np.array(one)) for one in model.weights]
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        validated, self._validated = self._validated, None
         logs = numbers_of(logs)
         if self._parts and all(part.name in logs for part in self._parts):
             signs = [-1 if part.direction == "max" else 1 for part in self._parts]
@@ -64,7 +75,7 @@ class BestEpoch(keras.callbacks.Callback):
             self._best = {
                 "value": value,
                 "epoch": epoch,
-                "weights": [(one, np.array(one)) for one in model.weights],
+                "weights": validated or self._copied(),
                 "data": (*self.validation, self._batches),
             }
             self.copy_s += time.perf_counter() - started_s

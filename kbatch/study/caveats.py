@@ -2,7 +2,14 @@
 
 from collections.abc import Iterable, Iterator
 
-from kbatch.document.numbers import count_range, format_number, join_words, percent, pluralize
+from kbatch.document.numbers import (
+    count_range,
+    format_number,
+    join_words,
+    percent,
+    pluralize,
+    setting,
+)
 from kbatch.document.section import Note, one_line, throttled_text
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.records.usage import GpuUsage
@@ -18,7 +25,7 @@ _LEARNT = ("quality", "updates")
 def caveats(study: Study) -> tuple[Note, ...]:
     """List what limits the conclusions from a study with at least one trial."""
     rules = (_missing, _other_batch, _small_last_batch, _speed, _budget)
-    rules += (_lagging, _noise, _of_trials)
+    rules += (_rates, _lagging, _noise, _of_trials)
     return tuple(note for rule in rules for note in rule(study))
 
 
@@ -240,6 +247,33 @@ def _examples(trial: TrialRecord) -> str:
     return "n/a (not counted)" if examples is None else f"{examples:,.0f}"
 
 
+_RATES_APART = 0.1
+
+
+def _rates(study: Study) -> Iterator[Note]:
+    """Say where callbacks changed learning rates by other factors than those of the rule."""
+    changes = []
+    for trial in study.trials:
+        last = trial.executions[-1]
+        given, rate = last.learning_rate, last.last_learning_rate
+        if trial.status == "completed" and last.scaling and last.scaling.rule and given and rate:
+            changes.append((rate / given, given, rate, trial))
+    if not changes:
+        return
+    low, high = (choose(changes, key=lambda one: one[0]) for choose in (min, max))
+    if high[0] > (1 + _RATES_APART) * low[0]:
+        went = (
+            f"from {setting(given)} to {setting(rate)} at {trial.batch_size:,}"
+            for _, given, rate, trial in sorted((low, high), key=lambda one: one[3].batch_size)
+        )
+        text = (
+            f"A callback set learning rates in training: {join_words(went)}. So at the end they "
+            "did not follow the rule, and sizes were compared at other rates than it gives. Give "
+            "`build` a schedule, which the rule scales for each size, not a callback."
+        )
+        yield _note("learning rates set by a callback", text, ("learning_rate",))
+
+
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
 # Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
@@ -247,7 +281,7 @@ _AVERAGING_TIMES = 5
 
 
 def _lagging(study: Study) -> Iterator[Note]:
-    """List the trials whose validation accuracy shows lagging statistics, not their training."""
+    """List the trials whose validation accuracy shows lagging averages, not their training."""
     lags = [
         (max(of_trial), trial)
         for trial in study.trials
@@ -257,23 +291,32 @@ def _lagging(study: Study) -> Iterator[Note]:
         return
     trials = [trial for _, trial in lags]
     most, trial = max(lags, key=lambda pair: pair[0][0])
-    _, training, validation, updates, memory = most
+    _, training, validation, updates, memory, (what, cure) = most
     where = f" at {trial.batch_size:,}" if len(lags) > 1 else ""
     text = (
         f"Training accuracy is far above validation accuracy at {_sizes(trials)} "
-        f"({format_number(training)} and {format_number(validation)}{where}), and "
-        f"BatchNormalization's moving statistics lag: there were {pluralize(updates, 'update')}, "
-        f"and the statistics average over the last {format_number(memory)}, 1 / (1 - momentum). "
-        "Before you compare these sizes, train for more updates or lower the momentum of the "
-        "layers."
+        f"({format_number(training)} and {format_number(validation)}{where}), and {what} lag: "
+        f"there were {pluralize(updates, 'update')}, and they average over the last "
+        f"{format_number(memory)}, 1 / (1 - momentum). Before you compare these sizes, train for "
+        f"more updates or lower {cure}."
     )
     yield _note("lagging statistics", text, ("quality",), trials)
 
 
-def _lag(execution: ExecutionRecord) -> tuple[float, float, float, int, float] | None:
-    """Return how far validation is below training, both, the updates, and what is averaged over."""
-    slowest = max(execution.scaling.batch_norm_momenta if execution.scaling else (), default=0.0)
-    updates = execution.updates
+_LAGGING = (
+    ("BatchNormalization's moving statistics", "the momentum of the layers"),
+    ("the averages of the weights that were validated", "`ema_momentum`"),
+)
+
+
+def _lag(
+    execution: ExecutionRecord,
+) -> tuple[float, float, float, int, float, tuple[str, str]] | None:
+    """Return how far validation is below training, both, the updates, how many and what lags."""
+    scaling, updates = execution.scaling, execution.updates
+    slowest, what = max((m, _LAGGING[0]) for m in (scaling and scaling.batch_norm_momenta) or (0,))
+    if execution.averages_validated and scaling and scaling.ema_momentum:
+        slowest, what = max((slowest, what), (scaling.ema_momentum, _LAGGING[1]))
     if not (execution.epochs and updates and 0 < slowest < 1):
         return None
     memory = 1 / (1 - slowest)
@@ -289,7 +332,7 @@ def _lag(execution: ExecutionRecord) -> tuple[float, float, float, int, float] |
         return None
     training, validation = max(pairs, key=lambda pair: pair[0] - pair[1])
     below = training - validation
-    return (below, training, validation, updates, memory) if below > _FAR_BELOW else None
+    return (below, training, validation, updates, memory, what) if below > _FAR_BELOW else None
 
 
 def _noise(study: Study) -> Iterator[Note]:

@@ -116,6 +116,7 @@ SETTING_NAMES = {
     "beta_2": "`beta_2`",
     "weight_decay": "weight decay",
     "batch_norm_momentum": "BatchNormalization's momentum",
+    "ema_momentum": "`ema_momentum`",
 }
 
 
@@ -124,7 +125,7 @@ def followed_value(scaling: LearningRateScaling, name: str) -> str:
     if name == "batch_norm_momentum":
         momenta = scaling.batch_norm_momenta
         return numbers.join_words(map(numbers.setting, momenta)) if momenta else ""
-    value = scaling.beta_2 if name == "beta_2" else scaling.weight_decay
+    value = getattr(scaling, name)
     return "" if value is None else numbers.setting(value)
 
 

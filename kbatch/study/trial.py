@@ -118,8 +118,8 @@ class TrialRecord:
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate at the first update."""
-        return self.executions[-1].learning_rate
+        """Learning rate that training ended with, the highest of a schedule."""
+        return self.executions[-1].last_learning_rate
 
     @property
     def target(self) -> Target | None:

@@ -12,7 +12,7 @@ import tensorflow as tf
 from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
 from kbatch.records.training_run import EpochRecord
 from kbatch.training.data.forms import each_part, parts_of
-from kbatch.training.learning_rate import current_learning_rate
+from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
 
 
@@ -201,7 +201,7 @@ class TrainingClock(keras.callbacks.Callback):
         self.in_step = True
         if self.first_learning_rate is None:
             found = inner_optimizers(self.model)
-            self.first_learning_rate = current_learning_rate(next(iter(found), None))
+            self.first_learning_rate = peak_learning_rate(next(iter(found), None))
         self._begun_s = self._now()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
@@ -247,5 +247,6 @@ class TrainingClock(keras.callbacks.Callback):
                 updates=max(0, updates_made(self.model, now.batches) - self._epoch_iterations),
                 train_s=self.train_s - self._epoch_train_s,
                 data_wait_s=waited_s,
+                learning_rate=set_learning_rate(next(iter(inner_optimizers(self.model)), None)),
             )
         )

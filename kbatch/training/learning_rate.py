@@ -4,12 +4,14 @@ import dataclasses
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kbatch.analysis.learning_rate import (
+    FOLLOWERS,
     LearningRateScaling,
     learning_rate_scaling,
-    scale_batch_norm_momentum,
+    scale_momentum,
     scale_weight_decay,
 )
 from kbatch.library_internals import layers_of, rate_of
@@ -42,7 +44,7 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
     """Make a schedule of `ratio` times the rates over the same number of examples."""
     # One of Keras's own stays one, so that a saved model loads without kbatch.
-    if type(schedule).__module__.split(".")[0] != "keras":
+    if not _is_keras_schedule(schedule):
         return _StretchedSchedule(schedule, ratio, kappa)
     changes = dict.fromkeys(_RATES, lambda rate: rate * ratio)
     changes |= dict.fromkeys(_STEPS, lambda steps: max(1, round(steps / kappa)))
@@ -52,12 +54,47 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
     return type(schedule).from_config(config)
 
 
-def current_learning_rate(optimizer: Any) -> float | None:
-    """Read the learning rate at the current step, None if it is no scalar."""
+def peak_learning_rate(optimizer: Any) -> float | None:
+    """Read the learning rate, the highest of a schedule; None if it is no scalar."""
     if optimizer is None:
+        return None
+    optimizer = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = rate_of(optimizer)
+    if _is_keras_schedule(rate):
+        config = rate.get_config()
+        given = keras.tree.flatten([config[name] for name in _RATES if name in config])
+        return max(float(one) for one in given if one is not None)
+    if isinstance(rate, Schedule):
+        rates = _rates(rate)
+        return float(rates[np.isfinite(rates)].max(initial=0.0))
+    return set_learning_rate(optimizer)
+
+
+def set_learning_rate(optimizer: Any) -> float | None:
+    """Read the learning rate that a callback may set; None if it is no scalar, or a schedule's."""
+    if optimizer is None or isinstance(rate_of(optimizer), Schedule):
         return None
     value: Any = keras.ops.convert_to_numpy(optimizer.learning_rate)
     return float(value) if value.size == 1 else None
+
+
+def _is_keras_schedule(rate: Any) -> bool:
+    return isinstance(rate, Schedule) and type(rate).__module__.split(".")[0] == "keras"
+
+
+# Updates at which a schedule of the user's own is read, whose arguments have no known meaning.
+_UPDATES = np.unique([0, *np.geomspace(1, 1e6, 300).astype("int64")])
+
+
+def _rates(schedule: Schedule) -> np.ndarray:
+    def read(step: tf.Tensor) -> tf.Tensor:
+        rate: Any = schedule(step)
+        return tf.cast(rate, tf.float32)
+
+    def rates() -> tf.Tensor:
+        return tf.map_fn(read, tf.constant(_UPDATES), fn_output_signature=tf.float32)
+
+    return tf.function(rates, autograph=False)().numpy()
 
 
 class _StretchedSchedule(Schedule):
@@ -99,46 +136,100 @@ def scale_model(
     rule: str | None,
     follow_batch_size: tuple[str, ...],
     factor: float = 1.0,
+    base_model: keras.Model | None = None,
 ) -> LearningRateScaling:
-    """Scale the settings of a compiled model from one batch size to another."""
+    """Scale the settings of a compiled model from one batch size to another.
+
+    Those that differ from `base_model`, which the same function built for the base batch size,
+    follow the batch size by themselves, and are left as they are.
+    """
     # Under the rule "joint" the rate is `factor` times the one of the optimizer's own rule.
-    layers = _batch_norms(model)
+    layers, optimizers = _batch_norms(model), inner_optimizers(model)
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
+    bases, fitted = optimizers, set()
+    if base_model is not None:
+        found, momenta = inner_optimizers(base_model), map(_own_momentum, _batch_norms(base_model))
+        if list(map(type, found)) == list(map(type, optimizers)):
+            bases = found
+        if list(momenta) != list(map(_own_momentum, layers)):
+            fitted |= {"batch_norm_momentum"} & set(follow_batch_size)
     scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
-    for optimizer in reversed(inner_optimizers(model)):
+    for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
-        learning_rate = current_learning_rate(optimizer)
         own_rule = rule
         if rule == "joint":
             own_rule = "linear" if isinstance(optimizer, _optimizers.SGD) else "sqrt"
+        apart = _settings_apart(optimizer, base)
+        fitted |= apart & set(follow_batch_size)
+        if rule is not None:
+            fitted |= apart - set(FOLLOWERS)
+        follow = tuple(name for name in follow_batch_size if name not in fitted)
+        own, given = peak_learning_rate(optimizer), peak_learning_rate(base)
+        by_itself = 1.0  # What the build function multiplies the learning rate by.
+        if apart & {"learning_rate", *_RATES}:
+            own_rule, by_itself = None, own / given if own and given else 1.0
         scaling = learning_rate_scaling(
-            1.0 if learning_rate is None else learning_rate,
+            1.0 if given is None else given,
             getattr(optimizer, second_moment) if second_moment else None,
             **sizes,
             rule=own_rule,
             weight_decay=getattr(optimizer, "weight_decay", None),
             batch_norm_momenta=[_own_momentum(layer) for layer in layers],
-            follow_batch_size=follow_batch_size,
-            factor=factor,
+            ema_momentum=optimizer.ema_momentum if optimizer.use_ema else None,
+            follow_batch_size=follow,
+            factor=factor * by_itself,
         )
         ratio = scaling.learning_rate_ratio
         if rule is not None:
-            scale_optimizer(optimizer, ratio=ratio, kappa=scaling.kappa)
+            steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
+            kappa = 1.0 if steps_fit else scaling.kappa
+            scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=kappa)
         if second_moment:
             setattr(optimizer, second_moment, scaling.beta_2)
-        if "weight_decay" in follow_batch_size:
+        if "weight_decay" in follow:
             for name in _weight_decays(optimizer):
                 decay = scale_weight_decay(
                     getattr(optimizer, name),
                     **sizes,
                     learning_rate_ratio=ratio,
-                    learning_rate=learning_rate,
+                    learning_rate=given,
                 )
                 setattr(optimizer, name, decay)
+        if scaling.ema_momentum is not None:
+            optimizer.ema_momentum = scaling.ema_momentum
+            every = optimizer.ema_overwrite_frequency
+            if every and "ema_momentum" in follow:
+                optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
+    scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
     _scale_momenta(layers, scaling)
     model.train_function = None  # One that was traced before has the former values in it.
     setattr(model, _SCALING, scaling)
     return scaling
+
+
+def _settings_apart(optimizer: Any, base: Any) -> set[str]:
+    """Name what differs between the optimizers that were built for two batch sizes."""
+    if optimizer is base:
+        return set()
+    names = {
+        "beta_2": [_second_moment_decay(optimizer)],
+        "weight_decay": _weight_decays(optimizer),
+        "ema_momentum": ["ema_momentum"],
+    }
+    apart = {
+        follower
+        for follower, attributes in names.items()
+        if any(getattr(optimizer, n) != getattr(base, n, None) for n in attributes if n)
+    }
+    one, other = rate_of(optimizer), rate_of(base)
+    if _is_keras_schedule(one) and type(one) is type(other):
+        configs = one.get_config(), other.get_config()
+        return apart | {n for n, v in configs[0].items() if n != "name" and v != configs[1][n]}
+    if isinstance(one, Schedule) and isinstance(other, Schedule):
+        alike = np.allclose(_rates(one), _rates(other), rtol=1e-5, equal_nan=True)
+    else:
+        alike = peak_learning_rate(optimizer) == peak_learning_rate(base)
+    return apart if alike else {*apart, "learning_rate"}
 
 
 def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
@@ -177,7 +268,7 @@ def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
     for layer in layers:
         own = momentum = _own_momentum(layer)
         if "batch_norm_momentum" in scaling.follow_batch_size:
-            momentum = scale_batch_norm_momentum(
+            momentum = scale_momentum(
                 own, batch_size=scaling.batch_size, base_batch_size=scaling.base_batch_size
             )
         layer.momentum = momentum

@@ -79,10 +79,9 @@ def optimizers_of(model: Any) -> list[Any]:
             held.append(value)
             if isinstance(value, (list, tuple, dict)):
                 held += value.values() if isinstance(value, dict) else value
-    found = [one for one in held if isinstance(one, keras.optimizers.Optimizer)]
+    found = _with_held([one for one in held if isinstance(one, keras.optimizers.Optimizer)])
     default = type(getattr(held[0], "inner_optimizer", held[0])) is keras.optimizers.RMSprop
-    unique = {id(one): one for one in found}.values()
-    return sorted(unique, key=lambda one: (not one.built, default and one is held[0]))
+    return sorted(found, key=lambda one: (not one.built, default and one is held[0]))
 
 
 def training_optimizers(model: Any) -> list[Any]:
@@ -92,21 +91,34 @@ def training_optimizers(model: Any) -> list[Any]:
         return [] if own is None else [own]
     parts = layers_of(model, include_self=False)
     of_parts = [part.optimizer for part in parts if getattr(part, "optimizer", None) is not None]
-    others = [one for one in optimizers_of(model) if all(one is not part for part in of_parts)]
+    known = _with_held(of_parts)
+    others = [one for one in optimizers_of(model) if all(one is not part for part in known)]
     return others or of_parts
 
 
 def inner_optimizers(model: Any) -> list[Any]:
-    """List them without loss scales; the first one stands for a model in records."""
-    inner = [getattr(one, "inner_optimizer", one) for one in training_optimizers(model)]
-    return list({id(one): one for one in inner}.values())
+    """List those that make updates; the first one stands for a model in records."""
+    # A loss scale, or one of the user's own that shares variables among several, makes none.
+    stock = keras.optimizers.Optimizer.update_step
+    found = _with_held(training_optimizers(model))
+    return [o for o in found if type(o).update_step is not stock or len(_with_held([o])) == 1]
+
+
+def _with_held(optimizers: list[Any]) -> list[Any]:
+    """List optimizers, each once, and those that they have as attributes or in one of them."""
+    found = list({id(one): one for one in optimizers}.values())
+    for optimizer in found:
+        for one in keras.tree.flatten(list(vars(optimizer).values())):
+            if isinstance(one, keras.optimizers.Optimizer) and all(one is not o for o in found):
+                found.append(one)
+    return found
 
 
 def updates_made(model: Any, batches: int = 0) -> int:
     """Count what a model's optimizers did not skip, the most of them; without any, `batches`."""
     counts: list[Any] = [
         keras.ops.convert_to_numpy(one.iterations)
-        for one in training_optimizers(model)
+        for one in _with_held(training_optimizers(model))
         if one.built
     ]
     return max(map(int, counts), default=batches)

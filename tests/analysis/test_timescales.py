@@ -4,15 +4,15 @@ import pytest
 from kbatch.analysis.learning_rate import (
     FOLLOWERS,
     check_followers,
-    scale_batch_norm_momentum,
     scale_beta_2,
+    scale_momentum,
     scale_weight_decay,
 )
 
 SIZES = {"batch_size": 256, "base_batch_size": 64}
 
 
-@pytest.mark.parametrize("scale", [scale_beta_2, scale_batch_norm_momentum])
+@pytest.mark.parametrize("scale", [scale_beta_2, scale_momentum])
 @pytest.mark.parametrize("decay", [0.0, 0.9, 0.999])
 @pytest.mark.parametrize(("size", "base"), [(512, 64), (8, 64), (64, 64)])
 def test_an_average_forgets_an_example_as_fast_at_every_size(scale, decay, size, base):
@@ -55,7 +55,7 @@ def test_a_share_that_is_kept_lies_between_none_and_all(decay):
     with pytest.raises(ValueError, match=f"beta_2={decay}"):
         scale_beta_2(decay, **SIZES)
     with pytest.raises(ValueError, match=f"momentum={decay}"):
-        scale_batch_norm_momentum(decay, **SIZES)
+        scale_momentum(decay, **SIZES)
 
 
 def test_a_learning_rate_of_nothing_has_no_timescale():

@@ -25,6 +25,7 @@ VALUES = {
     "parts_faster": {"size": 8, "gain": 1.957, "low": None, "high": None, "more": ""},
     "memory_ran_out": {"before": 8, "after": 4},
     "first_learning_rate": {"used": 0.01, "built": 0.001},
+    "fitted_by_build": {"names": "`decay_steps`"},
     "resumed": {"epoch": 3},
     "metrics_of_parts": {"names": "auc"},
     "float32_instead": {"policy": "mixed_float16", "reason": "Layer Shifted cannot."},

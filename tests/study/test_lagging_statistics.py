@@ -7,13 +7,26 @@ from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.study.caveats import caveats
 
 
-def noted(*, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), scaled=True):
+def noted(
+    *, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), scaled=True, averages=False
+):
     scaling = learning_rate_scaling(
-        0.1, batch_size=256, base_batch_size=256, rule=None, batch_norm_momenta=momenta
+        0.1,
+        batch_size=256,
+        base_batch_size=256,
+        rule=None,
+        batch_norm_momenta=momenta,
+        ema_momentum=0.995,
     )
     (epoch,) = make_epochs((validation,))
     epoch.metrics["accuracy"] = training
-    trial = make_trial(256, epochs=(epoch,), updates=updates, scaling=scaling if scaled else None)
+    trial = make_trial(
+        256,
+        epochs=(epoch,),
+        updates=updates,
+        scaling=scaling if scaled else None,
+        averages_validated=averages,
+    )
     found = caveats(make_study(trial, make_trial(32)))
     return [caveat for caveat in found if caveat.label == "lagging statistics"]
 
@@ -21,16 +34,22 @@ def noted(*, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), sc
 def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
     (caveat,) = noted()
     assert "at batch size 256 (0.880 and 0.200)" in caveat.text
-    words = "there were 40 updates, and the statistics average over the last 100, 1 / (1 - momen"
+    words = "there were 40 updates, and they average over the last 100, 1 / (1 - momentum)"
     assert words in caveat.text
     assert (caveat.columns, caveat.keys) == (("quality",), ("0256",))
+
+
+def test_averages_of_weights_that_were_validated_lag_too():
+    (caveat,) = noted(averages=True, updates=400)
+    words = "there were 400 updates, and they average over the last 200, 1 / (1 - momentum)"
+    assert words in caveat.text and "lower `ema_momentum`" in caveat.text
 
 
 @pytest.mark.parametrize(
     "changed",
     [
         {"validation": 0.80},
-        {"updates": 500},
+        {"updates": 500},  # The averages were not validated.
         {"momenta": (0.5,)},
         {"momenta": ()},
         {"momenta": (1.0,)},

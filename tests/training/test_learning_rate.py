@@ -3,7 +3,7 @@ import numpy as np
 import pytest
 
 from kbatch.training.learning_rate import (
-    current_learning_rate,
+    peak_learning_rate,
     scale_optimizer,
     scaled_schedule,
 )
@@ -46,7 +46,7 @@ def test_a_schedule_of_keras_stays_one_of_keras(name):
 def test_a_constant_rate_is_scaled_also_under_a_loss_scale(wrap):
     optimizer = wrap(keras.optimizers.Adam(0.01))
     scale_optimizer(optimizer, ratio=3.0, kappa=9.0)
-    np.testing.assert_allclose(current_learning_rate(optimizer), 0.03, rtol=1e-6)
+    np.testing.assert_allclose(peak_learning_rate(optimizer), 0.03, rtol=1e-6)
 
 
 def test_a_callable_rate_is_scaled_when_it_is_read():
@@ -54,4 +54,4 @@ def test_a_callable_rate_is_scaled_when_it_is_read():
     optimizer = keras.optimizers.SGD(lambda: rate[0])
     scale_optimizer(optimizer, ratio=2.0, kappa=2.0)
     rate[0] = 0.5
-    assert current_learning_rate(optimizer) == pytest.approx(1.0)
+    assert peak_learning_rate(optimizer) == pytest.approx(1.0)

@@ -6,7 +6,7 @@ import tensorflow as tf
 
 from kbatch.analysis.learning_rate import FOLLOWERS
 from kbatch.training.learning_rate import (
-    current_learning_rate,
+    peak_learning_rate,
     scale_late_layers,
     scale_model,
     scaling_of,
@@ -55,7 +55,7 @@ def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name):
         assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
         assert scaling_of(model) == scaling
         assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
-        assert current_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
+        assert peak_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
 
 
 DECAYING = [
@@ -177,13 +177,14 @@ def test_a_model_that_is_not_scaled_or_cannot_be_built_from_shapes_is_left_to_fi
 
 @pytest.mark.parametrize("follower", FOLLOWERS)
 def test_what_is_not_named_stays(follower):
-    model = normalised(optimizer=optimizers.AdamW())
+    model = normalised(optimizer=optimizers.AdamW(use_ema=True))
     others = tuple(name for name in FOLLOWERS if name != follower)
     scaling = scaled(model, rule="sqrt", follow=others)
     stays = {
         "beta_2": model.optimizer.beta_2 == scaling.beta_2 == 0.999,
         "weight_decay": model.optimizer.weight_decay == scaling.weight_decay == 0.004,
         "batch_norm_momentum": sorted(momenta(model)) == [0.9, 0.99],
+        "ema_momentum": model.optimizer.ema_momentum == scaling.ema_momentum == 0.99,
     }
     assert stays == {name: name == follower for name in FOLLOWERS}
     assert scaling.follow_batch_size == others
