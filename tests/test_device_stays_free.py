@@ -47,13 +47,8 @@ calls = {
     ),
     "training profile": lambda: kbatch.profile_training(build, x, y, batch_sizes=[8]),
     "training profile of a function": lambda: kbatch.profile_training(build, batches),
-    # With a limit memory comes first, as on a GPU; on a CPU without one it is last.
-    "recommendation": lambda: kbatch.recommend(
-        build, x, y, budget_s=5, memory_limit_bytes=2**30
-    ),
-    "recommendation of a function": lambda: kbatch.recommend(
-        build, batches, budget_s=5, memory_limit_bytes=2**30
-    ),
+    "recommendation": lambda: kbatch.recommend(build, x, y, budget_s=5),
+    "recommendation of a function": lambda: kbatch.recommend(build, batches, budget_s=5),
     "isolated search": lambda: isolated("val_loss", "a"),
     "isolated search for a metric": lambda: isolated("val_mean_absolute_error", "b"),
     "isolated search for two": lambda: isolated(["val_accuracy", "val_loss"], "c"),

@@ -51,8 +51,10 @@ def test_it_ends_when_its_later_half_brought_little(found):
     assert found.ended_by == "progress"
     assert set(found.updates) == {10}
     assert (found.batch_size, found.micro_batch_size, found.seed) == (16, 8, 0)
-    assert len(found.losses) == max(24, 2 * useful_stretches(found.losses))
+    assert len(found.losses) == 24 >= 2 * useful_stretches(found.losses)
     assert found.losses[0] > found.losses[-1]
+    slow = pilot(build=lambda: regression(0.001))
+    assert len(slow.losses) == 2 * useful_stretches(slow.losses) > 24
 
 
 def test_several_updates_of_a_call_are_counted(found):
@@ -83,15 +85,18 @@ def test_it_ends_with_its_budget_in_the_middle_of_a_stretch():
     assert short.updates == (2,)
 
 
-def test_half_of_the_time_is_left_however_long_tracing_took(monkeypatch):
-    # A second at each reading: at the start, after each update, and after a stretch of two, the
-    # last of which was begun before 2 + 100 / 2 s.
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1.0))
-    slow = pilot(FitData(*noisy_line(120)), build=eager, budget_s=100.0)
-    assert (slow.ended_by, set(slow.updates)) == ("progress", {2, 3})
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=60.0))
-    late = pilot(FitData(*noisy_line(120)), build=eager, budget_s=100.0)
-    assert (late.ended_by, late.updates) == ("budget", (2,))
+def test_half_of_the_time_is_left_however_long_building_took(monkeypatch):
+    clock = FakeClock(tick_s=1.0)
+    monkeypatch.setattr("time.perf_counter", clock)
+
+    def slow():
+        clock.now_s += 1000.0
+        return eager()
+
+    # A reading after each update, and one after each stretch of two or three.
+    late = pilot(FitData(*noisy_line(120)), build=slow, budget_s=40.0)
+    assert late.ended_by == "budget"
+    assert 10 <= sum(late.updates) <= 20
 
 
 def test_a_loss_that_is_not_finite_says_what_to_look_at():

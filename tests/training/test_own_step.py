@@ -63,7 +63,8 @@ def test_the_largest_batch_is_found(kind):
 def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown(monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=2e-2))
-    found = kbatch.recommend(own_steps.gan, X, budget_s=2.0, seed=0, base_batch_size=8)
+    build = own_steps.Here(own_steps.gan)  # Of this process: no other one has to start.
+    found = kbatch.recommend(build, X, budget_s=2.0, seed=0, base_batch_size=8)
     assert found.timings
     assert "the model has a `train_step` of its own" in found.unknown["gradient noise"]
 
