@@ -107,7 +107,9 @@ class LocalExecutor:
     """Runs tasks on this host: `workers` at a time, None for one a GPU or for every two cores."""
 
     def __init__(self, workers: int | None = None):
-        gpus, cores = usable_gpus(), len(os.sched_getaffinity(0))
+        gpus, cores = usable_gpus(), os.cpu_count() or 1
+        if hasattr(os, "sched_getaffinity"):
+            cores = len(os.sched_getaffinity(0))
         most = len(gpus) or max(1, cores // 2)
         self.workers = min(workers or most, most)
         # How far the task is, where one runs at a time.

@@ -191,8 +191,7 @@ class ParallelTrials:
 
     def _record_result(self, one: _OpenTrial) -> bool:
         """Record the result of an execution; return whether the trial continues."""
-        files, trial, hypermodel = one.files, one.trial, self._tuner.hypermodel
-        failure: Exception | None = None
+        files, trial = one.files, one.trial
         try:
             result = one.future.result()
             if not isinstance(result, TaskResult):
@@ -210,9 +209,6 @@ class ParallelTrials:
                 size = f"batch size {trial.hyperparameters.get('batch_size')}"
                 self._say(f"An execution of {size} was lost and is submitted again: {result.text}")
                 return True
-            failure = _lost_twice(one.lost)
-        elif result.status == "died":
-            failure = WorkerDied(result.exit_code, result.text)
         self._write(result)
         if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
             config = json.loads(state)["hyperparameters"]
@@ -220,8 +216,10 @@ class ParallelTrials:
         if result.status == "mistake":
             self._error = keras_tuner.errors.FatalValueError(result.text)
             return False
-        if failure is not None:
-            files.record_failure(hypermodel, trial.hyperparameters, failure)
+        if result.status in ("lost", "died"):
+            died = WorkerDied(result.exit_code, result.text)
+            failure = _lost_twice(one.lost) if result.status == "lost" else died
+            files.record_failure(self._tuner.hypermodel, trial.hyperparameters, failure)
         record = files.record()
         if record is not None and any(run.status == "completed" for run in record.executions):
             self._first_completed = self._first_completed or trial.trial_id
