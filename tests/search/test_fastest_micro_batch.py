@@ -238,7 +238,7 @@ def test_a_batch_that_the_device_has_no_room_for_leaves_the_own_size_to_be_timed
 
 
 @pytest.mark.usefixtures("briefly")
-def test_a_damaged_or_older_file_is_measured_anew(planted):
+def test_a_damaged_file_is_measured_again(planted):
     (file,) = times(planted)
     for content in ("", file.read_text().replace("TrainingProfile", "MaxBatchSizeResult")):
         file.write_text(content)
