@@ -98,9 +98,11 @@ class _Stretches(keras.callbacks.Callback):
         long = now_s - self._read_s >= self._budget_s / _STRETCHES_IN_BUDGET
         if not (spent or long or self._made >= _MOST_UPDATES):
             return
-        loss, *moments = (_finite((logs or {}).get(name)) for name in ("loss", *MOMENT_METRICS))
+        names = ("loss", *MOMENT_METRICS)
+        loss, variance, squared_norm = (_finite((logs or {}).get(name)) for name in names)
         made = updates_made(model)
-        self.stretches.append((made - self._counted, math.nan if loss is None else loss, *moments))
+        number = math.nan if loss is None else loss
+        self.stretches.append((made - self._counted, number, variance, squared_norm))
         model.reset_metrics()
         self._made, self._counted, self._read_s = 0, made, time.perf_counter()
         losses = [stretch[1] for stretch in self.stretches]

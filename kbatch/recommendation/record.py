@@ -241,11 +241,11 @@ class Recommendation(SavedRecord):
         if self.pipeline is None or not bounds:
             return float("inf")
         # Short rounds may miss the pauses that a long reading has seen.
-        rate = self.pipeline.pipeline.samples_per_second
-        return float(np.clip(rate.value, *bounds)) if rate else bounds[0]
+        (low, high), rate = bounds, self.pipeline.pipeline.samples_per_second
+        return low if rate is None else min(max(rate.value, low), high)
 
     @property
-    def _rate_bounds(self) -> tuple[float, ...]:
+    def _rate_bounds(self) -> tuple[float, float] | tuple[()]:
         bounds = self.pipeline and self.pipeline.rate_bounds
         return (bounds.low, bounds.high) if bounds is not None and bounds.low > 0 else ()
 
