@@ -57,6 +57,8 @@ def _parts_differ(found: str, source: str | None = None) -> str:
         "layer": " A micro-batch as large as the batch is exact.",
         "loss": " If the loss is divided by something other than the number of rows, pass "
         "`loss_denominator` to `accumulate_gradients`; if it relates rows, pass `exact=True`.",
+        "state": " The layer takes it on once a micro-batch, not once an update. A micro-batch as "
+        "large as the batch is exact.",
         "added": " Let the layer add one value for each row, or their mean.",
     }
     cut = "Not equal to the whole batch when it is cut into parts"

@@ -409,3 +409,35 @@ def test_ragged_and_sparse_rows_are_compared(rows, loss, said):
 def compiled(model, loss):
     model.compile("sgd", loss)
     return model
+
+
+class Counting(layers.Layer):
+    """Keeps a step counter, or a mean of its inputs that inference takes away."""
+
+    def __init__(self, *, mean):
+        super().__init__()
+        self.mean = mean
+
+    def build(self, shape):
+        shape = (shape[-1],) if self.mean else ()
+        self.kept = self.add_weight(shape=shape, initializer="zeros", trainable=False, name="kept")
+
+    def call(self, x, training=False):
+        if training:
+            to = 0.9 * self.kept + 0.1 * ops.mean(x, axis=0) if self.mean else self.kept + 1.0
+            self.kept.assign(to)
+        return x if training or not self.mean else x - self.kept
+
+
+@pytest.mark.parametrize("mean", [True, False])
+def test_state_that_a_layer_takes_on_in_its_call_is_told(mean):
+    model = kbatch.accumulate_gradients(through(Counting(mean=mean)), 8)
+    with pytest.warns(UserWarning, match="kept, which a layer keeps .* once a micro-batch, not"):
+        model.fit(X, TARGETS, batch_size=32, verbose=0)
+
+
+def test_what_stock_layers_keep_is_no_such_state():
+    normalised = [layers.BatchNormalization(momentum=0.5), layers.Dropout(0.5)]
+    for model in (through(*normalised), through(layers.Normalization(mean=0.0, variance=2.0))):
+        text = str(check_parts(model, (X, TARGETS)).note)
+        assert "keeps in its" not in text

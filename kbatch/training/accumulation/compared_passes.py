@@ -9,6 +9,7 @@ import itertools
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import keras
 import numpy as np
 import tensorflow as tf
 
@@ -36,6 +37,7 @@ STILL_UP_TO = 1e-5
 class Pass(NamedTuple):
     terms: dict[str, float]
     gradients: dict[str, np.ndarray]
+    state: dict[str, tuple[np.ndarray, np.ndarray]]  # What layers keep in `call`: before, after.
 
     def is_finite(self) -> bool:
         values = (*self.terms.values(), *self.gradients.values())
@@ -50,6 +52,11 @@ class Passes:
         self._structure = batch
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
+        # An update takes BatchNormalization's moving statistics on once, whatever is cut.
+        norm = keras.layers.BatchNormalization
+        norms = [layer for layer in layers_of(model) if isinstance(layer, norm)]
+        apart = trained | {id(weight) for layer in norms for weight in layer.weights}
+        self._kept_in_call = [one for one in model.weights if id(one) not in apart]
         self._counts = output_losses.need_counting(model)
         self.sources: dict[str, str] = {}  # "loss" or "added", by name of a term.
         specs = [open_spec(leaf) for leaf in parts_of(batch)]
@@ -60,8 +67,9 @@ class Passes:
 
     def whole(self, batch: Any) -> Pass:
         """Send a batch through as Keras's own train step does."""
+        before = self._kept()
         with kept_values(self._state):
-            return self._pass(*self._whole(parts_of(batch)))
+            return self._pass(*self._whole(parts_of(batch)), before)
 
     def parts(self, batch: Any) -> Pass:
         """Send a batch through in three parts, and add them up."""
@@ -70,7 +78,7 @@ class Passes:
         if self._count is not None:
             with kept_values(self._state):
                 totals = tf.add_n([self._count(part) for part in parts])
-        terms = 0.0
+        terms, before = 0.0, self._kept()
         gradients: list[Any] = [0.0] * len(self._model.trainable_variables)
         with kept_values(self._state):
             for part in parts:
@@ -78,7 +86,7 @@ class Passes:
                 its_terms, its_gradients = self._part(part, share, totals)
                 terms = terms + wide(its_terms)
                 gradients = [a + wide(b) for a, b in zip(gradients, its_gradients, strict=True)]
-        return self._pass(terms, gradients)
+            return self._pass(terms, gradients, before)
 
     def first_layer_apart(self, batch: Any) -> str | None:
         """Name the first layer whose values differ in parts, None where none does."""
@@ -112,11 +120,17 @@ class Passes:
             length = _MOVE * max(np.linalg.norm(value), 1.0)
             variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
 
-    def _pass(self, terms: Any, gradients: Sequence[Any]) -> Pass:
+    def _kept(self) -> list[np.ndarray]:
+        return [wide(tf.convert_to_tensor(one.value)) for one in self._kept_in_call]
+
+    def _pass(self, terms: Any, gradients: Sequence[Any], before: list[np.ndarray]) -> Pass:
+        """Make what is compared of a pass, before what layers keep is put back."""
         names = _numbered([f"the gradient of {v.path}" for v in self._model.trainable_variables])
+        states = [f"{v.path}, which a layer keeps in its `call`," for v in self._kept_in_call]
         return Pass(
             dict(zip(self.sources, map(float, wide(terms)), strict=True)),
             dict(zip(names, map(wide, gradients), strict=True)),
+            dict(zip(states, zip(before, self._kept(), strict=True), strict=True)),
         )
 
     def _one_pass(self, leaves: list[Any], rows_share: Any = None, totals: Any = None) -> Any:

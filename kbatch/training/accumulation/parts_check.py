@@ -59,12 +59,14 @@ class PartsCheck:
     """Whether the parts of a batch add up to the whole: its loss terms and its gradient."""
 
     #: Largest difference of a loss term, over its size; where none of them differs, of a variable's
-    #: gradient, over its norm. None where it could not be computed.
+    #: gradient, over its norm; where these agree, of a layer's state, over how far it went on.
+    #: None where it could not be computed.
     difference: float | None
     where: str | None  #: The loss term or variable that differs most, None without a difference.
     reason: str | None  #: Why it could not be computed, else None.
     rows: int  #: Examples of each batch that was compared.
-    #: What differs first: a "layer", the "loss" of an output, an "added" loss, or None.
+    #: What differs first: a "layer", the "loss" of an output, an "added" loss, the "state" that a
+    #: layer keeps in its `call`, or None.
     source: str | None = None
     layer: str | None = None  #: The first layer whose values depend on other rows, with its class.
 
@@ -149,6 +151,8 @@ def _compared(model: keras.Model, batches: Sequence[Any]) -> PartsCheck:
         return PartsCheck(None, None, reason, count)
     if difference <= EQUAL_UP_TO:
         return PartsCheck(difference, where, None, count)
+    if where in first.state:
+        return PartsCheck(difference, where, None, count, "state")
     source, layer = passes.sources.get(where), passes.first_layer_apart(batches[0])
     if layer is None and source is None:
         # A move may have taken back what the one before did, such as of a gate that was zero.
@@ -177,7 +181,17 @@ def _largest_difference(whole: Pass, parts: Pass) -> tuple[float, str]:
     found = [(np.inf if np.isnan(size) else size, name) for size, name in (*terms, *gradients)]
     largest = max(found)
     telling = max(found[1 : len(terms)], default=largest)
-    return telling if telling[0] > EQUAL_UP_TO else largest
+    largest = telling if telling[0] > EQUAL_UP_TO else largest
+    return largest if largest[0] > EQUAL_UP_TO else max(largest, *_states_apart(whole, parts))
+
+
+def _states_apart(whole: Pass, parts: Pass) -> Iterator[tuple[float, str]]:
+    """Yield how far apart the state of layers ends, over how far the whole takes it on."""
+    yield 0.0, ""
+    for name, (before, after) in whole.state.items():
+        floor = max(_SMALLEST_SHARE * float(np.linalg.norm(before)), 1e-30)
+        moved = max(float(np.linalg.norm(after - before)), floor)
+        yield float(np.linalg.norm(parts.state[name][1] - after)) / moved, name
 
 
 def _batches(rows: Any) -> list[Any]:
