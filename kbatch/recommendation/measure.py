@@ -25,7 +25,7 @@ from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import STEPS, Workload
 from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.recommendation.pilot import run_pilot
+from kbatch.recommendation.pilot import run_pilot, searched_batches
 from kbatch.recommendation.record import PilotRecord, Recommendation
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import time_updates
@@ -297,8 +297,8 @@ _FEWEST_STEPS, _MUCH_LONGER = 30, 1.5
 def measure_input(
     task: Task, model: keras.Model, timings: Sequence[TimedRounds]
 ) -> InputPipelineProfile:
-    """Measure what the data deliver, at the largest batch size near the base one."""
-    x, y, part_s = task.data.x, task.data.y, task.budget.part_s(INPUT)
+    """Measure what the data deliver in a search, at the largest batch size near the base one."""
+    part_s = task.budget.part_s(INPUT)
     whole = [timed for timed in timings if not timed.accumulated]
     near = [t for t in whole if t.batch_size <= _MOST_LARGER * task.base_batch_size]
     timed = (near or whole or list(timings))[-1]
@@ -307,13 +307,10 @@ def measure_input(
             f"it takes {format_number(least_s, 2)} s at least, and its part of `budget_s` was "
             f"{format_number(part_s, 2)} s"
         )
-    return profile_input_pipeline(
-        model,
-        x if gives_batches(x) else (x, y),
-        batch_size=timed.micro_batch_size,
-        budget_s=part_s,
-        remedies=False,
-    )
+    size = timed.micro_batch_size
+    dataset = searched_batches(task.data, model, batch_size=size, seed=task.seed)
+    # In epochs without end: else the starts of short ones count as waits for data.
+    return profile_input_pipeline(model, dataset.repeat(), budget_s=part_s, remedies=False)
 
 
 # From one batch to the next one while the time of an example is looked for.

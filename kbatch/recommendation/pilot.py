@@ -7,6 +7,7 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
 from kbatch.document.numbers import pluralize
 from kbatch.errors import InputError
@@ -35,15 +36,8 @@ def run_pilot(
     ends_s = time.perf_counter() + budget_s
     with seeded(seed):
         model: Any = build()
-        batches = in_batches(
-            data,
-            model,
-            batch_size=batch_size,
-            largest_batch_size=1,  # What is too few is said below.
-            validation_batch_size=batch_size,
-            seed=seed,
-        )
-        if 0 <= (count := int(batches.dataset.cardinality())) < 2:
+        dataset = searched_batches(data, model, batch_size=batch_size, seed=seed)
+        if 0 <= (count := int(dataset.cardinality())) < 2:
             raise InputError(
                 "A pilot needs data for two updates at least: give more examples, or a smaller "
                 f"`base_batch_size`. Received: {count} batches of {batch_size} examples."
@@ -54,7 +48,7 @@ def run_pilot(
         watch = _Stretches(ends_s=ends_s, budget_s=budget_s)
         # All of it is one epoch to Keras: starting one takes as long as tens of updates.
         model.fit(
-            batches.dataset.repeat(),
+            dataset.repeat(),
             steps_per_epoch=2**31,
             callbacks=[watch],
             verbose=0,
@@ -69,6 +63,20 @@ def run_pilot(
     return PilotRecord(
         batch_size, half, updates, losses, variances, squared_norms, watch.ended_by, seed
     )
+
+
+def searched_batches(
+    data: FitData, model: keras.Model, *, batch_size: int, seed: int
+) -> tf.data.Dataset:
+    """Put data into batches as a search does."""
+    return in_batches(
+        data,
+        model,
+        batch_size=batch_size,
+        largest_batch_size=1,
+        validation_batch_size=batch_size,
+        seed=seed,
+    ).dataset
 
 
 class _Stretches(keras.callbacks.Callback):

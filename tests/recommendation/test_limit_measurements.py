@@ -61,7 +61,9 @@ def test_the_pipeline_is_read_in_batches_that_went_through_the_device_whole(fits
     x, y = models.rows(300)
     task = make_task(x, y, budget_s=2.0)
     found = measure_input(task, task.load.start().model, make_timings(fits=fits))
-    assert (found.batch_size, found.source) == (size, "arrays")
+    assert found.batch_size == size
+    # No epoch of the few rows ends: a reading has no start of one in it.
+    assert found.long_run.counted.basis != "whole epochs"
 
 
 def test_data_are_not_measured_where_updates_take_too_long():

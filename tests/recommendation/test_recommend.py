@@ -43,7 +43,7 @@ def test_every_limit_is_measured(found, told):
     assert (found.pilot.batch_size, found.pilot.micro_batch_size) == (32, 16)
     assert found.noise_scale.measurements >= 1
     if found.pipeline is not None:
-        assert found.pipeline.source == "arrays"
+        assert found.pipeline.source == "tf.data.Dataset"
     assert found.environment.cpu_count >= 1
 
 
