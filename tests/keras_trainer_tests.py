@@ -2,8 +2,8 @@
 
 `python tests/keras_trainer_tests.py [FOLDER [EXPRESSION]]`: the folder has Keras's test files, by
 default those of the installed Keras; the expression chooses tests as `pytest -k` does. Each model
-that a test compiles accumulates in micro-batches of 3. Counted are the tests that train a model and
-pass with Keras's own step.
+that a test compiles accumulates in micro-batches of 3, unless it has a `train_step` of its own.
+Counted are the tests that train a model and pass with Keras's own step.
 """
 
 import functools
@@ -23,6 +23,7 @@ from keras.src.trainers.trainer import Trainer
 
 import kbatch
 import kbatch.training.model
+from kbatch.training.model import user_step
 
 VERSION = "3.15.1"
 FILES = ("trainer_test.py",)
@@ -61,7 +62,7 @@ def outcomes(files, chosen: str, only=None, *, accumulated: bool) -> Outcomes:
 
     def compiling(self, *args, **kwargs):
         compiled(self, *args, **kwargs)
-        if accumulated:
+        if accumulated and user_step(self) is None:
             kbatch.accumulate_gradients(self, MICRO_BATCH_SIZE)
 
     def training(function):

@@ -47,13 +47,13 @@ class Accumulation(NamedTuple):
 
 
 def check_stock_step(model: keras.Model) -> None:
-    """Check that a model trains by Keras's own step, whose loss kbatch can divide by rows."""
+    """Check that a model trains by Keras's own step: of another, how its loss is divided is hidden."""
     if user_step(model) is not None:
         raise InputError(
-            "A `train_step` of your own goes through whole, because only Keras's tells how its "
-            "loss is divided among micro-batches: move the loss into `compute_loss`, or let the "
-            "build function call `kbatch.accumulate_gradients(model, micro_batch_size, "
-            f"exact=True)`. Received: model of class {type(model).__name__}."
+            "A `train_step` of your own goes through whole: to cut its batches, move the loss into "
+            "`compute_loss`, which Keras's step calls, or let the build function call "
+            "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
+            f"Received: model of class {type(model).__name__}."
         )
 
 
