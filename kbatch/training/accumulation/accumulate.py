@@ -47,7 +47,7 @@ class Accumulation(NamedTuple):
 
 
 def check_stock_step(model: keras.Model) -> None:
-    """Check that a model trains by Keras's own step: of another, how its loss is divided is hidden."""
+    """Check that a model trains by Keras's own step, whose loss is known to be divided by rows."""
     if user_step(model) is not None:
         raise InputError(
             "A `train_step` of your own goes through whole: to cut its batches, move the loss into "
