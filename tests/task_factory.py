@@ -4,7 +4,7 @@ import small_models as models
 
 from kbatch.memory.find import data_source
 from kbatch.recommendation.measure import Budget, Task
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import FitData
 
 

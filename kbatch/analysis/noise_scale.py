@@ -36,6 +36,8 @@ from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_of_means
 
+# Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
+MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
 # A correlation of neighbours that is estimated as larger is not told from 1.
 _MOST_CORRELATED = 0.95
 

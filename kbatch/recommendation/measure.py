@@ -31,7 +31,7 @@ from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import time_updates
 from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told

@@ -9,10 +9,10 @@ import keras
 import numpy as np
 import tensorflow as tf
 
+from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.document.numbers import pluralize
 from kbatch.errors import InputError
 from kbatch.recommendation.record import PilotRecord, useful_stretches
-from kbatch.records.training_run import MOMENT_METRICS
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.forms import FitData, in_batches
 from kbatch.training.state import seeded, updates_made

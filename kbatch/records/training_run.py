@@ -12,7 +12,7 @@ import numpy as np
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_runs
+from kbatch.analysis.noise_scale import MOMENT_METRICS, NoiseScale, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
 from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
@@ -78,10 +78,6 @@ def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | No
         if target.is_met(epoch.metrics.get(target.metric)):
             return Cost(train_s, updates, examples)
     return None
-
-
-# Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
-MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
 
 
 class EpochNoiseScale(NamedTuple):

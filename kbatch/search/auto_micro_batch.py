@@ -36,7 +36,7 @@ from kbatch.records.usage import GpuProcess
 from kbatch.throughput.choice import MicroBatchChoice, micro_batch_candidates
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import TIMING, time_micro_batches
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.sample_rows import DataEnded, Samples, Source, batch_of, row_shapes
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import replica_count, user_step

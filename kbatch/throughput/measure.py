@@ -27,7 +27,7 @@ from kbatch.throughput.update_timing import (
     TrainingSweep,
 )
 from kbatch.timing.rounds import check_seconds
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.sample_rows import DataEnded
 from kbatch.training.train_step import micro_batch_steps

@@ -17,7 +17,7 @@ from kbatch.records.usage import GpuUsage
 from kbatch.throughput.choice import micro_batch_candidates, sizes_to_leave
 from kbatch.throughput.record import TimedRounds, TrainingPoint
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of
 from kbatch.training.model import user_step

@@ -9,7 +9,7 @@ from fake_clock import FakeClock
 from records_factory import make_gpu
 
 from kbatch.throughput.update_timing import time_updates
-from kbatch.training.accumulation.parts_check import PartsChecks
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 

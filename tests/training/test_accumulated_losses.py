@@ -21,8 +21,8 @@ from equal_training import (
 
 import kbatch
 from kbatch.training.accumulation import sum_sparse_gradients
+from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.accumulation.output_losses import need_counting
-from kbatch.training.accumulation.parts_check import PartsChecks
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 from kbatch.training.model import installed_step

@@ -13,7 +13,8 @@ from keras import ops
 
 import kbatch
 from kbatch.records.json_codec import read_record, write_record
-from kbatch.training.accumulation.parts_check import PartsCheck, PartsChecks, check_parts
+from kbatch.training.accumulation.known_checks import PartsChecks
+from kbatch.training.accumulation.parts_check import PartsCheck, check_parts
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import sample_of
 

@@ -15,8 +15,8 @@ from typing import Any
 
 import tensorflow as tf
 
+from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.library_internals import loss_tracker_of
-from kbatch.records.training_run import MOMENT_METRICS
 
 
 class MomentMeans:

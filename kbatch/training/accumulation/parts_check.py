@@ -8,19 +8,16 @@ comes out is compared: with the weights as they are, and where they moved to.
 import contextlib
 import dataclasses
 import functools
-import hashlib
 import inspect
 import itertools
 import warnings
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_text
 from kbatch.document.numbers import format_number
 from kbatch.library_internals import (
@@ -29,10 +26,10 @@ from kbatch.library_internals import (
     layers_of,
     policy_of_layers,
 )
-from kbatch.records.json_codec import load_if_readable, write_record
 from kbatch.records.notes import RunNote
 from kbatch.training.accumulation.compared_passes import STILL_UP_TO, Pass, Passes
 from kbatch.training.accumulation.gradient_sum import as_tensor
+from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.data.forms import (
     FitData,
     each_part,
@@ -42,8 +39,7 @@ from kbatch.training.data.forms import (
     row_count,
     rows_between,
 )
-from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, row_shapes, sample_of
-from kbatch.training.fingerprint import function_code, model_fingerprint
+from kbatch.training.data.sample_rows import sample_of
 from kbatch.training.model import installed_step, replica_count
 from kbatch.training.state import kept_state
 
@@ -228,45 +224,10 @@ def _exact_and_eager() -> Iterator[None]:
         tf.config.run_functions_eagerly(within)
 
 
-# Of each of two batches; their parts have 2, 3 and 11. Fewer than four tell little.
-_ROWS, _FEWEST_ROWS = 16, 4
-
-
-class PartsChecks:
-    """Compares batches whole and in parts, and remembers what was found."""
-
-    def __init__(self):
-        self._found: dict[str, PartsCheck] = {}
-
-    def find(
-        self,
-        model: keras.Model,
-        source: Source,
-        *,
-        most: int | None = None,
-        directory: Path | None = None,
-    ) -> PartsCheck:
-        """Compare batches of a model, unless one of its kind was checked before."""
-        versions = sorted(read_environment().versions.items())
-        given = getattr(installed_step(model), "loss_denominator", None)
-        divided = keras.tree.map_structure(function_code, given) if given else None
-        described = repr((model_fingerprint(model), row_shapes(source, model), versions, divided))
-        key = hashlib.sha256(described.encode()).hexdigest()[:16]
-        path = directory and directory / "kbatch-micro-batches" / f"{key}-parts.json"
-        known = self._found.get(key) or load_if_readable(PartsCheck, path)
-        if known is None:
-            rows = 2 * min(_ROWS, max(most or _ROWS, _FEWEST_ROWS))
-            try:
-                batch = batch_of(source, model, rows)
-            except DataEnded as ended:
-                if ended.rows < 1:
-                    raise
-                batch = batch_of(source, model, ended.rows)
-            known = check_parts(model, batch)
-            if path is not None:
-                write_record(known, path)
-        self._found[key] = known
-        return known
+def rows_to_compare(micro_batch_size: int | None = None) -> int:
+    """Return how many rows to compare where batches are cut into parts of a size."""
+    # Two batches of up to 16, whose parts have 2, 3 and 11. Fewer than four tell little.
+    return 2 * min(16, max(micro_batch_size or 16, 4))
 
 
 def check_at_first_training(model: Any) -> None:
@@ -276,16 +237,16 @@ def check_at_first_training(model: Any) -> None:
 
 
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
-    how: Any = getattr(installed_step(model), "how", None)
+    step = installed_step(model)
+    size = step.how.micro_batch_size if isinstance(step, AccumulatingTrainStep) else None
     frozen = model.built and not model.trainable_weights
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
     check = None
     try:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
-        if how is not None and not frozen and at_once > how.micro_batch_size * replica_count(model):
-            most = 2 * min(_ROWS, max(how.micro_batch_size, _FEWEST_ROWS))
-            most = min(most, int(row_count(rows)))
+        if size is not None and not frozen and at_once > size * replica_count(model):
+            most = min(rows_to_compare(size), int(row_count(rows)))
             some = each_part(lambda leaf: rows_between(leaf, 0, most), rows)
             check = check_parts(model, some)
     # Data in which this finds no rows `fit` may take all the same.
