@@ -47,7 +47,7 @@ _SAME_UP_TO = 0.02
 _UNREPEATABLE = (
     "`exact=True` sends each micro-batch through the model twice, and random draws must be the "
     "same both times: draw by `keras.random` with a `keras.random.SeedGenerator` that the layer "
-    "holds, or leave `exact` out."
+    "holds, or leave `exact` out. Received:"
 )
 _TOO_LARGE = (
     "`exact=True` needs three times the memory of the outputs of the whole batch: use a smaller "
@@ -57,291 +57,10 @@ _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
 )
-_KEPT = (
-    "`exact=True` sends a call through in micro-batches, so a tensor that a layer keeps as an "
-    "attribute in its `call` has the rows of one of them: return it from `call`. Received:"
-)
-_NOT_DENSE = (
-    "`exact=True` takes ragged and sparse inputs, but no gradient by such values: make them dense "
-    "before the layer, or call both from one layer. Received:"
-)
 _NO_ROWS = (
     "`exact=True` needs outputs with an axis of rows: let the layer return values a row, and "
     "reduce or reshape them in the loss. Received: an output of"
 )
-
-
-class CutCalls:
-    """Sends the calls of layers through in micro-batches, and again for their gradients."""
-
-    def __init__(self, size: int, *, fixed: bool, batch_norm_once: bool = True):
-        self.size, self.fixed, self.batch_norm_once = size, fixed, batch_norm_once
-        self._within = False  # A call that is cut: those of layers in it are not.
-
-    def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Cut the calls of all layers."""
-        return replaced_layer_calls(self._call)
-
-    def within(self) -> contextlib.AbstractContextManager[None]:
-        """Leave calls as they are."""
-        return replaced([(self, "_within", True)])
-
-    def _call(self, layer: Any, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """Call a layer, in micro-batches if it gets more rows than one has."""
-        arguments = keras.tree.flatten((args, kwargs))
-        places = [i for i, one in enumerate(arguments) if _has_rows(one)]
-        rows = {arguments[i].shape[0] for i in places}
-        few = all(n is not None and n <= self.size for n in rows)
-        # Where first axes differ, any of them may be that of the rows.
-        if self._within or few or len(rows) != 1:
-            return plain(*args, **kwargs)
-        with self.within():
-            return _CutCall(self, layer, plain, (args, kwargs), places).run()
-
-
-class _CutCall:
-    def __init__(self, cuts: CutCalls, layer: Any, plain: Any, arguments: Any, places: list[int]):
-        self._cuts, self._layer, self._plain, self._arguments = cuts, layer, plain, arguments
-        self._name = f"{layer.name} ({type(layer).__name__})"
-        self._leaves, self._places = keras.tree.flatten(arguments), places
-        for one in self._leaves:
-            values = getattr(one, "flat_values", getattr(one, "values", None))
-            if not isinstance(one, tf.Tensor) and _is_differentiable(values):
-                raise ValueError(f"{_NOT_DENSE} a {type(one).__name__} for {self._name}.")
-        masks = [mask_of(self._leaves[i]) for i in places]
-        # What is the same for all rows, such as a temperature.
-        others = [i for i in range(len(self._leaves)) if i not in places]
-        self._shared = [i for i in others if _is_differentiable(self._leaves[i])]
-        self._masked = [i for i, mask in zip(places, masks, strict=True) if mask is not None]
-        parts = [*(self._leaves[i] for i in places), *(mask for mask in masks if mask is not None)]
-        self._batch: MicroBatches = cut(parts, cuts.size)
-        # What the layer returned in the latest pass, which of its leaves are tensors and which
-        # have masks, and which added losses are scalars.
-        self._like: tuple[Any, list[int], list[int], list[bool]] = (None, [], [], [])
-
-    def run(self) -> Any:
-        """Return what the layer returns for the whole batch."""
-        specs = self._output_specs()
-        # What there is once the layer is built.
-        self._state = state_variables(self._layer)
-        self._batch_norm = BatchNormUpdate(self._layer if self._cuts.batch_norm_once else None)
-        before = _values_of(self._state)
-        # In a graph a tape keeps nothing of a loop whose gradient is not taken.
-        stopped = stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext()
-        with stopped, watched_variables() as watcher:
-            outputs = self._first_passes(specs, before)
-        # Also those of other layers that it reads. What is frozen now may not be so later.
-        self._weights = gradient_sum.sources(self._layer.trainable_weights)
-        if not tf.distribute.has_strategy():
-            own = {id(one.value) for one in self._layer.variables}
-            self._weights += [one for one in watcher.watched_variables() if id(one) not in own]
-        outputs = self._with_gradient(outputs, before)
-        structure, tensors, masked, scalars = self._like
-        leaves, rest = keras.tree.flatten(structure), iter(outputs)
-        for i in tensors:
-            leaves[i] = next(rest)
-        for i in masked:
-            set_mask(leaves[i], next(rest))
-        added = zip(rest, scalars, strict=True)
-        set_added(self._layer, [tf.reduce_mean(one) if mean else one for one, mean in added])
-        return keras.tree.pack_sequence_as(structure, leaves)
-
-    def _outputs(self, parts: list[Any], shared: Sequence[Any] = ()) -> list[tf.Tensor]:
-        """List what the layer computes from rows: tensors, their masks, added losses."""
-        leaves = list(self._leaves)
-        for i, one in zip(self._shared, shared, strict=False):
-            leaves[i] = one
-        for i, part in zip(self._places, parts, strict=False):
-            leaves[i] = part
-        for i, mask in zip(self._masked, parts[len(self._places) :], strict=True):
-            set_mask(leaves[i], mask)
-        args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
-        found = self._plain(*args, **kwargs)
-        leaves = keras.tree.flatten(found)
-        for leaf in leaves:
-            if is_composite(leaf):
-                raise ValueError(f"{_NO_ROWS} {self._name} that is a {type(leaf).__name__}.")
-        tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
-        rows, known = row_count(parts), parts[0].shape[0]
-        for leaf in (leaves[i] for i in tensors):
-            if leaf.shape.rank == 0 or leaf.shape[0] not in (None, known):
-                raise ValueError(f"{_NO_ROWS} {self._name} with shape {leaf.shape}.")
-        masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
-        added = [loss for one in layers_of(self._layer) for loss in added_by(one)]
-        scalars = [loss.shape.rank == 0 for loss in added]
-        self._like = found, tensors, list(masks), scalars
-        # A scalar counts by rows: each of them has it.
-        spread = [
-            tf.fill([rows], loss) if mean else loss
-            for loss, mean in zip(added, scalars, strict=True)
-        ]
-        found = [tf.convert_to_tensor(leaves[i]) for i in tensors]
-        return [*(self._checked(one, rows) for one in found), *masks.values(), *spread]
-
-    def _checked(self, output: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        """Check that an output has as many rows as there are."""
-        shape = tf.shape(output)
-        received = [f"{_NO_ROWS} {self._name} with shape", shape, "for rows", rows]
-        checked = tf.debugging.Assert(tf.equal(shape[0], rows), received)
-        # XLA has no assertions, but reshapes nothing to another number of values.
-        with tf.control_dependencies([] if checked is None else [checked]):
-            found = tf.reshape(output, tf.concat([[rows], shape[1:]], 0))
-        found.set_shape([None, *output.shape[1:]])
-        return found
-
-    def _output_specs(self) -> list[Any]:
-        """Trace what the layer computes from rows, and look for draws that nothing repeats."""
-        specs = each_part(open_spec, self._batch.leaves)
-        trace = tf.function(self._outputs, autograph=False)
-        if tf.executing_eagerly():
-            if not self._layer.built:
-                try:  # A call would move statistics.
-                    trace.get_concrete_function(specs)
-                except Exception:  # Of whatever kind: some layers run eagerly only.
-                    self._outputs(self._batch.part(0, 1))
-            return []
-        traced = trace.get_concrete_function(specs)
-        graph: Any = traced.graph.as_graph_def()
-        for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
-            # TensorFlow's generators: one an operation, with two seeds, or `tf.random.Generator`.
-            # Those of recurrent layers on a GPU draw nothing, for Keras gives them no dropout.
-            own = "seed2" in node.attr and not node.op.startswith("Cudnn")
-            if own or node.op.startswith("RngRead"):
-                raise ValueError(f"{_UNREPEATABLE} Received: {node.name} ({node.op}).")
-        return traced.structured_outputs
-
-    def _first_passes(self, specs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Compute the outputs of the whole batch."""
-        batch = self._batch
-        if not specs or not all(one.shape[1:].is_fully_defined() for one in specs):
-            specs = self._outputs(batch.part(0, tf.minimum(batch.size, batch.rows)))
-            _assign(self._state, before)
-
-        def nothing(one: Any) -> tf.Tensor:
-            known = one.shape[1:].is_fully_defined()
-            inner = one.shape[1:] if known else tf.shape(one)[1:]
-            return tf.zeros(tf.concat([[batch.rows], inner], axis=0), one.dtype)
-
-        def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
-            start, totals, statistics = sums
-            rows = row_count(parts)
-            with self._batch_norm.observed():
-                outputs = self._outputs(parts)
-            found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
-            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
-            return start + rows, found, self._batch_norm.add(statistics, share)
-
-        def values(one: Any) -> Any:
-            return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
-
-        # Three: the outputs, their gradient, and what the loss makes of them.
-        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs)
-        rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
-        needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
-        if isinstance(needed, int) and needed > limit:
-            raise ValueError(f"{_TOO_LARGE} needed_bytes={needed}, limit_bytes={limit}.")
-        received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
-        fits = tf.debugging.Assert(needed <= limit, received)
-        with tf.control_dependencies([] if fits is None else [fits]):
-            statistics = self._batch_norm.init(self._outputs, batch.leaves)
-            sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
-            _, found, statistics = batch.fold(add, sums, fixed=self._cuts.fixed)
-        self._batch_norm.finalize(statistics)
-        for one, spec in zip(found, specs, strict=True):
-            one.set_shape([batch.known_rows, *spec.shape[1:]])
-        return found
-
-    def _with_gradient(self, outputs: list[Any], before: list[tf.Tensor]) -> list[tf.Tensor]:
-        """Return the outputs as tensors whose gradient is that of the second passes."""
-        floats = [i for i, one in enumerate(outputs) if _is_float(one)]
-        weights = self._weights
-        at_first = [tf.convert_to_tensor(one) for one in weights]
-        inputs = self._batch.leaves
-        watched = [i for i, one in enumerate(inputs) if _is_differentiable(one)]
-        shared = [self._leaves[i] for i in self._shared]
-        sources = [*at_first, *shared, *(inputs[i] for i in watched)]
-        reached: set[int] = set()
-
-        def marked(i: int, output: tf.Tensor) -> Any:
-            """Note whether what the step takes a gradient of depends on an output."""
-
-            def gradient(upstream: Any) -> Any:
-                reached.add(i)
-                return upstream
-
-            return tf.custom_gradient(lambda one: (tf.identity(one), gradient))(output)
-
-        @tf.custom_gradient
-        def recomputed(*tensors: tf.Tensor) -> Any:
-            def gradient(*upstream: Any) -> Any:
-                pairs = zip(floats, upstream, strict=True)
-                given = {i: tf.convert_to_tensor(one) for i, one in pairs if i in reached}
-                reached.clear()
-                after = _values_of(self._state)
-                _assign(self._state, before)
-                # One that is NaN differs from itself.
-                pairs = zip(at_first, weights, strict=True)
-                same = [tf.reduce_all((a == b) | (a != a)) for a, b in pairs]
-                tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {self._name}."])
-                # Nothing else orders the two: the second may not need what the first found.
-                with self._cuts.within(), tf.control_dependencies(outputs):
-                    found = self._second_passes(outputs, given, watched)
-                _assign(self._state, after)
-                return [None] * len(floats) + _once(found, sources)
-
-            return [tf.identity(one) for one in tensors[: len(floats)]], gradient
-
-        if not floats or not sources:
-            return outputs
-        found = recomputed(*(outputs[i] for i in floats), *sources)
-        for i, one in zip(floats, found, strict=True):
-            outputs[i] = marked(i, one)
-        return outputs
-
-    def _second_passes(
-        self, outputs: list[tf.Tensor], upstream: dict[int, Any], watched: list[int]
-    ) -> list[Any]:
-        """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
-        batch, weights = self._batch, [*self._weights, *(self._leaves[i] for i in self._shared)]
-        connected = [False] * (len(weights) + len(watched))
-
-        def add(sums: Any, part: Any) -> Any:
-            start, totals, of_inputs, off = sums
-            parts, expected, slices = part
-            rows = row_count(parts)
-            shared = [tf.identity(self._leaves[i]) for i in self._shared]
-            with tf.GradientTape() as tape:
-                tape.watch([*shared, *(parts[i] for i in watched)])
-                found = self._outputs(parts, shared)
-            found = [found[i] for i in upstream]
-            sources = [*self._weights, *shared, *(parts[i] for i in watched)]
-            gradients: Any = tape.gradient(found, sources, output_gradients=slices)
-            connected[:] = [
-                known or one is not None for known, one in zip(connected, gradients, strict=True)
-            ]
-            for pair in zip(expected, found, strict=True):
-                first, second = (tf.cast(one, tf.float32) for one in pair)
-                largest = tf.reduce_max(tf.abs(first)) + 1e-6
-                off = tf.maximum(off, tf.reduce_max(tf.abs(first - second)) / largest)
-            pulled = zip(of_inputs, gradients[len(weights) :], strict=True)
-            return (
-                start + rows,
-                gradient_sum.add(totals, gradients[: len(weights)]),
-                [total if one is None else _placed(total, one, start) for total, one in pulled],
-                off,
-            )
-
-        zeros = [tf.zeros_like(batch.leaves[i]) for i in watched]
-        sums = (tf.constant(0), gradient_sum.init(weights), zeros, tf.zeros([]))
-        leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
-        parts = batch._replace(leaves=leaves)
-        _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._cuts.fixed)
-        # Not the contrary: what is not finite differs from itself.
-        same = tf.logical_not(off > _SAME_UP_TO)
-        text = f"Received: outputs of {self._name} that differ, as a share of the largest, by"
-        tf.debugging.Assert(same, [f"{_UNREPEATABLE} {text}", off])
-        found = [*gradient_sum.finalize(totals, weights, connected[: len(weights)]), *of_inputs]
-        return [one if known else None for one, known in zip(found, connected, strict=True)]
 
 
 class ExactTrainStep(TrainStep):
@@ -361,7 +80,11 @@ class ExactTrainStep(TrainStep):
         except (TypeError, ValueError) as error:  # TensorFlow's own has no public name.
             if "out of scope" not in str(error):
                 raise
-            raise ValueError(f"{_KEPT} {str(error).partition('. ')[0][:300]}.") from error
+            raise ValueError(
+                "`exact=True` sends a call through in micro-batches, so a tensor that a layer "
+                "keeps as an attribute in its `call` has the rows of one of them: return it from "
+                f"`call`. Received: {str(error).partition('. ')[0][:300]}."
+            ) from error
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -382,6 +105,294 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
             "loss relates: train without a strategy, or leave out `exact`. "
             f"Received: replicas={replicas}, model of class {type(model).__name__}."
         )
+
+
+class CutCalls:
+    """Sends the calls of layers through in micro-batches, and again for their gradients."""
+
+    def __init__(self, size: int, *, fixed: bool, batch_norm_once: bool = True):
+        self._size, self._fixed, self._batch_norm_once = size, fixed, batch_norm_once
+        self._within = False  # A call that is cut: those of layers in it are not.
+
+    def installed(self) -> contextlib.AbstractContextManager[None]:
+        """Cut the calls of all layers."""
+        return replaced_layer_calls(self._call)
+
+    def _leaving(self) -> contextlib.AbstractContextManager[None]:
+        """Leave calls as they are."""
+        return replaced([(self, "_within", True)])
+
+    def _call(self, layer: Any, plain: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Call a layer, in micro-batches if it gets more rows than one has."""
+        leaves = keras.tree.flatten((args, kwargs))
+        places = [i for i, one in enumerate(leaves) if _has_rows(one)]
+        rows = {leaves[i].shape[0] for i in places}
+        few = all(n is not None and n <= self._size for n in rows)
+        # Where first axes differ, any of them may be that of the rows.
+        if self._within or few or len(rows) != 1:
+            return plain(*args, **kwargs)
+        with self._leaving():
+            return self._in_parts(_LayerCall(layer, plain, (args, kwargs), places))
+
+    def _in_parts(self, call: "_LayerCall") -> Any:
+        """Return what a layer returns for the whole batch."""
+        layer, batch = call.layer, cut(call.inputs, self._size)
+        specs = call.traced(batch)
+        state = state_variables(layer)  # What there is once the layer is built.
+        before = _values_of(state)
+        # In a graph a tape keeps nothing of a loop whose gradient is not taken.
+        stopped = stopped_tapes() if tf.executing_eagerly() else contextlib.nullcontext()
+        with stopped, watched_variables() as watcher:
+            if not specs or not all(one.shape[1:].is_fully_defined() for one in specs):
+                specs = call(batch.part(0, tf.minimum(batch.size, batch.rows)))
+                _assign(state, before)
+            outputs = self._first_passes(call, batch, specs)
+        # Also those of other layers that it reads. What is frozen now may not be so later.
+        weights = gradient_sum.sources(layer.trainable_weights)
+        if not tf.distribute.has_strategy():
+            own = {id(one.value) for one in layer.variables}
+            weights += [one for one in watcher.watched_variables() if id(one) not in own]
+        at_first = [tf.convert_to_tensor(one) for one in weights]
+
+        def pulled_back(upstream: dict[int, tf.Tensor]) -> list[Any]:
+            after = _values_of(state)
+            _assign(state, before)
+            # One that is NaN differs from itself.
+            pairs = zip(at_first, weights, strict=True)
+            same = [tf.reduce_all((a == b) | (a != a)) for a, b in pairs]
+            tf.debugging.Assert(tf.reduce_all(same), [f"{_MOVED} {call.name}."])
+            # Nothing else orders the two: the second may not need what the first found.
+            with self._leaving(), tf.control_dependencies(outputs):
+                found = self._second_passes(call, batch, outputs, upstream, weights)
+            _assign(state, after)
+            return found
+
+        sources = [*at_first, *call.shared, *(batch.leaves[i] for i in call.watched)]
+        return call.returned(_with_gradient(outputs, sources, pulled_back))
+
+    def _first_passes(
+        self, call: "_LayerCall", batch: MicroBatches, specs: list[Any]
+    ) -> list[tf.Tensor]:
+        """Compute the outputs of the whole batch."""
+
+        def nothing(one: Any) -> tf.Tensor:
+            known = one.shape[1:].is_fully_defined()
+            inner = one.shape[1:] if known else tf.shape(one)[1:]
+            return tf.zeros(tf.concat([[batch.rows], inner], axis=0), one.dtype)
+
+        def values(one: Any) -> Any:
+            return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
+
+        # Three: the outputs, their gradient, and what the loss makes of them.
+        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs)
+        rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
+        needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
+        if isinstance(needed, int) and needed > limit:
+            raise ValueError(f"{_TOO_LARGE} needed_bytes={needed}, limit_bytes={limit}.")
+        received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
+        fits = tf.debugging.Assert(needed <= limit, received)
+        norms = BatchNormUpdate(call.layer if self._batch_norm_once else None)
+
+        def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
+            start, totals, statistics = sums
+            rows = row_count(parts)
+            with norms.observed():
+                outputs = call(parts)
+            found = [_placed(*pair, start) for pair in zip(totals, outputs, strict=True)]
+            share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
+            return start + rows, found, norms.add(statistics, share)
+
+        with tf.control_dependencies([] if fits is None else [fits]):
+            statistics = norms.init(call, batch.leaves)
+            sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
+            _, found, statistics = batch.fold(add, sums, fixed=self._fixed)
+        norms.finalize(statistics)
+        for one, spec in zip(found, specs, strict=True):
+            one.set_shape([batch.known_rows, *spec.shape[1:]])
+        return found
+
+    def _second_passes(
+        self,
+        call: "_LayerCall",
+        batch: MicroBatches,
+        outputs: list[tf.Tensor],
+        upstream: dict[int, tf.Tensor],
+        weights: list[Any],
+    ) -> list[Any]:
+        """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
+        watched = call.watched
+        kinds = [*weights, *call.shared]
+        connected = [False] * (len(kinds) + len(watched))
+
+        def add(sums: Any, part: Any) -> Any:
+            start, totals, of_inputs, off = sums
+            parts, expected, slices = part
+            shared = [tf.identity(one) for one in call.shared]
+            with tf.GradientTape() as tape:
+                tape.watch([*shared, *(parts[i] for i in watched)])
+                found = call(parts, shared)
+            found = [found[i] for i in upstream]
+            sources = [*weights, *shared, *(parts[i] for i in watched)]
+            gradients: Any = tape.gradient(found, sources, output_gradients=slices)
+            connected[:] = [
+                known or one is not None for known, one in zip(connected, gradients, strict=True)
+            ]
+            for pair in zip(expected, found, strict=True):
+                first, second = (tf.cast(one, tf.float32) for one in pair)
+                largest = tf.reduce_max(tf.abs(first)) + 1e-6
+                off = tf.maximum(off, tf.reduce_max(tf.abs(first - second)) / largest)
+            pulled = zip(of_inputs, gradients[len(kinds) :], strict=True)
+            return (
+                start + row_count(parts),
+                gradient_sum.add(totals, gradients[: len(kinds)]),
+                [total if one is None else _placed(total, one, start) for total, one in pulled],
+                off,
+            )
+
+        zeros = [tf.zeros_like(batch.leaves[i]) for i in watched]
+        sums = (tf.constant(0), gradient_sum.init(kinds), zeros, tf.zeros([]))
+        leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
+        parts = batch._replace(leaves=leaves)
+        _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._fixed)
+        # Not the contrary: what is not finite differs from itself.
+        same = tf.logical_not(off > _SAME_UP_TO)
+        text = f"outputs of {call.name} that differ, as a share of the largest, by"
+        tf.debugging.Assert(same, [f"{_UNREPEATABLE} {text}", off])
+        found = [*gradient_sum.finalize(totals, kinds, connected[: len(kinds)]), *of_inputs]
+        return [one if known else None for one, known in zip(found, connected, strict=True)]
+
+
+def _with_gradient(
+    outputs: list[tf.Tensor],
+    sources: list[Any],
+    pulled_back: Callable[[dict[int, tf.Tensor]], list[Any]],
+) -> list[tf.Tensor]:
+    """Return outputs whose gradients, by place, are pulled back to those of the sources."""
+    floats = [i for i, one in enumerate(outputs) if _is_float(one)]
+    reached: set[int] = set()
+
+    def marked(i: int, output: tf.Tensor) -> Any:
+        """Note whether what the step takes a gradient of depends on an output."""
+
+        def gradient(upstream: Any) -> Any:
+            reached.add(i)
+            return upstream
+
+        return tf.custom_gradient(lambda one: (tf.identity(one), gradient))(output)
+
+    @tf.custom_gradient
+    def recomputed(*tensors: tf.Tensor) -> Any:
+        def gradient(*upstream: Any) -> Any:
+            pairs = zip(floats, upstream, strict=True)
+            given = {i: tf.convert_to_tensor(one) for i, one in pairs if i in reached}
+            reached.clear()
+            return [None] * len(floats) + _once(pulled_back(given), sources)
+
+        return [tf.identity(one) for one in tensors[: len(floats)]], gradient
+
+    if not floats or not sources:
+        return outputs
+    found = iter(recomputed(*(outputs[i] for i in floats), *sources))
+    return [marked(i, next(found)) if i in floats else one for i, one in enumerate(outputs)]
+
+
+class _LayerCall:
+    """A call of a layer as a function of rows: from arguments and masks to what it returns."""
+
+    def __init__(self, layer: Any, plain: Any, arguments: Any, places: list[int]):
+        self.layer, self._plain, self._arguments = layer, plain, arguments
+        self.name = f"{layer.name} ({type(layer).__name__})"
+        self._leaves, self._places = keras.tree.flatten(arguments), places
+        for one in self._leaves:
+            values = getattr(one, "flat_values", getattr(one, "values", None))
+            if not isinstance(one, tf.Tensor) and _is_differentiable(values):
+                raise ValueError(
+                    "`exact=True` takes ragged and sparse inputs, but no gradient by such values: "
+                    "make them dense before the layer, or call both from one layer. "
+                    f"Received: a {type(one).__name__} for {self.name}."
+                )
+        self._masked = [i for i in places if mask_of(self._leaves[i]) is not None]
+        masks = [mask_of(self._leaves[i]) for i in self._masked]
+        self.inputs = [*(self._leaves[i] for i in places), *masks]
+        self.watched = [i for i, one in enumerate(self.inputs) if _is_differentiable(one)]
+        # What is the same for all rows, such as a temperature.
+        others = [i for i in range(len(self._leaves)) if i not in places]
+        self._shared = [i for i in others if _is_differentiable(self._leaves[i])]
+        self.shared = [self._leaves[i] for i in self._shared]
+        # What the layer returned in the latest pass, which of its leaves are tensors and which
+        # have masks, and which added losses are scalars.
+        self._like: tuple[Any, list[int], list[int], list[bool]] = (None, [], [], [])
+
+    def __call__(self, parts: list[Any], shared: Sequence[Any] = ()) -> list[tf.Tensor]:
+        """List what the layer computes from rows: tensors, their masks, added losses."""
+        leaves = list(self._leaves)
+        for i, one in zip(self._shared, shared, strict=False):
+            leaves[i] = one
+        for i, part in zip(self._places, parts, strict=False):
+            leaves[i] = part
+        for i, mask in zip(self._masked, parts[len(self._places) :], strict=True):
+            set_mask(leaves[i], mask)
+        args, kwargs = keras.tree.pack_sequence_as(self._arguments, leaves)
+        structure = self._plain(*args, **kwargs)
+        leaves = keras.tree.flatten(structure)
+        tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
+        masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
+        added = [loss for one in layers_of(self.layer) for loss in added_by(one)]
+        scalars = [loss.shape.rank == 0 for loss in added]
+        self._like = structure, tensors, list(masks), scalars
+        rows, known = row_count(parts), parts[0].shape[0]
+        found = [self._with_rows(leaves[i], rows, known) for i in tensors]
+        # A scalar counts by rows: each of them has it.
+        pairs = zip(added, scalars, strict=True)
+        return [*found, *masks.values(), *(tf.fill([rows], a) if mean else a for a, mean in pairs)]
+
+    def _with_rows(self, output: Any, rows: tf.Tensor, known: int | None) -> tf.Tensor:
+        """Check that an output has as many rows as there are."""
+        if is_composite(output):
+            raise ValueError(f"{_NO_ROWS} {self.name} that is a {type(output).__name__}.")
+        if output.shape.rank == 0 or output.shape[0] not in (None, known):
+            raise ValueError(f"{_NO_ROWS} {self.name} with shape {output.shape}.")
+        shape = tf.shape(output := tf.convert_to_tensor(output))
+        received = [f"{_NO_ROWS} {self.name} with shape", shape, "for rows", rows]
+        checked = tf.debugging.Assert(tf.equal(shape[0], rows), received)
+        # XLA has no assertions, but reshapes nothing to another number of values.
+        with tf.control_dependencies([] if checked is None else [checked]):
+            found = tf.reshape(output, tf.concat([[rows], shape[1:]], 0))
+        found.set_shape([None, *output.shape[1:]])
+        return found
+
+    def traced(self, batch: MicroBatches) -> list[Any]:
+        """Trace what the layer computes from rows, and look for draws that nothing repeats."""
+        specs = each_part(open_spec, batch.leaves)
+        trace = tf.function(self, autograph=False)
+        if tf.executing_eagerly():
+            if not self.layer.built:
+                try:  # A call would move statistics.
+                    trace.get_concrete_function(specs)
+                except Exception:  # Of whatever kind: some layers run eagerly only.
+                    self(batch.part(0, 1))
+            return []
+        traced = trace.get_concrete_function(specs)
+        graph: Any = traced.graph.as_graph_def()
+        for node in (*graph.node, *(n for f in graph.library.function for n in f.node_def)):
+            # TensorFlow's generators: one an operation, with two seeds, or `tf.random.Generator`.
+            # Those of recurrent layers on a GPU draw nothing, for Keras gives them no dropout.
+            own = "seed2" in node.attr and not node.op.startswith("Cudnn")
+            if own or node.op.startswith("RngRead"):
+                raise ValueError(f"{_UNREPEATABLE} {node.name} ({node.op}).")
+        return traced.structured_outputs
+
+    def returned(self, outputs: list[tf.Tensor]) -> Any:
+        """Make what the layer returns for the whole batch, with its masks and added losses."""
+        structure, tensors, masked, scalars = self._like
+        leaves, rest = keras.tree.flatten(structure), iter(outputs)
+        for i in tensors:
+            leaves[i] = next(rest)
+        for i in masked:
+            set_mask(leaves[i], next(rest))
+        added = zip(rest, scalars, strict=True)
+        set_added(self.layer, [tf.reduce_mean(one) if mean else one for one, mean in added])
+        return keras.tree.pack_sequence_as(structure, leaves)
 
 
 def _has_rows(one: Any) -> bool:
