@@ -152,18 +152,12 @@ class MicroBatchCache:
         self._keep(f"{self.key}-limit", MicroBatchLimit(half), beside=other_processes())
         return half
 
-    def trains_whole_only(self, most: int | None = None) -> bool:
-        """Return whether speed must not cut a batch: in parts it may train another model."""
-        checks, directory = self.search.checks, self.directory
-        return not checks.find(self.model, self.source, most=most, directory=directory).equal
-
     def _check_cutting(self, most: int) -> None:
         if not self._may_cut:
             raise OutOfMemoryError(
                 "A `train_step` of your own runs on whole batches, and at most "
-                f"{most} examples fit at once: leave out larger `batch_sizes`, move the loss into "
-                "`compute_loss`, or let the build function call "
-                f"`kbatch.accumulate_gradients(model, {most}, exact=True)`. "
+                f"{most} examples fit at once: leave out larger `batch_sizes`, or let the build "
+                f"function call `kbatch.accumulate_gradients(model, {most}, exact=True)`. "
                 f"Received: model of class {type(self.model).__name__}.",
                 None,
                 self._fitting().limit_bytes,
@@ -171,14 +165,14 @@ class MicroBatchCache:
 
     def _fastest(self, batch_size: int, most: int, left: TrainingLeft) -> tuple[int, RunNote]:
         """Time the largest batch of the search, or this one where that does not decide."""
-        largest, reason = self.search.largest_batch_size, None
+        largest, checks, reason = self.search.largest_batch_size, self.search.checks, None
         if len(micro_batch_candidates(batch_size, most)) == 1:
             reason = "fewer examples at once are never faster"
         elif replica_count(self.model) > 1:
             reason = "the most that fit, since steps of several replicas are not timed"
         elif not self._may_cut:
             reason = "a `train_step` of your own trains on whole batches"
-        elif self.trains_whole_only(most):
+        elif not checks.find(self.model, self.source, most=most, directory=self.directory).equal:
             reason = "the most that fit, since fewer at once may not train as the whole batch does"
         timed_sizes = dict.fromkeys((max(largest, batch_size), batch_size))
         for size in timed_sizes if reason is None else ():

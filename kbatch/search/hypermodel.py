@@ -26,11 +26,7 @@ from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import TrialFiles, completed_trials, recorded_search, trial_files
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
-from kbatch.training.accumulation import (
-    Accumulation,
-    accumulation_by_user,
-    sum_sparse_gradients,
-)
+from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
@@ -222,11 +218,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 "A batch is shared by all replicas, each of which needs an example: leave the "
                 f"sizes below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
             )
-        if accumulation_by_user(model) is None:
-            sum_sparse_gradients(model)
+        if accumulation.accumulation_by_user(model) is None:
+            accumulation.sum_sparse_gradients(model)
             rows, most = -(-batch_size // replicas), self.micro_batch_size
             if isinstance(most, int) and most < rows and user_step(model) is None:
-                Accumulation(most, moments_every=MOMENTS_EVERY).apply(model)
+                accumulation.Accumulation(most, moments_every=MOMENTS_EVERY).apply(model)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -346,7 +342,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
 
         def build() -> keras.Model:
-            return sum_sparse_gradients(_built(inner, hp, policy, seed))
+            return accumulation.sum_sparse_gradients(_built(inner, hp, policy, seed))
 
         batch_size: Any = hp.get("batch_size")
         given = None

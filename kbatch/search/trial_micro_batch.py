@@ -142,8 +142,9 @@ class TrialMicroBatch:
         check = checks.find(model, source, most=size, directory=directory)
         known = accumulation.accumulation_of(model)
         if known is None or known.micro_batch_size != size:
-            every = auto_micro_batch.MOMENTS_EVERY
-            accumulation.Accumulation(size, moments_every=every).apply(model)
+            accumulation.Accumulation(size, moments_every=auto_micro_batch.MOMENTS_EVERY).apply(
+                model
+            )
         if check.note is not None:
             warnings.warn(check.note, stacklevel=2)
         return check.note

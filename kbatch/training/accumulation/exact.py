@@ -88,16 +88,11 @@ class ExactTrainStep(TrainStep):
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
-    if loss_denominator is not None:
+    if loss_denominator is not None or moments_every:
         raise ValueError(
-            "The exact mode takes the loss of the whole batch as it is: leave out "
-            "`loss_denominator` or `exact`. Received: exact=True with a `loss_denominator`."
-        )
-    if moments_every:
-        raise ValueError(
-            "The noise scale takes a gradient of each micro-batch by itself, which a loss over "
-            "the whole batch does not have: leave out `moments_every` or `exact`. "
-            f"Received: exact=True, moments_every={moments_every}."
+            "`exact=True` takes the loss of the whole batch as it is, and no micro-batch has one "
+            "by itself: leave out `loss_denominator` and `moments_every`, or `exact`. Received: "
+            f"moments_every={moments_every}, loss_denominator={loss_denominator!r}."
         )
     if (replicas := replica_count(model)) > 1:
         raise ValueError(
@@ -220,19 +215,18 @@ class CutCalls:
         weights: list[Any],
     ) -> list[Any]:
         """Pull the gradients of outputs back to weights and inputs, and see that outputs repeat."""
-        watched = call.watched
         kinds = [*weights, *call.shared]
-        connected = [False] * (len(kinds) + len(watched))
+        connected = [False] * (len(kinds) + len(call.watched))
 
         def add(sums: Any, part: Any) -> Any:
             start, totals, of_inputs, off = sums
             parts, expected, slices = part
             shared = [tf.identity(one) for one in call.shared]
             with tf.GradientTape() as tape:
-                tape.watch([*shared, *(parts[i] for i in watched)])
+                tape.watch([*shared, *(parts[i] for i in call.watched)])
                 found = call(parts, shared)
             found = [found[i] for i in upstream]
-            sources = [*weights, *shared, *(parts[i] for i in watched)]
+            sources = [*weights, *shared, *(parts[i] for i in call.watched)]
             gradients: Any = tape.gradient(found, sources, output_gradients=slices)
             connected[:] = [
                 known or one is not None for known, one in zip(connected, gradients, strict=True)
@@ -249,7 +243,7 @@ class CutCalls:
                 off,
             )
 
-        zeros = [tf.zeros_like(batch.leaves[i]) for i in watched]
+        zeros = [tf.zeros_like(batch.leaves[i]) for i in call.watched]
         sums = (tf.constant(0), gradient_sum.init(kinds), zeros, tf.zeros([]))
         leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
         parts = batch._replace(leaves=leaves)
@@ -312,12 +306,12 @@ class _LayerCall:
                     f"Received: a {type(one).__name__} for {self.name}."
                 )
         self._masked = [i for i in places if mask_of(self._leaves[i]) is not None]
-        masks = [mask_of(self._leaves[i]) for i in self._masked]
+        masks = (mask_of(self._leaves[i]) for i in self._masked)
         self.inputs = [*(self._leaves[i] for i in places), *masks]
         self.watched = [i for i, one in enumerate(self.inputs) if _is_differentiable(one)]
         # What is the same for all rows, such as a temperature.
-        others = [i for i in range(len(self._leaves)) if i not in places]
-        self._shared = [i for i in others if _is_differentiable(self._leaves[i])]
+        others = (pair for pair in enumerate(self._leaves) if pair[0] not in places)
+        self._shared = [i for i, one in others if _is_differentiable(one)]
         self.shared = [self._leaves[i] for i in self._shared]
         # What the layer returned in the latest pass, which of its leaves are tensors and which
         # have masks, and which added losses are scalars.
