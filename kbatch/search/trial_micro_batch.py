@@ -142,9 +142,8 @@ class TrialMicroBatch:
         check = checks.find(model, source, most=size, directory=directory)
         known = accumulation.accumulation_of(model)
         if known is None or known.micro_batch_size != size:
-            accumulation.Accumulation(size, moments_every=auto_micro_batch.MOMENTS_EVERY).apply(
-                model
-            )
+            how = accumulation.Accumulation(size, moments_every=auto_micro_batch.MOMENTS_EVERY)
+            how.apply(model)
         if check.note is not None:
             warnings.warn(check.note, stacklevel=2)
         return check.note

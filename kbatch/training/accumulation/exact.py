@@ -332,13 +332,12 @@ class _LayerCall:
         tensors = [i for i, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
         masks = {i: mask for i in tensors if (mask := mask_of(leaves[i])) is not None}
         added = [loss for one in layers_of(self.layer) for loss in added_by(one)]
-        scalars = [loss.shape.rank == 0 for loss in added]
-        self._like = structure, tensors, list(masks), scalars
+        self._like = structure, tensors, list(masks), [loss.shape.rank == 0 for loss in added]
         rows, known = row_count(parts), parts[0].shape[0]
         found = [self._with_rows(leaves[i], rows, known) for i in tensors]
         # A scalar counts by rows: each of them has it.
-        pairs = zip(added, scalars, strict=True)
-        return [*found, *masks.values(), *(tf.fill([rows], a) if mean else a for a, mean in pairs)]
+        spread = (tf.fill([rows], one) if one.shape.rank == 0 else one for one in added)
+        return [*found, *masks.values(), *spread]
 
     def _with_rows(self, output: Any, rows: tf.Tensor, known: int | None) -> tf.Tensor:
         """Check that an output has as many rows as there are."""
