@@ -69,7 +69,9 @@ def run_task(
             status, text, exit_code = "died", error.tail, error.exit_code
             if -exit_code in _ENDED_BY:
                 status, text = "lost", f"signal {-exit_code} ended its process"
-                out_of_memory = exit_code == -signal.SIGKILL and read_memory_kills() > kills_before
+                kills = read_memory_kills() - kills_before
+                if out_of_memory := exit_code == -signal.SIGKILL and kills > 0:
+                    text += " for want of memory"
         found = {
             path.relative_to(project).as_posix(): path.read_bytes()
             for path in project.rglob("*")

@@ -509,7 +509,9 @@ def test_a_kill_that_the_kernel_counted_was_for_want_of_memory(
 ):
     kills = itertools.count(4)
     monkeypatch.setattr("kbatch.search.executors.read_memory_kills", lambda: next(kills))
-    assert run_task(b"", A_TASK, Ends(tmp_path, number)).out_of_memory == known
+    found = run_task(b"", A_TASK, Ends(tmp_path, number))
+    assert found.out_of_memory == known
+    assert ("for want of memory" in found.text) == known
 
 
 class Looks(StubExecutor):
