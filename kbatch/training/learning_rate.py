@@ -258,8 +258,8 @@ def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
     """List the settings that follow the batch size, but for the rate: an owner and a name each."""
     found = [(layer, "momentum") for layer in _batch_norms(model)]
     for optimizer in inner_optimizers(model):
-        second_moment = _second_moment_decay(optimizer)
-        names = [*_weight_decays(optimizer), *([second_moment] if second_moment else [])]
+        names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
+        names += ["ema_momentum"] if optimizer.use_ema else []
         found += [(optimizer, name) for name in names]
     return found
 
