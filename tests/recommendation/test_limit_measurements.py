@@ -88,9 +88,6 @@ def updates(task, model, *, fits):
 class Refusing:
     """Checks that are not to be made."""
 
-    def may_cut(self, *given, **options):
-        return True
-
     def find(self, *given, **options):
         raise AssertionError("Nothing was to be compared.")
 
