@@ -38,6 +38,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count, user_step
+from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -144,6 +145,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         self.fallback = Float32Fallback(self.dtype_policies)
+        self._graph = OneGraph()
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -267,6 +269,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 notes = (self.fallback.note, *own) if self.fallback.note else own
                 if self._is_late(used):
                     notes = (RunNote.of("compiled_late"), *notes)
+                if self.stock_fit:
+                    used = self._graph.model(used)
                 left = 1 if files is None else files.trainings_left(self.batch_sizes)
                 micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
                 plan = self._plan(hp, files, notes)
@@ -281,6 +285,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                     project, train, lambda: attempts[-1].progress if attempts else (-1, 0)
                 )
             except BaseException as error:
+                self._graph.forget()
                 self._executed = None, 0
                 # A size that has trained shows that others may.
                 said = None if any(completed_trials(project)) else refusal(error)

@@ -14,7 +14,7 @@ import tensorflow as tf
 from kbatch.library_internals import compile_arguments, layers_of, rate_of
 from kbatch.training.fingerprint import model_description, own_code
 from kbatch.training.learning_rate import followed_settings
-from kbatch.training.model import replica_count, user_step
+from kbatch.training.model import installed_step, replica_count, user_step
 
 # What kbatch leaves in a model and its layers begins so.
 _KBATCH = "_kbatch_"
@@ -101,30 +101,41 @@ class OneGraph:
 
     def __init__(self):
         self._kept: Any = None
-        self._description: Any = None
 
     def model(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
         if not can_share(fresh):
-            self.forget()
+            self._kept = None
             return fresh
-        settings = followed_settings(fresh)
-        values = [getattr(owner, name) for owner, name in settings]
-        for owner, name in settings:  # Models are alike whatever these are.
-            setattr(owner, name, 0.5)
-        description = model_description(fresh, with_rate=False)
-        for (owner, name), value in zip(settings, values, strict=True):
-            setattr(owner, name, GraphNumber(value))
-        fresh.steps_per_execution = GraphCount(fresh.steps_per_execution)
-        if self._kept is None or description != self._description:
-            self._kept, self._description = fresh, description
+        # A callback may have changed what is kept.
+        if self._kept is None or _description(self._kept) != _description(fresh):
+            self._kept = fresh
+            for owner, name in followed_settings(fresh):
+                setattr(owner, name, GraphNumber(getattr(owner, name)))
+            fresh.steps_per_execution = GraphCount(fresh.steps_per_execution)
         elif fresh is not self._kept:
             _set_state(self._kept, fresh)
         return self._kept
 
     def forget(self) -> None:
         """Let the next model be the one that is kept, as after a failure."""
-        self._kept = self._description = None
+        self._kept = None
+
+    def __reduce__(self):
+        return OneGraph, ()  # No model travels to another process.
+
+
+def _description(model: Any) -> Any:
+    """Describe what is written into the graphs of a model."""
+    settings = [(owner, name, getattr(owner, name)) for owner, name in followed_settings(model)]
+    step = installed_step(model)
+    try:
+        for owner, name, _ in settings:
+            setattr(owner, name, 0.5)
+        return model_description(model, with_rate=False), type(step), getattr(step, "how", None)
+    finally:
+        for owner, name, value in settings:
+            setattr(owner, name, value)
 
 
 def can_share(model: Any) -> bool:
@@ -160,8 +171,8 @@ def _set_state(kept: Any, fresh: Any) -> None:
         vars(mine).update({n: value for n, value in vars(its).items() if n.startswith(_KBATCH)})
     settings = zip(followed_settings(kept), followed_settings(fresh), strict=True)
     for (mine, name), (its, _) in settings:
-        setattr(mine, name, getattr(mine, name).changed(float(getattr(its, name))))
-    kept.steps_per_execution = kept.steps_per_execution.changed(int(fresh.steps_per_execution))
+        setattr(mine, name, getattr(mine, name).changed(getattr(its, name)))
+    kept.steps_per_execution = kept.steps_per_execution.changed(fresh.steps_per_execution)
     for model in (kept, fresh):
         if not model.optimizer.built:
             model.optimizer.build(model.trainable_variables)
