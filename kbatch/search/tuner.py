@@ -2,9 +2,10 @@
 
 import contextlib
 import dataclasses
+import gc
 import traceback
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -225,7 +226,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self._progress.say(begun)
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
-                    super().search(*args, verbose=0, **kwargs)
+                    with _short_collections():
+                        super().search(*args, verbose=0, **kwargs)
                 else:
                     self.on_search_begin()
                     parallel.run()
@@ -403,3 +405,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._executor == "local" and gpu_in_use():
             self._progress.say(_GPU_IN_USE)
         return contextlib.closing(ParallelTrials(self, args, kwargs))
+
+
+@contextlib.contextmanager
+def _short_collections() -> Iterator[None]:
+    """Leave what lives now out of garbage collections, of which keras-tuner makes one a build."""
+    frozen = gc.get_freeze_count() == 0
+    if frozen:
+        gc.freeze()
+    try:
+        yield
+    finally:
+        if frozen:
+            gc.unfreeze()
