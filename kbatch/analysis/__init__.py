@@ -2,8 +2,6 @@
 
 from kbatch.analysis.batch_sizes import powers_of_two as powers_of_two
 from kbatch.analysis.goodput import StepsToTarget as StepsToTarget
-from kbatch.analysis.goodput import best_batch_size as best_batch_size
-from kbatch.analysis.goodput import best_measured_batch_size as best_measured_batch_size
 from kbatch.analysis.goodput import fit_steps_to_target as fit_steps_to_target
 from kbatch.analysis.goodput import goodput as goodput
 from kbatch.analysis.goodput import statistical_efficiency as statistical_efficiency
@@ -17,9 +15,6 @@ from kbatch.analysis.learning_rate import LearningRateScaling as LearningRateSca
 from kbatch.analysis.learning_rate import learning_rate_scaling as learning_rate_scaling
 from kbatch.analysis.learning_rate import scale_beta_2 as scale_beta_2
 from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate
-from kbatch.analysis.line_fit import StepTime as StepTime
-from kbatch.analysis.line_fit import fit_step_time as fit_step_time
-from kbatch.analysis.noise_scale import GradientMoments as GradientMoments
 from kbatch.analysis.noise_scale import NoiseScale as NoiseScale
 from kbatch.analysis.noise_scale import gradient_moments as gradient_moments
 from kbatch.analysis.noise_scale import gradient_noise_scale as gradient_noise_scale

@@ -5,9 +5,6 @@ With noise scale B_noise and a base batch size M0 (Qiao et al. 2021, Pollux, OSD
     efficiency(B) = (B_noise + M0) / (B_noise + B)      progress of an example, relative to M0
     goodput(B) = B / t(B) * efficiency(B)               in examples of batch size M0 a second
 
-Where the step time is t(B) = a + b B, goodput is largest at B = sqrt((a / b) B_noise): the
-geometric mean of what the hardware and what the gradient noise ask for.
-
 Steps to a target are S(B) = S_min (1 + B_crit / B) (McCandlish et al. 2018, arXiv:1812.06162,
 equation 2.11 solved for the steps): no batch needs fewer than S_min steps and none fewer than
 E_min = S_min B_crit examples; at B_crit both are twice their least. It is a line in 1 / B, fitted
@@ -16,7 +13,6 @@ as one.
 
 import dataclasses
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -64,37 +60,6 @@ def goodput(
     return batch_size / step_time_s * efficiency
 
 
-def best_batch_size(*, overhead_s: float, per_example_s: float, noise_scale: float) -> float:
-    """Compute the batch size of the largest goodput, sqrt((a / b) B_noise), and no less than 1.
-
-    In seconds a step (a), seconds an example (b) and examples (B_noise).
-    """
-    _check_positive(per_example_s=per_example_s)
-    _check_noise_scale(noise_scale)
-    if not 0 <= overhead_s < math.inf:
-        raise ValueError(
-            "`overhead_s` must not be negative: where a fit gives that, compare measured sizes by "
-            f"`best_measured_batch_size`. Received: overhead_s={overhead_s}."
-        )
-    return max(1.0, math.sqrt(overhead_s / per_example_s * noise_scale))
-
-
-def best_measured_batch_size(
-    batch_sizes: Sequence[int], step_times_s: Sequence[float], *, noise_scale: float
-) -> int:
-    """Find the measured batch size of the largest goodput, the smaller one of two equals."""
-    if not len(batch_sizes) or len(batch_sizes) != len(step_times_s):
-        raise ValueError(
-            "`batch_sizes` and `step_times_s` must have one value a size each, one at least. "
-            f"Received: {len(batch_sizes)} and {len(step_times_s)} values."
-        )
-    values = [
-        (goodput(size, time_s, noise_scale=noise_scale, base_batch_size=1), -size)
-        for size, time_s in zip(batch_sizes, step_times_s, strict=True)
-    ]
-    return int(-max(values)[1])
-
-
 def _check_positive(**values: float) -> None:
     for name, value in values.items():
         if not 0 < value < math.inf:
@@ -133,7 +98,7 @@ class StepsToTarget:
     @property
     def holds(self) -> bool | None:
         """Whether the trials are compatible with the curve; None where it cannot be told."""
-        return self.line.departure.holds
+        return self.line.holds
 
     def steps(self, batch_size: float) -> float:
         """Return the fitted steps to the target at B examples."""

@@ -79,6 +79,11 @@ class Line:
     departure: Departure
 
     @property
+    def holds(self) -> bool | None:
+        """Whether the measurements are compatible with a line; None where it cannot be told."""
+        return self.departure.holds
+
+    @property
     def intercept_interval(self) -> Interval:
         return self._interval(self.intercept, self.covariance[0, 0])
 
@@ -166,55 +171,6 @@ def check_measurements(x: ArrayLike, y: ArrayLike) -> tuple[np.ndarray, np.ndarr
             f"Received: x={x.tolist()}, y={y.tolist()}."
         )
     return x, y
-
-
-@dataclasses.dataclass(frozen=True)
-class StepTime:
-    """A fitted step time."""
-
-    line: Line  # Batch size in examples against seconds.
-
-    @property
-    def overhead_s(self) -> float:
-        """a, in seconds a step."""
-        return self.line.intercept
-
-    @property
-    def overhead_interval_s(self) -> Interval:
-        """The 95 % interval of a, in seconds a step."""
-        return self.line.intercept_interval
-
-    @property
-    def per_example_s(self) -> float:
-        """b, in seconds an example."""
-        return self.line.slope
-
-    @property
-    def per_example_interval_s(self) -> Interval:
-        """The 95 % interval of b, in seconds an example."""
-        return self.line.slope_interval
-
-    @property
-    def overhead_examples(self) -> Ratio:
-        """The examples whose time equals the overhead, a / b: half the peak throughput."""
-        return self.line.intercept_in_x
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the measurements are compatible with a line; None where it cannot be told."""
-        return self.line.departure.holds
-
-    def step_time_s(self, batch_size: float) -> float:
-        """Return the fitted seconds of a step on B examples."""
-        return self.line(batch_size)
-
-
-def fit_step_time(batch_sizes: ArrayLike, step_times_s: ArrayLike) -> StepTime:
-    """Fit the time of a step to measurements at several batch sizes, in seconds.
-
-    Assumes independent errors relative to the time itself, as of sizes in shuffled rounds.
-    """
-    return StepTime(fit_line(batch_sizes, step_times_s))
 
 
 # Rounds that are slower by less are noise of the calls themselves.

@@ -82,11 +82,11 @@ def gradient_noise_scale(
     Raises:
         ValueError: If the shapes differ, no step was split, or numbers contradict each other.
     """
-    moments = gradient_moments(
+    variances, squared_norms = gradient_moments(
         micro_sq_norms, batch_sq_norms, batch_size=batch_size, accumulation_steps=accumulation_steps
     )
-    steps = len(moments.variance)
-    run = _Run(moments.variance, moments.squared_norm, np.ones(steps))
+    steps = len(variances)
+    run = _Run(variances, squared_norms, np.ones(steps))
     return _noise_scale([run], shortest=max(1, int(steps ** (1 / 3))))
 
 
@@ -190,22 +190,17 @@ def _block_length(runs: Sequence[_Run]) -> int:
 _ROUNDING = 1e-3
 
 
-@dataclasses.dataclass(frozen=True)
-class GradientMoments:
-    """Noisy estimates of tr(Sigma) and |G|^2, one a step: average many, and divide last."""
-
-    variance: np.ndarray  #: Tr(Sigma), in squared gradient units, of shape (steps,).
-    squared_norm: np.ndarray  #: |G|^2, in squared gradient units, of shape (steps,).
-
-
 def gradient_moments(
     micro_sq_norms: ArrayLike,
     batch_sq_norms: ArrayLike,
     *,
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
-) -> GradientMoments:
-    """Estimate the moments of every step that `gradient_noise_scale` uses, from what it takes."""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Estimate tr(Sigma) and |G|^2 of every step, from what `gradient_noise_scale` takes.
+
+    They are noisy, and in squared gradient units: average many, and divide last.
+    """
     m, batch = np.atleast_1d(np.asarray(micro_sq_norms, float), np.asarray(batch_sq_norms, float))
     if m.ndim != 1 or m.shape != batch.shape:
         raise ValueError(
@@ -244,4 +239,4 @@ def gradient_moments(
             f"micro_sq_norm={m[step]}, batch_sq_norm={batch[step]}."
         )
     variance = (m - batch) * examples / (micros - 1)
-    return GradientMoments(variance, batch - variance / examples)
+    return variance, batch - variance / examples

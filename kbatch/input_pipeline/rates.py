@@ -38,7 +38,7 @@ from kbatch.analysis.intervals import (
     ratio_of_estimates,
     t_quantile,
 )
-from kbatch.analysis.line_fit import StepTime, fit_step_time
+from kbatch.analysis.line_fit import Line, fit_line
 
 # Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
 CLOSEST_RATIO = 1.05
@@ -96,7 +96,7 @@ class Crossing:
 
     batch_size: Ratio  # Not rounded; without a value where c cannot be told from b.
     never: bool  # Whether the pipeline surely takes less time an example than the step.
-    step: StepTime  # Its fitted time, and whether that is a line at all.
+    step: Line  # Examples of a step against its seconds.
 
 
 def crossing_batch_size(
@@ -106,16 +106,16 @@ def crossing_batch_size(
     pipeline = over_rounds(example_s)
     if pipeline is None or pipeline.interval is None:
         return None
-    step = fit_step_time(batch_sizes, step_times_s)
-    degrees_of_freedom = min(step.line.degrees_of_freedom, pipeline.rounds - 1)
+    step = fit_line(batch_sizes, step_times_s)
+    degrees_of_freedom = min(step.degrees_of_freedom, pipeline.rounds - 1)
     quantile = t_quantile(degrees_of_freedom)
-    margin_s = pipeline.value - step.per_example_s
-    covariance = step.line.covariance * [[1, -1], [-1, 1]]
+    margin_s = pipeline.value - step.slope
+    covariance = step.covariance * [[1, -1], [-1, 1]]
     # The variance that an interval of 95 % stands for, taken as symmetric in logarithms.
     half_width = math.log(pipeline.interval.high / pipeline.interval.low) / 2
     covariance[1, 1] += (pipeline.value * half_width / t_quantile(pipeline.rounds - 1)) ** 2
     estimates = {"covariance": covariance, "degrees_of_freedom": degrees_of_freedom}
-    size = ratio_of_estimates(step.overhead_s, margin_s, **estimates)
+    size = ratio_of_estimates(step.intercept, margin_s, **estimates)
     return Crossing(size, margin_s + quantile * math.sqrt(covariance[1, 1]) < 0, step)
 
 

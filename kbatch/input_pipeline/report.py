@@ -244,7 +244,7 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
             f"Up to about batch size {round(value):,} ({interval.low:,.0f} to "
             f"{interval.high:,.0f}) the step is slower, above it the pipeline{condition}."
         )
-    departure = found.step.line.departure
+    departure = found.step.departure
     if departure.holds is False:
         line += (
             " Note that the step time is not linear in the batch size: it is off the line by up to "

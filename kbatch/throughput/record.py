@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Interval, Ratio, median_interval
-from kbatch.analysis.line_fit import StepTime
+from kbatch.analysis.line_fit import Line
 from kbatch.analysis.scaling_curve import (
     BatchAnswer,
     Latency,
@@ -152,9 +152,9 @@ class TrainingProfile(SavedRecord):
         return len(self.measured) >= 2 and sum(len(p.rounds) for p in self.measured) >= 3
 
     @property
-    def step_time(self) -> StepTime:
-        """The fit t = a + b B of the time of a micro-batch, its share of the update included."""
-        return StepTime(self._latency.line)
+    def step_time(self) -> Line:
+        """The fit t = a + b B of the seconds of a micro-batch, its share of the update included."""
+        return self._latency.line
 
     @property
     def peak_samples_per_second(self) -> Ratio:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.analysis.line_fit import StepTime
+from kbatch.analysis.line_fit import Line
 from kbatch.document.numbers import (
     count_range,
     format_number,
@@ -146,12 +146,12 @@ def _fit(profile: TrainingProfile) -> str:
         return f"{line} (two sizes cannot show whether it is a line)."
     if fit.holds:
         return f"{line}."
-    worst = percent(fit.line.departure.worst)
+    worst = percent(fit.departure.worst)
     return f"{line} does not hold: measured times are up to {worst} off that line."
 
 
-def line_text(fit: StepTime) -> str:
-    fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.overhead_s, fit.per_example_s))
+def line_text(fit: Line) -> str:
+    fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.intercept, fit.slope))
     return f"{fixed} ms + {each} ms x B"
 
 
@@ -191,14 +191,14 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
     if profile.has_fit:
         fit, line = profile.step_time, f"t = {line_text(profile.step_time)}"
         if fit.holds is False:
-            off = f"{100 * fit.line.departure.worst:.0f} %"
+            off = f"{100 * fit.departure.worst:.0f} %"
             words = f"No line holds ({line} is off by up to {off})"
         else:
             words = f"Fit: {line}"
-            if fit.overhead_s >= 0 and not any(point.accumulated for point in points):
+            if fit.intercept >= 0 and not any(point.accumulated for point in points):
                 ends = points[0].micro_batch_size, points[-1].micro_batch_size
                 places = np.geomspace(*ends, _LINE_POINTS)
-                line_s = tuple((float(size), fit.step_time_s(size)) for size in places)
+                line_s = tuple((float(size), fit(size)) for size in places)
         answers = tuple(
             (name, answer.batch_size, not answer.extrapolated)
             for name, answer in (("90 % of peak", profile.efficient), ("fastest", profile.fastest))

@@ -1,12 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.goodput import (
-    best_batch_size,
-    best_measured_batch_size,
-    goodput,
-    statistical_efficiency,
-)
+from kbatch.analysis.goodput import goodput, statistical_efficiency
 
 SIZES = [1, 7, 64, 1000]
 
@@ -59,37 +54,6 @@ def test_times_to_a_target_go_as_the_inverse_of_goodput():
 
 
 @pytest.mark.parametrize(
-    ("overhead_s", "per_example_s", "noise_scale"),
-    [(0.01, 1e-4, 100.0), (0.002, 1e-5, 3000.0), (0.5, 1e-3, 4.0)],
-)
-def test_the_closed_form_is_the_largest_goodput(overhead_s, per_example_s, noise_scale):
-    best = best_batch_size(
-        overhead_s=overhead_s, per_example_s=per_example_s, noise_scale=noise_scale
-    )
-    sizes = list(range(1, 5000))
-    times = [overhead_s + per_example_s * size for size in sizes]
-    found = best_measured_batch_size(sizes, times, noise_scale=noise_scale)
-    assert abs(found - best) <= 1
-
-
-def test_without_overhead_or_noise_the_best_batch_is_one_example():
-    assert best_batch_size(overhead_s=0, per_example_s=1e-4, noise_scale=1e3) == 1
-    assert best_batch_size(overhead_s=0.01, per_example_s=1e-4, noise_scale=0) == 1
-
-
-def test_a_step_in_the_measured_times_is_respected():
-    # Memory pressure: beyond 128 each example takes five times as long.
-    sizes = [32, 64, 128, 256, 512]
-    times = [0.01 + 1e-5 * size * (5 if size > 128 else 1) for size in sizes]
-    assert best_measured_batch_size(sizes, times, noise_scale=1000) == 128
-
-
-def test_of_two_equals_the_smaller_is_best():
-    assert best_measured_batch_size([2, 4], [1.0, 2.0], noise_scale=0.0) == 2
-    assert best_measured_batch_size([4, 2], [1.0, 1.0], noise_scale=0.0) == 2
-
-
-@pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"batch_size": 0}, "batch_size=0"),
@@ -104,23 +68,3 @@ def test_numbers_out_of_range_are_named(change, message):
     arguments |= change
     with pytest.raises(ValueError, match=message):
         goodput(arguments.pop("batch_size"), arguments.pop("step_time_s"), **arguments)
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"overhead_s": -0.1}, r"overhead_s=-0\.1"),
-        ({"per_example_s": 0.0}, r"per_example_s=0\.0"),
-        ({"noise_scale": np.inf}, "noise_scale=inf"),
-    ],
-)
-def test_a_closed_form_without_meaning_is_refused(change, message):
-    arguments = {"overhead_s": 0.01, "per_example_s": 1e-4, "noise_scale": 100.0} | change
-    with pytest.raises(ValueError, match=message):
-        best_batch_size(**arguments)
-
-
-@pytest.mark.parametrize(("sizes", "times"), [([], []), ([1, 2], [0.1])])
-def test_nothing_to_choose_from_is_refused(sizes, times):
-    with pytest.raises(ValueError, match=f"{len(sizes)} and {len(times)} values"):
-        best_measured_batch_size(sizes, times, noise_scale=1.0)

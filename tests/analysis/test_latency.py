@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.line_fit import fit_step_time
+from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import fit_latency
 
 SIZES = np.repeat(2 ** np.arange(9), 3)
@@ -24,12 +24,10 @@ def test_both_parameters_are_found():
 
 def test_it_is_the_step_times_line_in_other_letters():
     latency = fit_latency(SIZES, hockney(SIZES) * SCATTER)
-    step = fit_step_time(SIZES, hockney(SIZES) * SCATTER)
-    np.testing.assert_allclose(latency.peak_throughput.value, 1 / step.per_example_s)
-    np.testing.assert_allclose(
-        latency.peak_throughput.interval.low, 1 / step.per_example_interval_s.high
-    )
-    assert latency.half_peak_batch_size == step.overhead_examples
+    step = fit_line(SIZES, hockney(SIZES) * SCATTER)
+    np.testing.assert_allclose(latency.peak_throughput.value, 1 / step.slope)
+    np.testing.assert_allclose(latency.peak_throughput.interval.low, 1 / step.slope_interval.high)
+    assert latency.half_peak_batch_size == step.intercept_in_x
 
 
 def test_intervals_cover_both_parameters_in_95_of_100_cases():

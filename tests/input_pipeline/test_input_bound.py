@@ -167,7 +167,7 @@ def test_the_interval_is_that_of_draws_from_the_fit():
     rng = np.random.default_rng(2)
     sizes, times_s, _ = measured_rounds(rng, example_s=2e-4, drift=0.0)
     found = crossing_batch_size(sizes, times_s, example_s=[2e-4] * 9)
-    line = found.step.line
+    line = found.step
     # Student's t of the eight degrees of freedom of nine rounds.
     shrunk = np.sqrt(8 / rng.chisquare(8, 100_000))[:, None]
     middle = [line.intercept, line.slope]

@@ -49,15 +49,15 @@ def test_the_fit_of_accumulated_steps_is_that_of_their_micro_batches():
     plain = [point(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
     steps = [point(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
     one, other = (training_profile(points=tuple(p)).step_time for p in (plain, steps))
-    assert one.overhead_s == pytest.approx(other.overhead_s)
-    assert one.per_example_s == pytest.approx(other.per_example_s)
+    assert one.intercept == pytest.approx(other.intercept)
+    assert one.slope == pytest.approx(other.slope)
 
 
 def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     profile = training_profile()
     fit = profile.step_time
-    assert fit.overhead_s == pytest.approx(2e-3, rel=0.02)
-    assert fit.per_example_s == pytest.approx(1e-4, rel=0.02)
+    assert fit.intercept == pytest.approx(2e-3, rel=0.02)
+    assert fit.slope == pytest.approx(1e-4, rel=0.02)
     assert fit.holds
     assert profile.peak_samples_per_second.value == pytest.approx(1e4, rel=0.02)
     assert profile.knee.batch_size == pytest.approx(20, abs=1)
