@@ -24,6 +24,7 @@ update cannot take away more than the whole weight, and a larger share would tur
 import dataclasses
 import math
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 RULES = ("linear", "sqrt")
 FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
@@ -194,7 +195,7 @@ def learning_rate_scaling(
     Raises:
         ValueError: If the rule is unknown, or a batch size out of range.
     """
-    sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
+    sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     ratio = factor * learning_rate_ratio(**sizes, rule=rule)
     if beta_2 is not None and "beta_2" in follow_batch_size:
         beta_2 = scale_beta_2(beta_2, **sizes)

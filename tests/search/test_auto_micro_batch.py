@@ -498,7 +498,7 @@ BUDGETS = {
 
 
 def left_to(**left):
-    settings = {"size": None, "summed": True, "directory": None}
+    settings = {"size": None, "directory": None}
     return TrialMicroBatch(auto(), models.mlp(), models.mlp, batch_size=32, **(settings | left))
 
 

@@ -69,7 +69,8 @@ class Passes:
         """Send a batch through as Keras's own train step does."""
         before = self._kept()
         with kept_values(self._state):
-            return self._pass(*self._whole(parts_of(batch)), before)
+            terms, gradients = self._whole(parts_of(batch))
+            return self._pass(terms, gradients, before)
 
     def parts(self, batch: Any) -> Pass:
         """Send a batch through in three parts, and add them up."""

@@ -124,8 +124,11 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
             data.on_epoch_end()
         begun = True
         data.on_epoch_begin()
-        order = itertools.count() if data.num_batches is None else range(data.num_batches)
-        yield from rng.permutation(order) if shuffle and data.num_batches else order
+        count = data.num_batches
+        if shuffle and count is not None:
+            yield from rng.permutation(count)
+        else:
+            yield from itertools.count() if count is None else range(count)
 
     def batch(number: tf.Tensor) -> Any:
         dtypes = [part.dtype for part in keras.tree.flatten(spec)]

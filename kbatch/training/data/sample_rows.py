@@ -177,7 +177,8 @@ class Samples:
         x: Any = data.x
         sequence = isinstance(x, keras.utils.PyDataset)
         if not (sequence or is_dataset(x)):
-            return x if callable(x) else sample_of(data)
+            function: Any = x
+            return function if callable(x) else sample_of(data)
         if data.y is not None:
             return sample_of(data)  # It says what is wrong.
         known = self._read.setdefault(x, {})
