@@ -13,21 +13,6 @@ def pictures(count, *, seed=0):
     return (np.random.default_rng(seed).random((count, 8, 8, 1)).astype("float32"),)
 
 
-def pairs(count, *, seed=0):
-    (x,) = pictures(count, seed=seed)
-    return np.clip(x + 0.1, 0, 1), x
-
-
-def autoencoder():
-    inputs = layers.Input((8, 8, 1))
-    x = layers.Conv2D(4, 3, activation="relu", padding="same")(inputs)
-    x = layers.MaxPooling2D(2, padding="same")(x)
-    x = layers.Conv2DTranspose(4, 3, strides=2, activation="relu", padding="same")(x)
-    model = keras.Model(inputs, layers.Conv2D(1, 3, activation="sigmoid", padding="same")(x))
-    model.compile("adam", "binary_crossentropy")
-    return model
-
-
 class Sampling(layers.Layer):
     """Draws a latent vector by its mean and the logarithm of its variance."""
 

@@ -39,22 +39,6 @@ def plain_cnn():
     return model
 
 
-def conv_mixer():
-    inputs = layers.Input((8, 8, 1))
-    x = layers.Conv2D(8, 2, strides=2)(inputs)
-    x = layers.BatchNormalization()(layers.Activation("gelu")(x))
-    for _ in range(2):
-        mixed = layers.DepthwiseConv2D(3, padding="same")(x)
-        mixed = layers.BatchNormalization()(layers.Activation("gelu")(mixed))
-        x = layers.Conv2D(8, 1)(layers.Add()([mixed, x]))
-        x = layers.BatchNormalization()(layers.Activation("gelu")(x))
-    outputs = layers.Dense(CLASSES, activation="softmax")(layers.GlobalAvgPool2D()(x))
-    model = keras.Model(inputs, outputs)
-    optimizer = keras.optimizers.AdamW(1e-3, weight_decay=1e-4)
-    model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
 class Patches(layers.Layer):
     """Cuts images into patches: (rows, 8, 8, 1) -> (rows, 16, 4)."""
 
@@ -141,85 +125,6 @@ def compact_transformer():
         ],
     )
     return model
-
-
-class Mixer(layers.Layer):
-    """Mixes tokens, then channels."""
-
-    def build(self, shape):
-        _, tokens, width = shape
-        self.over_tokens = keras.Sequential(
-            [layers.Dense(16, activation="gelu"), layers.Dense(tokens), layers.Dropout(0.2)]
-        )
-        self.over_channels = keras.Sequential(
-            [layers.Dense(16, activation="gelu"), layers.Dense(width), layers.Dropout(0.2)]
-        )
-        self.normalize = layers.LayerNormalization(epsilon=1e-6)
-
-    def call(self, x):
-        turned = ops.transpose(self.normalize(x), (0, 2, 1))
-        x = x + ops.transpose(self.over_tokens(turned), (0, 2, 1))
-        return x + self.over_channels(self.normalize(x))
-
-
-def mlp_mixer():
-    inputs = layers.Input((8, 8, 1))
-    x = layers.Dense(8)(Patches()(inputs))
-    x = layers.GlobalAveragePooling1D()(keras.Sequential([Mixer(), Mixer()])(x))
-    model = keras.Model(inputs, layers.Dense(CLASSES)(layers.Dropout(0.2)(x)))
-    model.compile(
-        keras.optimizers.Adam(1e-3),
-        keras.losses.SparseCategoricalCrossentropy(from_logits=True),
-        metrics=[
-            keras.metrics.SparseCategoricalAccuracy(name="acc"),
-            keras.metrics.SparseTopKCategoricalAccuracy(5, name="top5-acc"),
-        ],
-    )
-    return model
-
-
-def external_attention():
-    """EANet: attention to a memory that all images share, normalised over tokens and slots."""
-    inputs = layers.Input((8, 8, 1))
-    x = PatchEncoder()(Patches()(inputs))
-    heads = ops.transpose(ops.reshape(layers.Dense(16)(x), (-1, 16, 2, 8)), (0, 2, 1, 3))
-    attention = layers.Softmax(axis=2)(layers.Dense(4)(heads))
-    attention = layers.Lambda(lambda a: a / (1e-9 + ops.sum(a, axis=-1, keepdims=True)))(attention)
-    heads = layers.Dense(8)(layers.Dropout(0.2)(attention))
-    x = x + layers.Dense(8)(ops.reshape(ops.transpose(heads, (0, 2, 1, 3)), (-1, 16, 16)))
-    outputs = layers.Dense(CLASSES, activation="softmax")(layers.GlobalAveragePooling1D()(x))
-    model = keras.Model(inputs, outputs)
-    model.compile(
-        keras.optimizers.AdamW(1e-3, weight_decay=1e-4),
-        keras.losses.CategoricalCrossentropy(label_smoothing=0.1),
-        metrics=[keras.metrics.CategoricalAccuracy(), keras.metrics.TopKCategoricalAccuracy(5)],
-    )
-    return model
-
-
-def xception():
-    inputs = layers.Input((8, 8, 3))
-    x = layers.BatchNormalization()(layers.Conv2D(8, 3, strides=2, padding="same")(inputs))
-    x = shortcut = layers.Activation("relu")(x)
-    for width in (8, 12):
-        x = layers.SeparableConv2D(width, 3, padding="same")(layers.Activation("relu")(x))
-        x = layers.MaxPooling2D(3, strides=2, padding="same")(layers.BatchNormalization()(x))
-        x = shortcut = layers.add([x, layers.Conv2D(width, 1, strides=2, padding="same")(shortcut)])
-    x = layers.Dropout(0.25)(layers.GlobalAveragePooling2D()(x))
-    model = keras.Model(inputs, layers.Dense(1)(x))
-    model.compile(
-        keras.optimizers.Adam(3e-4),
-        keras.losses.BinaryCrossentropy(from_logits=True),
-        metrics=[keras.metrics.BinaryAccuracy(name="acc")],
-    )
-    return model
-
-
-def image_batches(count, *, seed=0):
-    """As a folder of images is read: batches of a size of their own, mapped and prefetched."""
-    x, labels = images(count, seed=seed, channels=3)
-    batches = tf.data.Dataset.from_tensor_slices((x, labels % 2)).batch(7)
-    return (batches.map(lambda x, y: (x / 2, y)).prefetch(1),)
 
 
 def unet():

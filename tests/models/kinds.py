@@ -24,7 +24,6 @@ KINDS = (
         image.plain_cnn,
         image.images,
     ),
-    Kind("ConvMixer", "BatchNormalization after each block", image.conv_mixer, image.images),
     Kind(
         "Vision transformer",
         "top-5 accuracy has no float16; positions looked up",
@@ -37,29 +36,8 @@ KINDS = (
         image.compact_transformer,
         image.one_hot_images,
     ),
-    Kind(
-        "MLP-Mixer",
-        "one layer called twice; top-5 accuracy has no float16",
-        image.mlp_mixer,
-        image.images,
-    ),
-    Kind(
-        "EANet",
-        "attention normalised over two axes; a Lambda layer",
-        image.external_attention,
-        image.one_hot_images,
-    ),
-    Kind(
-        "Xception",
-        "BatchNormalization; a dataset in batches of its own",
-        image.xception,
-        image.image_batches,
-    ),
     Kind("U-Net", "BatchNormalization; a label a pixel", image.unet, image.masked_images),
     Kind("Object detection", "two outputs, a loss divided by objects", image.detector, image.boxes),
-    Kind(
-        "Autoencoder", "inputs and targets of one shape", generative.autoencoder, generative.pairs
-    ),
     Kind(
         "Variational autoencoder",
         "own `train_step`, draws by Keras",
@@ -89,12 +67,6 @@ KINDS = (
         similarity.image_pairs,
     ),
     Kind(
-        "Supervised contrastive",
-        "a loss over all pairs of the batch, in a `__call__` of its own",
-        similarity.supervised_contrastive,
-        similarity.few_classes,
-    ),
-    Kind(
         "Two towers",
         "the other examples of the batch are the negatives",
         similarity.two_towers,
@@ -112,22 +84,13 @@ KINDS = (
         similarity.point_net,
         similarity.point_clouds,
     ),
-    Kind("Weather LSTM", "windows of a series as a dataset", text.weather_lstm, text.windows),
     Kind("Time series transformer", "float64 rows", text.series_transformer, text.series),
-    Kind(
-        "Bidirectional LSTM",
-        "sparse gradients of an embedding",
-        text.bidirectional_lstm,
-        text.reviews,
-    ),
-    Kind("Text transformer", "layers within layers", text.text_transformer, text.reviews),
     Kind(
         "Named entities",
         "a loss divided by the tokens of the batch",
         text.named_entities,
         text.tagged,
     ),
-    Kind("LSTM to LSTM", "two inputs, states handed on", text.seq2seq_lstm, text.letters),
     Kind(
         "Transformer to transformer",
         "masks through layers; a loss that ignores padding; a dataset of dicts",
@@ -146,12 +109,6 @@ KINDS = (
         text.masked_language_model,
         text.masked_tokens,
         "loss",
-    ),
-    Kind(
-        "Wide and deep",
-        "texts as inputs; BatchNormalization",
-        tabular.wide_and_deep,
-        tabular.table,
     ),
     Kind(
         "TabTransformer",

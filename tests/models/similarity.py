@@ -44,34 +44,6 @@ def image_pairs(count, *, seed=0):
     return [first, second], (a % 3 != b % 3).astype("float32")
 
 
-class SupervisedContrastive(keras.losses.Loss):
-    """Pulls the examples of a class together, of all that are in the batch."""
-
-    def __init__(self, temperature=0.5):
-        super().__init__()
-        self.temperature = temperature
-
-    def __call__(self, labels, vectors, sample_weight=None):
-        vectors = tf.math.l2_normalize(vectors, axis=1)
-        logits = ops.matmul(vectors, ops.transpose(vectors)) / self.temperature
-        labels = ops.reshape(labels, (-1, 1))
-        same = ops.cast(ops.equal(labels, ops.transpose(labels)), "float32")
-        same = same / ops.sum(same, axis=1, keepdims=True)
-        return ops.mean(keras.losses.categorical_crossentropy(same, logits, from_logits=True))
-
-
-def supervised_contrastive():
-    inputs = layers.Input((8, 8, 1))
-    model = keras.Model(inputs, layers.Dense(4, activation="relu")(encoder()(inputs)))
-    model.compile(keras.optimizers.Adam(1e-3), SupervisedContrastive())
-    return model
-
-
-def few_classes(count, *, seed=0):
-    x, labels = images(count, seed=seed)
-    return x, labels % 4
-
-
 class TwoTowers(keras.Model):
     """Retrieval: each query is to find its own item among the others of the batch."""
 

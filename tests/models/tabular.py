@@ -19,11 +19,6 @@ def features_of(count, *, seed=0):
     return columns, (columns["size"] > 0).astype("float32")
 
 
-def table(count, *, seed=0):
-    """A dataset of dicts, as a file of comma-separated values is read."""
-    return (tf.data.Dataset.from_tensor_slices(features_of(count, seed=seed)).batch(8),)
-
-
 def weighted_table(count, *, seed=0):
     columns, labels = features_of(count, seed=seed)
     weights = np.random.default_rng(seed).random(count).astype("float32")
@@ -35,22 +30,6 @@ def column_inputs():
         name: layers.Input((), name=name, dtype="string" if name == "colour" else "float32")
         for name in ("size", "age", "colour")
     }
-
-
-def wide_and_deep():
-    inputs = column_inputs()
-    index = layers.StringLookup(vocabulary=COLOURS, num_oov_indices=1)(inputs["colour"])
-    numbers = layers.concatenate([ops.expand_dims(inputs[name], -1) for name in ("size", "age")])
-    wide = layers.BatchNormalization()(
-        layers.concatenate([layers.CategoryEncoding(4, output_mode="one_hot")(index), numbers])
-    )
-    deep = layers.concatenate([layers.Embedding(4, 3)(index), numbers])
-    deep = layers.Dropout(0.1)(layers.ReLU()(layers.Dense(8)(deep)))
-    outputs = layers.Dense(2, activation="softmax")(layers.concatenate([wide, deep]))
-    model = keras.Model(inputs, outputs)
-    loss = keras.losses.SparseCategoricalCrossentropy()
-    model.compile("adam", loss, metrics=[keras.metrics.SparseCategoricalAccuracy()])
-    return model
 
 
 def tab_transformer():
@@ -89,7 +68,7 @@ def feature_space():
 
 
 def column_table(count, *, seed=0):
-    """As `table`, each feature with an axis of its own."""
+    """A dataset of dicts, each feature with an axis of its own."""
     columns, labels = features_of(count, seed=seed)
     columns = {name: values[:, None] for name, values in columns.items()}
     return (tf.data.Dataset.from_tensor_slices((columns, labels)).batch(8),)

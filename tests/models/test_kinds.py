@@ -17,11 +17,7 @@ QUICK = {"Distillation", "Two towers", "Loss endpoint"}
 FEW = ("Object detection", "Transformer to transformer", "TabTransformer")
 # Searched as one of the others is, whose data, step and precision they share: what is their own
 # shows in an update in parts. `make models-table` searches them too.
-ALIKE = {
-    *("Convolutional net", "ConvMixer", "Compact convolutional transformer", "MLP-Mixer", "EANet"),
-    *("Variational autoencoder", "Supervised contrastive", "Bidirectional LSTM"),
-    *("Text transformer", "LSTM to LSTM", "Wide and deep"),
-}
+ALIKE = {"Convolutional net", "Compact convolutional transformer", "Variational autoencoder"}
 
 
 @pytest.fixture(scope="module", autouse=True)

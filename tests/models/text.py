@@ -17,21 +17,6 @@ def token_ids(count, *, seed=0, words=WORDS, padded=True):
     return ids.astype("int64")
 
 
-def reviews(count, *, seed=0):
-    ids = token_ids(count, seed=seed)
-    return ids, ids.sum(1) % 2
-
-
-def bidirectional_lstm():
-    inputs = layers.Input((None,), dtype="int32")
-    x = layers.Embedding(WORDS, 8)(inputs)
-    x = layers.Bidirectional(layers.LSTM(4, return_sequences=True))(x)
-    x = layers.Bidirectional(layers.LSTM(4))(x)
-    model = keras.Model(inputs, layers.Dense(1, activation="sigmoid")(x))
-    model.compile("adam", "binary_crossentropy", metrics=["accuracy"])
-    return model
-
-
 class TokenAndPosition(layers.Layer):
     def __init__(self, width=8, *, masked=False):
         super().__init__()
@@ -65,14 +50,6 @@ class TransformerBlock(layers.Layer):
         attended = self.attention(x, x, attention_mask=mask)
         x = self.norms[0](x + self.dropout(attended))
         return self.norms[1](x + self.dropout(self.network(x)))
-
-
-def text_transformer():
-    inputs = layers.Input((LENGTH,))
-    x = layers.GlobalAveragePooling1D()(TransformerBlock()(TokenAndPosition()(inputs)))
-    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(layers.Dropout(0.1)(x)))
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
 
 
 class NamedEntities(keras.Model):
@@ -113,24 +90,6 @@ def tagged(count, *, seed=0):
     spec = tf.TensorSpec((None,), tf.int64)
     dataset = tf.data.Dataset.from_generator(sentences, output_signature=(spec, spec))
     return (dataset.padded_batch(4, padded_shapes=([LENGTH], [LENGTH])),)
-
-
-def seq2seq_lstm():
-    source = layers.Input((None, 5))
-    _, *state = layers.LSTM(8, return_state=True)(source)
-    target = layers.Input((None, 5))
-    decoded, _, _ = layers.LSTM(8, return_sequences=True, return_state=True)(
-        target, initial_state=state
-    )
-    model = keras.Model([source, target], layers.Dense(5, activation="softmax")(decoded))
-    model.compile("rmsprop", "categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-def letters(count, *, seed=0):
-    rng = np.random.default_rng(seed)
-    source, target = np.eye(5, dtype="float32")[rng.integers(0, 5, (2, count, LENGTH))]
-    return [source, target], np.roll(target, -1, axis=1)
 
 
 class DecoderBlock(layers.Layer):
@@ -249,21 +208,6 @@ def captchas(count, *, seed=0):
     image = rng.random((count, 8, 4, 1)).astype("float32")
     labels = rng.integers(0, 4, (count, LENGTH // 2)).astype("int32")
     return (tf.data.Dataset.from_tensor_slices({"image": image, "label": labels}).batch(8),)
-
-
-def weather_lstm():
-    inputs = layers.Input((LENGTH, 3))
-    model = keras.Model(inputs, layers.Dense(1)(layers.LSTM(8)(inputs)))
-    model.compile(keras.optimizers.Adam(1e-3), "mse")
-    return model
-
-
-def windows(count, *, seed=0):
-    series = np.random.default_rng(seed).normal(size=(count + LENGTH - 1, 3)).astype("float32")
-    found = keras.utils.timeseries_dataset_from_array(
-        series, np.arange(count, dtype="float32") / count, sequence_length=LENGTH, batch_size=16
-    )
-    return (found,)
 
 
 def series_transformer():
