@@ -1,17 +1,14 @@
 import dataclasses
 
-import matplotlib
 import pytest
 from input_profile_factory import make_profile, make_rate, make_remedy
 from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 
-import kbatch
 from kbatch.input_pipeline.record import StepSpan
 from kbatch.input_pipeline.report import alt_text, input_pipeline_info, plot_input_pipeline
 from kbatch.plotting.palette import ALARM, series_style
-from kbatch.plotting.saving import figure_bytes
 
 
 def panels(profile, ax=None):
@@ -92,28 +89,11 @@ def test_the_title_lies_within_the_figure_beside_long_names(width_in):
     assert title.get_window_extent().x1 <= figure.bbox.x1
 
 
-def test_given_axes_are_used_and_global_settings_stay():
-    before = dict(matplotlib.rcParams)
-    figure = Figure()
-    ax = figure.add_subplot()
-    assert plot_input_pipeline(make_profile(), ax) is ax
-    assert len(figure.axes) == 2
-    free = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
-    assert kbatch.plot_input_pipeline(make_profile(), free) is free
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.parametrize("changed", [{"timeline": ()}, {"remedies": ()}, {"wait_share": None}])
 def test_every_profile_can_be_drawn(changed):
     upper, lower = panels(make_profile(**changed))
     upper.figure.draw_without_rendering()
     assert len(lower.patches) >= 3
-
-
-def test_the_same_profile_gives_the_same_bytes():
-    profile = make_profile()
-    pictures = [figure_bytes(plot_input_pipeline(profile), ".svg") for _ in range(2)]
-    assert pictures[0] == pictures[1]
 
 
 def test_the_description_tells_rates_and_verdict():

@@ -1,7 +1,5 @@
-import matplotlib
 import numpy as np
 import pytest
-from matplotlib.figure import Figure
 from recommendation_factory import (
     NOTHING,
     SIZES,
@@ -11,9 +9,7 @@ from recommendation_factory import (
     make_timings,
 )
 
-import kbatch
 from kbatch.plotting.palette import ALARM_TEXT
-from kbatch.plotting.saving import figure_bytes
 from kbatch.recommendation.report import PROGRESS, THROUGHPUT, WORTH, limits_info, plot_limits
 
 CASES = [
@@ -99,24 +95,8 @@ def test_the_drawing_has_labels_units_the_start_and_the_range():
     assert described.startswith(f"{title}. Limits on a common batch axis: memory: 1,437 examples")
 
 
-def test_given_axes_are_used_and_global_settings_stay():
-    before = dict(matplotlib.rcParams)
-    figure = Figure()
-    ax = figure.add_subplot()
-    assert kbatch.plot_limits(make_recommendation(), ax) is ax
-    assert len(figure.axes) == 2
-    free = Figure().add_axes((0.1, 0.1, 0.8, 0.8))
-    assert plot_limits(make_recommendation(), free) is free
-    assert dict(matplotlib.rcParams) == before
-
-
 @pytest.mark.parametrize("changed", CASES)
 def test_every_recommendation_can_be_drawn(changed):
     upper, lower = panels(make_recommendation(**changed))
     upper.figure.draw_without_rendering()
     assert len(lower.get_yticklabels()) == 4
-
-
-def test_the_same_recommendation_gives_the_same_bytes():
-    pictures = [figure_bytes(plot_limits(make_recommendation()), ".svg") for _ in range(2)]
-    assert pictures[0] == pictures[1]

@@ -4,8 +4,8 @@ import functools
 import itertools
 import re
 
-import matplotlib
 import pytest
+from figure_samples import cut_texts
 from figure_studies import (
     LONG_NAME,
     TARGET,
@@ -15,14 +15,11 @@ from figure_studies import (
     target_study,
     tuned_study,
 )
-from matplotlib import pyplot
-from matplotlib.figure import Figure
-from matplotlib.text import Text
 from records_factory import make_environment, make_study, make_trial
 
 import kbatch
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.saving import figure_bytes, save_figure
+from kbatch.plotting.saving import save_figure
 from kbatch.study.figures import FIGURES, STUDY_FIGURES, draw_figure
 from kbatch.study.study import Study
 
@@ -47,19 +44,6 @@ def drawn(name):
     return plot(name, SAMPLES[name]())
 
 
-def cut_texts(figure):
-    """Texts that reach beyond the figure, by more than a pixel."""
-    # A figure without pyplot has a canvas whose `draw` does nothing.
-    figure.draw_without_rendering()
-    (left, bottom), (right, top) = figure.bbox.padded(1.0).get_points()
-    boxes = {text: text.get_window_extent() for text in visible_texts(figure)}
-    return [
-        text.get_text()
-        for text, box in boxes.items()
-        if box.x0 < left or box.x1 > right or box.y0 < bottom or box.y1 > top
-    ]
-
-
 def touching(figure):
     """Pairs of neighbouring tick labels that cover each other."""
     labels = []
@@ -75,20 +59,6 @@ def touching(figure):
     ]
 
 
-def visible_texts(figure):
-    """Titles, legends, annotations, and the labels of axes that are drawn."""
-    for axes in figure.axes:
-        # Titles are the texts among the children that no list holds.
-        kept = [child for child in axes.get_children() if isinstance(child, Text)]
-        legend = axes.get_legend()
-        kept += legend.get_texts() if legend else []
-        for axis in (axes.xaxis, axes.yaxis) if axes.axison else ():
-            low, high = sorted(axis.get_view_interval())
-            ticks = (t for t in axis.get_major_ticks() if low <= t.get_loc() <= high)
-            kept += [axis.label, *(tick.label1 for tick in ticks)]
-        yield from (text for text in kept if text.get_visible() and text.get_text().strip())
-
-
 def words(figure):
     texts = (t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
     return " ".join(" ".join(texts).replace("\N{NO-BREAK SPACE}", " ").split())
@@ -96,36 +66,6 @@ def words(figure):
 
 def test_there_is_a_sample_of_every_figure():
     assert set(SAMPLES) | {"trials"} == set(FIGURES)
-
-
-@pytest.mark.parametrize("name", ["noise-scale", "learning-curves"])
-def test_the_same_data_give_the_same_bytes_and_nothing_global_changes(name):
-    """How a file is written is no matter of the figure: one panel and several stand for all."""
-    before = dict(matplotlib.rcParams)
-    again = plot(name, SAMPLES[name]())
-    assert figure_bytes(drawn(name), ".svg") == figure_bytes(again, ".svg")
-    assert dict(matplotlib.rcParams) == before
-    assert pyplot.get_fignums() == []
-
-
-# One of each way in which a figure splits its place, and one that does not.
-@pytest.mark.parametrize("name", ["pareto", "time-to-target", "gpu-timeline", "learning-curves"])
-def test_given_axes_are_used_beside_others_and_without_a_grid(name):
-    figure = Figure(figsize=(13, 6), layout="constrained")
-    left, right = figure.subplots(1, 2)
-    assert plot(name, SAMPLES[name](), ax=left) is left
-    figure.draw_without_rendering()
-    ours = [axes for axes in figure.axes if axes is not right and axes.axison]
-    assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
-    free = Figure()
-    axes = free.add_axes((0.3, 0.3, 0.6, 0.6))
-    assert plot(name, SAMPLES[name](), ax=axes) is axes
-    free.draw_without_rendering()
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_no_text_is_cut_off(name):
-    assert cut_texts(drawn(name).figure) == []
 
 
 # What the usual samples, which are drawn as wide as a column elsewhere, do not hold.

@@ -1,4 +1,3 @@
-import matplotlib
 import pytest
 from records_factory import make_gpu
 from training_profile_factory import left_out, point, training_profile
@@ -74,14 +73,6 @@ def test_the_figure_has_units_conditions_and_what_failed():
 def test_without_memory_there_are_two_panels():
     bare = training_profile(points=(point(4, 0.1), point(8, 0.2)), memory_limit_bytes=None)
     assert len(kbatch.plot_training_profile(bare).figure.axes) == 2
-
-
-def test_it_draws_in_given_axes_and_leaves_the_settings_alone():
-    before = dict(matplotlib.rcParams)
-    figure = matplotlib.figure.Figure()
-    given = figure.add_subplot(2, 2, 1)
-    assert kbatch.plot_training_profile(training_profile(), given) is given
-    assert dict(matplotlib.rcParams) == before
 
 
 def test_the_description_has_the_numbers():

@@ -1,15 +1,18 @@
-"""Every figure as wide as a column, and as a page: described, and no text covered or cut."""
+"""What holds for every public figure: in any Axes and at any width, described and readable."""
 
 import matplotlib
 import pytest
 from figure_samples import SAMPLES, cut_texts, draw, text_overlaps
 from figure_studies import learned_study
+from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import kbatch
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT
+from kbatch.plotting.saving import figure_bytes
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0
+USUAL = [name for name in SAMPLES if " of many" not in name]
 
 
 def test_there_is_a_sample_of_every_figure():
@@ -21,15 +24,10 @@ def test_there_is_a_sample_of_every_figure():
     ("name", "width_in"),
     [
         *((name, COLUMN_IN) for name in SAMPLES),
-        *(
-            pytest.param(name, PAGE_IN, marks=pytest.mark.slow)
-            for name in SAMPLES
-            if " of many" not in name
-        ),
+        *(pytest.param(name, PAGE_IN, marks=pytest.mark.slow) for name in USUAL),
     ],
 )
 def test_no_text_covers_another_or_is_cut(name, width_in):
-    before = dict(matplotlib.rcParams)
     axes = draw(name, width_in)
     figure = axes.get_figure(root=True)
     assert figure.get_figwidth() == width_in
@@ -37,7 +35,32 @@ def test_no_text_covers_another_or_is_cut(name, width_in):
     assert len(axes.get_label().split()) > 5
     assert text_overlaps(figure) == []
     assert cut_texts(figure) == []
+
+
+def plotted(name, ax=None):
+    return getattr(kbatch, f"plot_{name}")(SAMPLES[name](), ax)
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_given_axes_are_used_beside_others_and_nothing_global_changes(name):
+    before = dict(matplotlib.rcParams)
+    figure = Figure(figsize=(13, 6), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    assert plotted(name, left) is left
+    figure.draw_without_rendering()
+    ours = [axes for axes in figure.axes if axes is not right and axes.axison]
+    assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
+    free = Figure().add_axes((0.3, 0.3, 0.6, 0.6))
+    assert plotted(name, free) is free
+    free.figure.draw_without_rendering()
     assert dict(matplotlib.rcParams) == before
+    assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize("name", USUAL)
+def test_the_same_data_give_the_same_bytes(name):
+    first, second = (figure_bytes(plotted(name), ".svg") for _ in range(2))
+    assert first == second
 
 
 def test_the_overlap_of_two_texts_is_seen():
