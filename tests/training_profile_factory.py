@@ -14,7 +14,6 @@ def point(size, step_s, *, batch_size=None, peak=None, hiccups=HICCUPS):
         batch_size or size,
         "measured",
         first_step_s=step_s + 1.5,
-        warm_up_steps=2,
         steps=4 * len(times_s),
         rounds=tuple(range(len(times_s))),
         step_times_s=times_s,

@@ -80,13 +80,6 @@ def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | No
     return None
 
 
-class EpochNoiseScale(NamedTuple):
-    """One point of the noise scale's curve: it shows a trend, and has no interval."""
-
-    epoch: int  # From 0.
-    value: float | None  # Ratio of the mean moments, in examples; None where |G|^2 was lost.
-
-
 def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> NoiseScale | None:
     """Estimate the noise scale of the late half of each run, all together; None without moments."""
     # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
@@ -388,13 +381,13 @@ class ExecutionRecord:
         return noise_scale([self.epochs])
 
     @property
-    def noise_scale_curve(self) -> tuple[EpochNoiseScale, ...]:
-        """Gradient noise scale by epoch, empty if it was not measured."""
+    def noise_scale_curve(self) -> dict[int, float | None]:
+        """Gradient noise scale of each epoch that measured it, None where |G|^2 was lost."""
         measured = [(e.epoch, *m) for e in self.epochs if (m := _moments(e))]
-        return tuple(
-            EpochNoiseScale(epoch, max(variance, 0.0) / norm if norm > 0 else None)
+        return {
+            epoch: max(variance, 0.0) / norm if norm > 0 else None
             for epoch, variance, norm in measured
-        )
+        }
 
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Return the finite metrics that stand for the run: as reported, or of the best epoch."""

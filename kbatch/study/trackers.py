@@ -80,7 +80,7 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
         if name not in OWN_COLUMNS:
             settings[f"hp/{name}" if name in row else name] = value
     metrics, epochs, spent_s = _measured(trial, row), [], 0.0
-    noise = dict(execution.noise_scale_curve)
+    noise = execution.noise_scale_curve
     for epoch in execution.epochs:
         spent_s += epoch.train_s
         values = {_allowed(name): epoch.finite(name) for name in epoch.metrics}

@@ -42,7 +42,6 @@ class TrainingPoint:
     outcome: str  #: One of `POINT_OUTCOMES`.
     reason: str | None = None  #: Why it was not measured, or left the rounds early; else None.
     first_step_s: float | None = None  #: Seconds of the first step, with tracing and compiling.
-    warm_up_steps: int = 0  #: Steps after it that do not count.
     steps: int = 0  #: Steps that count.
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     step_times_s: tuple[float, ...] = ()  #: Median seconds of a step in each of them.

@@ -109,7 +109,6 @@ class TrainingSweep:
             *sizes,
             "measured",
             first_step_s=warm_up.first_call_s,
-            warm_up_steps=len(warm_up.later_calls_s),
             steps=sum(len(block.durations_s) for block in blocks),
             rounds=tuple(block.round for block in blocks),
             step_times_s=tuple(block.median_s for block in blocks),

@@ -39,7 +39,7 @@ def test_it_is_that_of_the_late_half():
 
 def test_the_curve_has_a_point_an_epoch():
     curve = measured([90.0, None, 60.0, -1.0], [3.0, 2.0, -0.1, 2.0]).noise_scale_curve
-    assert [tuple(point) for point in curve] == [(0, 30.0), (2, None), (3, 0.0)]
+    assert curve == {0: 30.0, 2: None, 3: 0.0}
 
 
 def test_a_short_epoch_weighs_less():
@@ -62,7 +62,7 @@ def test_a_trial_pools_the_late_halves_of_its_executions():
 
 def test_nothing_measured_is_no_noise_scale():
     assert make_execution().noise_scale is None
-    assert make_execution().noise_scale_curve == ()
+    assert make_execution().noise_scale_curve == {}
     assert make_trial().noise_scale is None
 
 

@@ -113,10 +113,6 @@ def known_only(y_true, y_pred):
     return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
 
 
-def mean_of_known(y_true, y_pred):
-    return keras.ops.mean(known_only(y_true, y_pred))
-
-
 def orthogonal(x):
     """PointNet's regularizer, whose `tensordot` is between all rows."""
     x = keras.ops.reshape(x, (-1, 2, 2))
@@ -131,10 +127,6 @@ class TokenLoss(keras.losses.Loss):
         mask = keras.ops.cast(y_true > 0, "float32")
         values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
         return keras.ops.sum(values * mask) / keras.ops.sum(mask)
-
-
-def tokens_of(y_true, y_pred):
-    return keras.ops.sum(keras.ops.cast(y_true > 0, "float32"))
 
 
 def tagger(**compile_arguments):

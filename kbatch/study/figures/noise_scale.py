@@ -56,7 +56,7 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
     for size, trial in common.best_of_size(measured).items():
         # Its axis is logarithmic, which has no place for 0.
         runs = tuple(
-            tuple((point.epoch + 1, point.value) for point in run.noise_scale_curve if point.value)
+            tuple((epoch + 1, scale) for epoch, scale in run.noise_scale_curve.items() if scale)
             for run in trial.executions
         )
         if (late := trial.noise_scale) is not None:
