@@ -79,20 +79,18 @@ def _parts_faster(size: int, gain: float, low: float | None, high: float | None,
     )
 
 
-_COUPLED_PARTS = (
-    "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
-    "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
-    "for an exact large batch."
-)
 _SIZE = ("micro-batch size", "micro_batch_size")
 _CUT = ("batch cut in micro-batches", "quality")
 _RATE = ("learning rate", "learning_rate")
 _KINDS = {
     "batch_normalization_in_parts": _Kind(
-        "BatchNormalization in micro-batches", "quality", _COUPLED_PARTS
+        "BatchNormalization in micro-batches",
+        "quality",
+        "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
+        "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
+        "for an exact large batch.",
     ),
     "parts_differ": _Kind(*_CUT, _parts_differ),
-    "coupled_parts": _Kind(*_CUT, _COUPLED_PARTS),
     "parts_not_compared": _Kind(*_CUT, "Not known to be equal to the whole batch: {found}."),
     "most_at_once": _Kind(*_SIZE, _most_at_once),
     "larger_ran_out": _Kind(

@@ -219,6 +219,8 @@ class ExecutionRecord:
     batches: int | None = None  #: Batches trained on in all, None if they were not counted.
     #: Optimizer updates in all, without those that overflowed, None if not counted.
     updates: int | None = None
+    #: Updates that the loss scale skipped because their gradients overflowed, None if not known.
+    overflowed_updates: int | None = None
     #: Seconds of training with the first step, without validation; None if not measured.
     train_s: float | None = None
     data_wait_s: float | None = None  #: Seconds of it spent waiting for data, None if not measured.
@@ -270,7 +272,7 @@ class ExecutionRecord:
                 f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
             )
         check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
-        counts = ("batch_size_seen", "examples_seen", "batches", "updates")
+        counts = ("batch_size_seen", "examples_seen", "batches", "updates", "overflowed_updates")
         seconds = ("first_step_s", "train_s", "data_wait_s", "total_s")
         check_ranges(0, **{name: getattr(self, name) for name in (*counts, *seconds)})
         check_ranges(1, window_examples=self.window_examples)

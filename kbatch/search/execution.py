@@ -24,7 +24,7 @@ from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.training.accumulation.whole_batch import sparse_note
 from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
-from kbatch.training.model import replica_count
+from kbatch.training.model import replica_count, user_step
 from kbatch.training.state import inner_optimizers
 
 
@@ -229,6 +229,11 @@ class Execution:
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
             notes = (*notes, RunNote.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
+        updates = sum(epoch.updates for epoch in clock.epochs)
+        overflowed = None
+        # A step of the user's own may make none or several updates of a batch.
+        if started.loss_scaled and user_step(self._model) is None:
+            overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - updates)
         return dataclasses.replace(
             record,
             learning_rate=seen,
@@ -239,7 +244,8 @@ class Execution:
             first_step_s=clock.first_step_s,
             examples_seen=reading.examples,
             batches=reading.batches,
-            updates=sum(epoch.updates for epoch in clock.epochs),
+            updates=updates,
+            overflowed_updates=overflowed,
             train_s=clock.train_s,
             data_wait_s=reading.wait_s,
             total_s=fit.total_s,

@@ -247,6 +247,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             if files is not None:
                 self._check_identity(files, hp, args, kwargs)
                 own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
+            if "tuner/trial_id" in hp.values:  # Hyperband loads the weights of that trial.
+                epoch: Any = hp.values["tuner/initial_epoch"]
+                own = (*own, RunNote.of("resumed", epoch=epoch))
 
             attempts: list[Execution] = []
             fresh = None  # It may start again in float32.

@@ -22,7 +22,7 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
-from kbatch.training.data.forms import Batches, FitData, in_batches
+from kbatch.training.data.forms import Batches, FitData, fill_caches, in_batches, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
@@ -110,8 +110,6 @@ class TimedFit:
         most = None if self._prepare is None else self._prepare(data, call)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
-        if self.monitor is None:
-            self.monitor = self._open.enter_context(GpuMonitor())
         initial_epoch = call.get("initial_epoch", 0)
         _check_epochs(call.get("epochs", 1), initial_epoch, call.get("steps_per_epoch"))
         batches = in_batches(
@@ -135,8 +133,13 @@ class TimedFit:
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
             )
-        if initial_epoch:
-            self.notes.append(RunNote.of("resumed", epoch=initial_epoch))
+        steps, epochs = call.get("steps_per_epoch"), call.get("epochs", 1)
+        fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
+        if is_dataset(batches.validation_data):
+            steps = call.get("validation_steps")
+            fill_caches(batches.validation_data, steps and steps * self._validation_batch_size)
+        if self.monitor is None:
+            self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
         return self._train(batches, call)
 
@@ -203,7 +206,7 @@ class TimedFit:
             own_s = best.copy_s - copied_s if best else 0.0
             self.total_s += time.perf_counter() - started_s - own_s
         # Metrics whose function needs all rows become means over micro-batches.
-        if coupled := sorted(getattr(installed_step(self._model), "batch_metrics", ())):
+        if coupled := _metrics_of_parts(self._model, size):
             self.notes.append(RunNote.of("metrics_of_parts", names=", ".join(coupled)))
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
@@ -250,6 +253,14 @@ def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
     return grows and math.isclose(whole - halves, 2 * (halves - quarters), rel_tol=1e-2)
 
 
+def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:
+    """List the metrics that are means over micro-batches where batches have this size."""
+    step: Any = installed_step(model)
+    names = getattr(step, "batch_metrics", None)
+    cut = names and step.how.micro_batch_size * replica_count(model) < batch_size
+    return sorted(names) if cut else []
+
+
 class _EpochCheck(keras.callbacks.Callback):
     """Ends training when the batches or metrics of an epoch are not what was asked for."""
 
@@ -267,9 +278,8 @@ class _EpochCheck(keras.callbacks.Callback):
                 "training set out of `batch_sizes`, and let a data function batch by the size it "
                 f"is called with. Received: batch_size={self._batch_size}."
             )
-        step = installed_step(self.model)
-        coupled = sorted({*self._metrics} & getattr(step, "batch_metrics", set()))
-        if coupled:
+        parts = _metrics_of_parts(self.model, self._batch_size)
+        if coupled := [name for name in parts if name in self._metrics]:
             raise InputError(
                 f"The objective {coupled[0]!r} is a function of all rows of a batch together, and "
                 "this batch was cut: its value would be a mean over micro-batches. Choose "

@@ -312,7 +312,11 @@ def _updates(study: Study, best: TrialRecord, larger: Sequence[TrialRecord]) -> 
     if ends or epochs is None or epochs[0] != epochs[1] or not completed:
         return None
     own_rates, own = best.samples_per_second_interval, best.objective_interval
+    made = best.mean(lambda e: e.updates)
     for trial in completed:
+        updates = trial.mean(lambda e: e.updates)
+        if made is None or updates is None or updates >= made:  # As with `steps_per_epoch`.
+            return None
         faster = _above(trial.samples_per_second_interval, own_rates)
         value = trial.objective_interval
         if not faster or not (_above(value, own) or _above(own, value)):

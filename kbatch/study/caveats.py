@@ -187,12 +187,9 @@ def _speed(study: Study) -> Iterator[Note]:
         yield _note("float16 on a processor", text, _SPEED)
 
 
-# What a budget counts, and whom it favours.
-_BUDGETS = {
-    "train_s": ("seconds", " That is fair to all where the device was the same and idle."),
-    "updates": ("updates", " That favours large batches, which see more examples an update."),
-    "examples": ("examples", " That favours small batches, which make more updates."),
-}
+_LIMITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}
+# Counts that differ by less are those of one budget: a last batch has fewer examples.
+_AS_MANY = 0.1
 
 
 def _budget(study: Study) -> Iterator[Note]:
@@ -210,10 +207,9 @@ def _budget(study: Study) -> Iterator[Note]:
         yield _note("budgets differ", f"The budgets differ: executions had {had}.", _LEARNT)
     elif not conditions.ends:
         text = (
-            f"Equal-epochs budget: each execution trained for {epochs}, so batch size "
-            f"{large.batch_size:,} made {_updates(large)} updates and batch size "
-            f"{small.batch_size:,} made {_updates(small)}. That favours small batches; with a "
-            "budget of time or updates the order may change."
+            f"Equal-epochs budget: each execution trained for {epochs}, in which "
+            f"{_made(small, large)}.{_favours(small, large)} With a budget of time the order may "
+            "change."
         )
         yield _note("equal-epochs budget", text, _LEARNT)
     elif first.target is not None:
@@ -228,23 +224,39 @@ def _budget(study: Study) -> Iterator[Note]:
     else:
         budget = first.budget or Budget()
         limits = [name for name, value in vars(budget).items() if value is not None]
-        what, favours = _BUDGETS[limits[0]] if len(limits) == 1 else ("spending", "")
+        what = _LIMITS[limits[0]] if len(limits) == 1 else "spending"
+        favours = _favours(small, large)
+        if what == "seconds":
+            favours = " That is fair to all where the device was the same and idle."
         text = (
-            f"Equal-{what} budget: each execution trained for {conditions.ends[0]}, in which batch "
-            f"size {large.batch_size:,} made {_updates(large)} updates on {_examples(large)} "
-            f"examples and batch size {small.batch_size:,} made {_updates(small)} on "
-            f"{_examples(small)}.{favours}"
+            f"Equal-{what} budget: each execution trained for {conditions.ends[0]}, in which "
+            f"{_made(small, large)}.{favours}"
         )
         yield _note(f"equal-{what} budget", text, _LEARNT)
 
 
-def _updates(trial: TrialRecord) -> str:
-    return f"{trial.mean(lambda e: e.updates):,.0f}"
+def _counts(trial: TrialRecord) -> tuple[float, float]:
+    """Return the updates that a trial made, and the examples that they were made of."""
+    return trial.mean(lambda e: e.updates) or 0.0, trial.mean(lambda e: e.examples_seen) or 0.0
 
 
-def _examples(trial: TrialRecord) -> str:
-    examples = trial.mean(lambda e: e.examples_seen)
-    return "n/a (not counted)" if examples is None else f"{examples:,.0f}"
+def _made(small: TrialRecord, large: TrialRecord) -> str:
+    updates, examples = zip(_counts(large), _counts(small), strict=True)
+    return (
+        f"batch size {large.batch_size:,} made {updates[0]:,.0f} updates on {examples[0]:,.0f} "
+        f"examples and batch size {small.batch_size:,} made {updates[1]:,.0f} on {examples[1]:,.0f}"
+    )
+
+
+def _favours(small: TrialRecord, large: TrialRecord) -> str:
+    """Say whom a budget favoured by what was spent of it; nothing where both counts differ."""
+    counts = zip(_counts(small), _counts(large), strict=True)
+    same_updates, same_examples = (max(c) <= (1 + _AS_MANY) * min(c) for c in counts)
+    if same_updates == same_examples:
+        return ""
+    if same_updates:
+        return " That favours large batches, which see more examples an update."
+    return " That favours small batches, which make more updates."
 
 
 _RATES_APART = 0.1

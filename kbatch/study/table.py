@@ -74,6 +74,8 @@ def _columns(study: Study) -> list[_Made]:
         interval = trial.metric_interval(name) or trial.examples_interval(name)
         return _measured(trial, trial.metrics.get(name), interval, 4)
 
+    skipped = mean(lambda e: e.overflowed_updates)
+    overflowed = [_number("Overflowed updates", skipped, _whole, "updates")]
     noise = [(Column("Noise scale", True, "noise_scale"), noise_scale)]
     return [
         _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
@@ -95,6 +97,7 @@ def _columns(study: Study) -> list[_Made]:
         *_target_columns(trials),
         *(noise if any(trial.noise_scale for trial in trials) else []),
         _number("Updates", mean(lambda e: e.updates), _whole, "updates"),
+        *(overflowed if any(map(skipped, trials)) else []),
         _number("First step (s)", mean(lambda e: e.first_step_s)),
         _number("Waiting for data", lambda t: t.data_wait_share, percent),
         *(one for one in gpus if any(one[1](trial).sort_key is not None for trial in trials)),

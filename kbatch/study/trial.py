@@ -245,6 +245,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     cost = trial.cost if number is None else first.cost
     times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+    counts = ("examples_seen", "updates", "overflowed_updates")
     joules = ("joules_to_target", "joules_per_sample")
     usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
     return {
@@ -261,7 +262,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "samples_per_second": trial.samples_per_second,
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
-        **{name: mean(attrgetter(name)) for name in (*times, "examples_seen", "updates")},
+        **{name: mean(attrgetter(name)) for name in (*times, *counts)},
         **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.

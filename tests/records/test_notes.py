@@ -12,7 +12,6 @@ from kbatch.records.training_run import ExecutionRecord
 
 VALUES = {
     "batch_normalization_in_parts": {"parts": "bn (BatchNormalization)"},
-    "coupled_parts": {"parts": "dice (loss)"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
     "parts_not_compared": {"found": "no comparison could be made"},
     "most_at_once": {"size": 8, "reason": "memory", "search_s": 1.25, "probes": 2},

@@ -191,7 +191,7 @@ def test_the_only_completed_trial_was_not_compared():
 
 def test_equal_epochs_are_said_to_favour_small_batches():
     (text,) = caveat(make_study(), "Equal-epochs budget")
-    assert "batch size 512 made 6 updates and batch size 16 made 180" in text
+    assert "batch size 512 made 6 updates on 2,874 examples and batch size 16 made 180 on" in text
     assert "favours small batches" in text
     assert caveat(make_study(make_trial(64)), "Equal-epochs") == []
     other = make_study(make_trial(16), make_trial(32, accuracies=(0.9,)))

@@ -33,3 +33,13 @@ def test_a_trial_says_that_it_is_a_mean_over_micro_batches(tmp_path):
     whole, cut = kbatch.load_study(tmp_path / "search").trials
     assert not any("spread" in note for note in whole.notes)
     assert any("mean over micro-batches, not over batches: spread," in note for note in cut.notes)
+
+
+def test_a_batch_that_fits_in_the_micro_batch_of_build_is_not_cut(tmp_path):
+    hypermodel = searches.hypermodel(
+        lambda: kbatch.accumulate_gradients(build(), 16), (16,), dtype_policy="float32"
+    )
+    objective = keras_tuner.Objective("spread", "min")
+    (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel, objective=objective)).trials
+    assert trial.status == "completed"
+    assert not any("spread" in note for note in trial.notes)

@@ -175,3 +175,37 @@ def test_rows_of_different_lengths_want_a_function(tmp_path):
             data=(data.padded_batch(4),),
             objective="loss",
         )
+
+
+@pytest.mark.parametrize(
+    ("rest", "steps", "full"),
+    [
+        (lambda cached: cached.batch(4), None, True),
+        (lambda cached: cached.repeat(), 6, True),
+        # What training leaves unread is not read for the cache.
+        (lambda cached: cached.repeat(), 1, False),
+        (lambda cached: cached.take(32), None, False),
+    ],
+    ids=["read whole", "in steps", "in few steps", "in part"],
+)
+def test_a_cache_is_full_before_the_first_clock_starts(tmp_path, rest, steps, full):
+    made, at_start = [], []
+
+    def make(row):
+        made.append(row)
+        return X[row], SIDES[row]
+
+    def example(row):
+        x, y = tf.numpy_function(make, [row], [tf.float32, tf.float32])
+        return tf.ensure_shape(x, (6,)), tf.ensure_shape(y, (1,))
+
+    class Begun(keras.callbacks.Callback):
+        def on_train_begin(self, logs=None):
+            at_start.append(len(made))
+
+    data = rest(tf.data.Dataset.range(94).map(example).cache())
+    fit = {"validation_data": (X, SIDES), "callbacks": [Begun()], "steps_per_epoch": steps}
+    hypermodel = searches.stock(line, (8, 16))
+    searches.search(tmp_path, hypermodel, data=(data,), objective="val_loss", fit=fit)
+    # Rows are sampled before it.
+    assert (at_start[0] >= 94 and set(at_start) == {len(made)}) is full

@@ -444,6 +444,30 @@ def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
     assert "nothing was timed" in run.notes[-1]
 
 
+def test_a_fit_that_goes_on_by_itself_does_not_go_on_from_another_trial(tmp_path):
+    class EpochByEpoch(Returns):
+        def fit(self, hp, model, *args, epochs, **kwargs):
+            for epoch in range(epochs):
+                model.fit(*args, epochs=epoch + 1, initial_epoch=epoch, **kwargs)
+            return {"val_accuracy": 0.5}
+
+    (trial,) = kbatch.load_study(
+        searches.search(tmp_path, searches.stock(EpochByEpoch(None), (32,)))
+    ).trials
+    assert [epoch.epoch for epoch in trial.executions[0].epochs] == [0, 1]
+    assert trial.notes == ()
+
+
+def test_a_trial_that_goes_on_from_another_one_says_so(tmp_path):
+    tuner = keras_tuner.Hyperband
+    hypermodel = searches.stock(batch_sizes=(16, 32))
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, tuner, max_epochs=2, factor=2))
+    notes = [(t.hyperparameters["tuner/initial_epoch"], *t.notes) for t in study.trials]
+    assert {epoch for epoch, *_ in notes} == {0, 1}
+    assert all(bool(of) == (epoch == 1) for epoch, *of in notes)
+    assert "It went on from epoch 1 of another trial" in next(of for epoch, *of in notes if of)[0]
+
+
 def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     hypermodel = searches.hypermodel(batch_sizes=(8,), dtype_policy="float32")
@@ -462,9 +486,11 @@ def test_skipped_updates_are_not_counted(tmp_path):
         return models.mlp(optimizer=optimizer)
 
     hypermodel = searches.hypermodel(build, (8,))
-    (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel)).trials
-    assert trial.executions[0].batches == 12
-    assert 6 < trial.executions[0].updates < 12
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel))
+    (run,) = study.trials[0].executions
+    assert run.batches == 12
+    assert 6 < run.updates < 12
+    assert study.to_dataframe()["overflowed_updates"].tolist() == [12 - run.updates]
 
 
 def test_a_trial_whose_build_fails_is_named(tmp_path):

@@ -30,22 +30,26 @@ def found(study, words):
 
 
 @pytest.mark.parametrize(
-    ("budget", "kind", "words", "favours"),
+    ("budget", "kind", "words", "large", "favours"),
     [
-        (Budget(train_s=30.0), "Equal-seconds", "30 s of training", "fair to all"),
-        (Budget(updates=500), "Equal-updates", "500 updates", "favours large"),
-        (Budget(examples=60_000), "Equal-examples", "60,000 examples", "favours small"),
-        (Budget(2.5, 500), "Equal-spending", "2.5 s of training or 500 updates", "examples"),
+        (Budget(train_s=30.0), "Equal-seconds", "30 s of training", (8, 2_048), "fair to all"),
+        (Budget(updates=50), "Equal-updates", "50 updates", (52, 12_800), "favours large"),
+        # The epochs ended before it, so each size saw as many examples.
+        (Budget(updates=500), "Equal-updates", "500 updates", (16, 3_200), "favours small"),
+        (Budget(examples=3_200), "Equal-examples", "3,200 examples", (12, 3_072), "favours small"),
+        (Budget(2.5, 500), "Equal-spending", "2.5 s of training or 500 updates", (8, 2_048), None),
     ],
 )
-def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, favours):
+def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, large, favours):
+    updates, examples = large
     study = make_study(
-        spent(16, budget=budget), spent(256, epochs=4, updates=8, examples=2048, budget=budget)
+        spent(16, budget=budget),
+        spent(256, epochs=4, updates=updates, examples=examples, budget=budget),
     )
     (text,) = found(study, kind)
     assert words in text
-    assert favours in text
-    assert "batch size 256 made 8 updates on 2,048 examples" in text
+    assert favours in text if favours else "favours" not in text
+    assert f"batch size 256 made {updates} updates on {examples:,} examples" in text
     assert "batch size 16 made 50 on 3,200" in text
     assert f"budget: {words} (2 to 4 epochs) each" in caption(study.conditions)
     assert f"trained for {words} (2 to 4 epochs)" in answer(study).compared
@@ -56,6 +60,15 @@ def test_without_a_budget_it_is_the_number_of_epochs():
     study = make_study(spent(16), spent(64))
     assert found(study, "Equal-epochs budget: each execution trained for 2 epochs")
     assert "budget: 2 epochs of 1,600 examples each" in caption(study.conditions)
+
+
+def test_epochs_of_as_many_steps_favour_large_batches():
+    (text,) = found(make_study(spent(8, examples=400), spent(64)), "Equal-epochs")
+    assert "batch size 64 made 50 updates on 3,200 examples and batch size 8 made 50 on 400" in text
+    assert "favours large batches" in text and "favours small" not in text
+    # Neither counts are equal where the data end before the steps do.
+    (text,) = found(make_study(spent(8, examples=400), spent(64, updates=20)), "Equal-epochs")
+    assert "favours" not in text
 
 
 def test_budgets_that_differ_are_told():

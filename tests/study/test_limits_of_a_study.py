@@ -103,6 +103,16 @@ def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     assert "a worse validation accuracy" in limit
 
 
+def test_updates_do_not_bind_where_larger_batches_made_as_many():
+    # As with `steps_per_epoch`.
+    many = repeated(128, 0.9, 1900)
+    executions = (
+        dataclasses.replace(e, updates=one.updates)
+        for e, one in zip(many.executions, repeated(64, 0.98, 1000).executions, strict=True)
+    )
+    assert names(repeated(64, 0.98, 1000), make_trial(128, *executions)) == []
+
+
 def test_single_executions_do_not_tell_that_a_larger_batch_learns_less():
     best = make_trial(64, accuracies=(0.98,), rate=1000)
     assert names(best, make_trial(128, accuracies=(0.90,), rate=2000)) == []

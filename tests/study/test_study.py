@@ -39,6 +39,7 @@ def test_the_columns_are_the_documented_ones():
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
         "window_samples_per_second",
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
+        "overflowed_updates",
         *("seconds_to_target", "updates_to_target", "examples_to_target"),
         *("noise_scale", "noise_scale_low", "noise_scale_high"),
         *USAGE,
@@ -51,7 +52,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:35] == [name for name in documented if name not in of_executions]
+    assert columns[:36] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():

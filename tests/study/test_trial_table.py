@@ -82,6 +82,13 @@ def test_a_value_that_was_not_measured_says_so():
     assert column(study, "Learning rate") == ["n/a (not measured)"]
 
 
+def test_updates_that_overflowed_stand_in_the_table_where_there_are_any():
+    study = make_study(make_trial(64, overflowed_updates=3), make_trial(128, overflowed_updates=0))
+    assert column(study, "Overflowed updates") == ["3", "0"]
+    none = make_study(make_trial(64, overflowed_updates=0), make_trial(128))
+    assert "Overflowed updates" not in trial_table(none).headers
+
+
 def test_hyperparameters_stand_in_the_table_where_they_differ():
     study = make_study(
         make_trial(16, hyperparameters={"units": 8, "drop": 0.5, "tuner/epochs": 1}),

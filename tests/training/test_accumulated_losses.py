@@ -412,6 +412,25 @@ def test_every_step_that_follows_keeps_the_denominator():
     assert not checks.find(model, source).equal
 
 
+def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn):
+    def spread(y, probabilities):
+        return keras.ops.max(probabilities) - keras.ops.min(probabilities)
+
+    def warned():
+        told = [str(one.message) for one in recwarn if "mean over micro-batches" in str(one.message)]
+        recwarn.clear()
+        return told
+
+    model = kbatch.accumulate_gradients(models.mlp(metrics=[spread, "accuracy"]), 16)
+    model.fit(X, Y, batch_size=16, verbose=0)
+    assert warned() == []
+    model.fit(X, Y, batch_size=32, epochs=2, verbose=0)
+    (text,) = warned()
+    assert "spread, since" in text
+    model.fit(X, Y, batch_size=32, verbose=0)
+    assert warned() == []
+
+
 def test_a_scalar_loss_that_is_no_mean_over_rows_is_warned_of():
     some = MASKED | {"tags": np.where(np.arange(7) == 0, 1, MASKED["tags"])}
     model = kbatch.accumulate_gradients(own_masks(run_eagerly=True), 8)

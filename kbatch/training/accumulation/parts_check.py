@@ -258,6 +258,8 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
                 del vars(model)[own]
         if (note := check.note) is not None:
             warnings.warn(note, stacklevel=2)
+        if isinstance(step, AccumulatingTrainStep):
+            step.warn_of_metrics()
     if "x" in kwargs:
         kwargs["x"] = given["x"]
     elif args and "x" in given:

@@ -4,6 +4,7 @@ One `tf.while_loop` over the micro-batches, then one `apply_gradients`: the opti
 schedule, its moving averages and its loss scale see one large batch.
 """
 
+import warnings
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +18,7 @@ from kbatch.library_internals import (
     metric_functions,
     output_losses_of,
 )
+from kbatch.records.notes import RunNote
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
@@ -35,7 +37,19 @@ class AccumulatingTrainStep(TrainStep):
         self.loss_denominator = how.loss_denominator or self.loss_denominator
         # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
+        self._warns = False
         self._moments = MomentMeans(how.moments_every) if how.moments_every else None
+
+    def warn_of_metrics(self) -> None:
+        """Warn of `batch_metrics` once they are known, which is when the step is traced."""
+        self._warns = True
+        self._warn_of_metrics()
+
+    def _warn_of_metrics(self) -> None:
+        if self._warns and self.batch_metrics:
+            self._warns = False
+            names = ", ".join(sorted(self.batch_metrics))
+            warnings.warn(RunNote.of("metrics_of_parts", names=names), stacklevel=2)
 
     def _update(self, data: Any) -> dict[str, Any]:
         model, whole = self.model, super()._update
@@ -57,6 +71,7 @@ class AccumulatingTrainStep(TrainStep):
             update = Update(self.model, batch, self.how.batch_norm_once, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
+            self._warn_of_metrics()
             update.apply(sums)
             return sums
 
