@@ -350,17 +350,6 @@ def cache_file(dataset: Any) -> str | None:
     return dataset._filename.numpy().decode() if is_cache else None
 
 
-def caches_read_whole(dataset: Any) -> Iterator[Any]:
-    """Yield the caches in a dataset that an epoch of it reads to their end."""
-    waiting = [dataset]
-    while waiting:
-        stage = waiting.pop()
-        if cache_file(stage) is not None:
-            yield stage
-        if "Take" not in type(stage).__name__:  # It leaves a rest.
-            waiting += inputs_of_dataset(stage)
-
-
 def dataset_function(dataset: Any) -> Any:
     """Return the function of a map or filter as the person wrote it, None if it has none."""
     traced = getattr(dataset, "_map_func", None) or getattr(dataset, "_predicate", None)

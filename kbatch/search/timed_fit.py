@@ -16,13 +16,14 @@ import tensorflow as tf
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
+from kbatch.library_internals import cache_file, inputs_of_dataset
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, Target
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
-from kbatch.training.data.forms import Batches, FitData, fill_caches, in_batches, is_dataset
+from kbatch.training.data.forms import Batches, FitData, in_batches, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
@@ -134,10 +135,10 @@ class TimedFit:
                 "Received: a dataset of infinite cardinality."
             )
         steps, epochs = call.get("steps_per_epoch"), call.get("epochs", 1)
-        fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
+        _fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
         if is_dataset(batches.validation_data):
             steps = call.get("validation_steps")
-            fill_caches(batches.validation_data, steps and steps * self._validation_batch_size)
+            _fill_caches(batches.validation_data, steps and steps * self._validation_batch_size)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
@@ -238,6 +239,22 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
             "`steps_per_epoch` None or at least 1. Received: "
             f"epochs={epochs!r}, initial_epoch={initial_epoch!r}, steps_per_epoch={steps!r}."
         )
+
+
+def _fill_caches(dataset: tf.data.Dataset, most: int | None) -> None:
+    """Fill the caches that training reads to their end, of at most so many examples."""
+    # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
+    # data, `most` is None. A full cache takes some microseconds an element.
+    waiting: list[Any] = [dataset]
+    while waiting:
+        stage = waiting.pop()
+        known = most is None or 0 <= int(stage.cardinality()) <= most
+        if cache_file(stage) is not None and known:
+            # All are skipped, in C++; of a number beyond 32 bits none would be.
+            for _ in stage.skip(2**31 - 1):
+                pass
+        if "Take" not in type(stage).__name__:  # It leaves a rest.
+            waiting += inputs_of_dataset(stage)
 
 
 def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:

@@ -417,7 +417,9 @@ def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn)
         return keras.ops.max(probabilities) - keras.ops.min(probabilities)
 
     def warned():
-        told = [str(one.message) for one in recwarn if "mean over micro-batches" in str(one.message)]
+        told = [
+            str(one.message) for one in recwarn if "mean over micro-batches" in str(one.message)
+        ]
         recwarn.clear()
         return told
 

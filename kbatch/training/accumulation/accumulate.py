@@ -115,9 +115,9 @@ def accumulate_gradients(
 
     The first `fit` or `train_on_batch` with batches to cut sends up to 32 of their rows through the
     model, whole and in parts, in float32 and without dropout. It warns where a loss term or the
-    gradient of a variable differs by more than 0.01 %, and of metric functions that return one value
-    for all rows, which become means over micro-batches. Other rows, a loss that changes later, and a
-    loop of your own are not checked. What your `compute_metrics` adds is not reported.
+    gradient of a variable differs by more than 0.01 %, and of metric functions that return one
+    value for all rows, which become means over micro-batches. Other rows, a loss that changes
+    later, and a loop of your own are not checked. What your `compute_metrics` adds is not reported.
 
     A model with a `train_step` of your own is refused: move its loss into `compute_loss`, or use
     `exact=True`.

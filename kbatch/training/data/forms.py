@@ -10,7 +10,6 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import (
-    caches_read_whole,
     class_weight_to_sample_weights,
     declared_structure,
     make_class_weight_map_fn,
@@ -200,22 +199,6 @@ def called_for(
             f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
         )
     return dataset
-
-
-def fill_caches(dataset: tf.data.Dataset, most: int | None) -> None:
-    """Fill the caches that training reads to their end.
-
-    The first trial would pay for all others, and seem to be slow. A full cache takes some
-    microseconds an element.
-
-    Args:
-        most: Examples that are read in all, None where each epoch ends with the data.
-    """
-    for cache in caches_read_whole(dataset):
-        if most is None or 0 <= int(cache.cardinality()) <= most:
-            # All are skipped, in C++; of a number beyond 32 bits none would be.
-            for _ in cache.skip(2**31 - 1):
-                pass
 
 
 def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
