@@ -5,7 +5,7 @@ import pytest
 from figure_studies import learned, learned_study
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.analysis.goodput import best_measured_batch_size, goodput
+from kbatch.analysis.goodput import goodput
 from kbatch.study.figures.noise_scale import noise_scale_info, plot_noise_scale
 
 
@@ -80,8 +80,7 @@ def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     bars = [one.bar for one in found.values.values()]
     ends = zip(expected(scale.interval.low), expected(scale.interval.high), strict=True)
     np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
-    times = [size / rate for size, rate in rates.items()]
-    assert found.best == best_measured_batch_size(list(rates), times, noise_scale=scale.value)
+    assert found.best == max(found.values, key=lambda size: found.values[size].value)
     assert f"of the late half at batch size {study.best_trial().batch_size:,};" in found.note
 
 
