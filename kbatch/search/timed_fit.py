@@ -241,11 +241,11 @@ def _check_epochs(epochs: Any, initial_epoch: Any, steps: Any) -> None:
         )
 
 
-def _fill_caches(dataset: tf.data.Dataset, most: int | None) -> None:
+def _fill_caches(dataset: Any, most: int | None) -> None:
     """Fill the caches that training reads to their end, of at most so many examples."""
     # The first trial would pay for all others, and seem to be slow. Where each epoch ends with the
     # data, `most` is None. A full cache takes some microseconds an element.
-    waiting: list[Any] = [dataset]
+    waiting = [dataset]
     while waiting:
         stage = waiting.pop()
         known = most is None or 0 <= int(stage.cardinality()) <= most
@@ -273,9 +273,9 @@ def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
 def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:
     """List the metrics that are means over micro-batches where batches have this size."""
     step: Any = installed_step(model)
-    names = getattr(step, "batch_metrics", None)
+    names = sorted(getattr(step, "batch_metrics", ()))
     cut = names and step.how.micro_batch_size * replica_count(model) < batch_size
-    return sorted(names) if cut else []
+    return names if cut else []
 
 
 class _EpochCheck(keras.callbacks.Callback):
