@@ -273,9 +273,9 @@ def _is_sum(model: Any, dataset: tf.data.Dataset) -> bool:
 def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:
     """List the metrics that are means over micro-batches where batches have this size."""
     step: Any = installed_step(model)
-    names = sorted(getattr(step, "batch_metrics", ()))
+    names: set[str] = getattr(step, "batch_metrics", set())
     cut = names and step.how.micro_batch_size * replica_count(model) < batch_size
-    return names if cut else []
+    return sorted(names) if cut else []
 
 
 class _EpochCheck(keras.callbacks.Callback):
