@@ -57,6 +57,14 @@ def draw(name, width_in):
     return draw_so_wide(functools.partial(plot, SAMPLES[name]()), width_in)
 
 
+def words(axes):
+    """All that is written in a figure, in one line."""
+    figure = axes.get_figure(root=True)
+    figure.draw_without_rendering()
+    texts = (t.get_text() for t in figure.findobj(lambda a: hasattr(a, "get_text")))
+    return " ".join(" ".join(texts).replace("\N{NO-BREAK SPACE}", " ").split())
+
+
 def shown_texts(figure):
     """Titles, legends, annotations, and the labels of axes that are drawn, with their places."""
     figure.draw_without_rendering()

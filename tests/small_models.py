@@ -1,5 +1,6 @@
 """Small models and data that the tests train on."""
 
+import threading
 import time
 
 import keras
@@ -38,6 +39,34 @@ def own_loss(y, probabilities):
 def stock(*, optimizer="sgd"):
     """The same classifier, with that loss."""
     return mlp(optimizer=optimizer, loss=own_loss)
+
+
+def linear():
+    """A classifier of one layer, whose step is traced in a third of the time of the others."""
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+
+class Locked:
+    """A build function that cannot be sent: its memory is measured in this process."""
+
+    def __init__(self, build=mlp):
+        self._lock = threading.Lock()
+        self._build = build
+
+    def __call__(self):
+        with self._lock:
+            return self._build()
+
+
+class TokenLoss(keras.losses.Loss):
+    """A scalar that is divided by a mask of its own, as in named-entity recognition."""
+
+    def call(self, y_true, y_pred):
+        mask = keras.ops.cast(y_true > 0, "float32")
+        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+        return keras.ops.sum(values * mask) / keras.ops.sum(mask)
 
 
 class Waiting(layers.Layer):

@@ -4,9 +4,8 @@ import ast
 import re
 import sysconfig
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,14 +17,6 @@ PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unit
 VOCABULARY, TOKENS = 4000, 80
 
 layers = keras.layers
-
-
-class Task(NamedTuple):
-    """What a demo trains, on what, and for how long."""
-
-    load: Callable[[], tuple[np.ndarray, np.ndarray]]
-    build: Callable[[], keras.Model]
-    epochs: int
 
 
 def default_policy(slowdown: float | None) -> tuple[str, str | None]:
@@ -111,7 +102,8 @@ def build_text_model() -> keras.Model:
     )
 
 
+# What each demo trains on, what it trains, and for how many epochs.
 TASKS = {
-    "images": Task(load_images, build_image_model, 8),
-    "texts": Task(load_texts, build_text_model, 6),
+    "images": (load_images, build_image_model, 8),
+    "texts": (load_texts, build_text_model, 6),
 }

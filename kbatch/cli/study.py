@@ -208,12 +208,12 @@ def _demo(options: argparse.Namespace) -> None:
             "The demo replaces only an earlier demo: give another `--output`. Received: "
             f"{folder}, which is no earlier demo."
         )
-    task = TASKS[options.data]
-    x, y = task.load()
+    load, build, most_epochs = TASKS[options.data]
+    x, y = load()
     settings = {"micro_batch_size": 128, "learning_rate_scaling": "sqrt", "seed": options.seed}
-    hypermodel = BatchSizeHyperModel(task.build, batch_sizes, dtype_policy=policy, **settings)
+    hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=policy, **settings)
     tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
-    epochs = 2 if options.quick else task.epochs
+    epochs = 2 if options.quick else most_epochs
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
     study = load_study(tuner)
     print_trials(study, console)

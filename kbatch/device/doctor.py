@@ -21,7 +21,7 @@ from kbatch.records.record import EnvironmentRecord, check_choice
 from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:
-    from kbatch.device.gpus import NvmlDriver, NvmlGpu
+    from kbatch.device.gpus import NvmlGpu
 
 STATUSES = ("ok", "warning", "missing")
 
@@ -175,15 +175,16 @@ class NvidiaReading(NamedTuple):
     device_nodes: int  # How many GPUs have a device file that a process can open.
     pci_gpus: int  # How many NVIDIA GPUs sit in this machine, whatever their driver.
     gpus: tuple[ListedGpu, ...] | None  # None without NVML.
-    driver: "NvmlDriver | None"  # As NVML shows it.
     nvml_error: str | None  # Why NVML is not available, None if it is.
     mismatch: bool = False  # Whether that is since the driver and its library differ in version.
+    driver_version: str | None = None  # Such as "550.54.15", None if unknown.
+    cuda_version: tuple[int, int] | None = None  # Newest that the driver runs, None if unknown.
+    silent_gpus: tuple[str, ...] = ()  # That the driver cannot reach, as "GPU 1 (GPU is lost)".
 
     @property
     def gpu_count(self) -> int:
         """How many GPUs this process could use."""
-        silent = len(self.driver.silent_gpus) if self.driver else 0
-        return max(self.device_nodes, len(self.gpus or ()) + silent)
+        return max(self.device_nodes, len(self.gpus or ()) + len(self.silent_gpus))
 
 
 class TensorFlowBuild(NamedTuple):
@@ -202,11 +203,11 @@ def read_nvidia() -> NvidiaReading:
         read_processes,
     )
 
-    gpus = driver = error = None
-    mismatch = False
+    gpus = error = version = cuda_version = None
+    mismatch, silent = False, ()
     try:
         with opened_nvml() as found:
-            driver = read_driver()
+            version, cuda_version, silent = read_driver()
             gpus = tuple(
                 ListedGpu(gpu, read_gpu(gpu).memory_used_bytes, read_processes(gpu))
                 for gpu in found
@@ -218,9 +219,11 @@ def read_nvidia() -> NvidiaReading:
         device_nodes=len(list(Path("/dev").glob("nvidia[0-9]*"))),
         pci_gpus=sum(map(_is_nvidia_gpu, Path("/sys/bus/pci/devices").glob("*"))),
         gpus=gpus,
-        driver=driver,
         nvml_error=error,
         mismatch=mismatch,
+        driver_version=version,
+        cuda_version=cuda_version,
+        silent_gpus=silent,
     )
 
 
@@ -299,7 +302,7 @@ def _why_not(
         text = f"TensorFlow cannot use the GPU because of its driver. {reading.nvml_error}"
         return Finding("GPU", "missing", text, "nvidia-smi")
     if not reading.gpus:
-        silent = ", ".join(reading.driver.silent_gpus if reading.driver else ())
+        silent = ", ".join(reading.silent_gpus)
         text = f"no GPU answers: {silent or 'NVML lists none'}; look for the cause, then restart"
         return Finding("GPU", "missing", text, "sudo dmesg | grep -i -e NVRM -e Xid")
     gpus = [one.gpu for one in reading.gpus]
@@ -313,19 +316,19 @@ def _why_not(
         text = f"{gpus[0].name or 'a GPU'} is here, but this TensorFlow was built for CPUs only"
         mend = "pip uninstall -y tensorflow tensorflow-cpu && pip install 'tensorflow[and-cuda]'"
         return Finding("GPU", "missing", text, mend)
-    return _unusable_gpu(gpus, reading.driver, build)
+    return _unusable_gpu(gpus, reading, build)
 
 
 def _unusable_gpu(
-    gpus: "Sequence[NvmlGpu]", driver: "NvmlDriver | None", build: TensorFlowBuild
+    gpus: "Sequence[NvmlGpu]", reading: NvidiaReading, build: TensorFlowBuild
 ) -> Finding:
     needed = build.cuda_version or (0, 0)
-    if driver and driver.cuda_version and driver.cuda_version[0] < needed[0]:
+    if reading.cuda_version and reading.cuda_version[0] < needed[0]:
         oldest = _OLDEST_DRIVERS.get(needed[0])
         text = (
-            f"the driver {driver.version} is too old: it runs CUDA up to "
-            f"{_dotted(driver.cuda_version)} and this TensorFlow was built with {_dotted(needed)}; "
-            f"install a driver {f'from {oldest} on' if oldest else 'for it'}"
+            f"the driver {reading.driver_version} is too old: it runs CUDA up to "
+            f"{_dotted(reading.cuda_version)} and this TensorFlow was built with "
+            f"{_dotted(needed)}; install a driver {f'from {oldest} on' if oldest else 'for it'}"
         )
         return Finding("GPU", "missing", text)
     least = min(build.compute_capabilities, default=(0, 0))
@@ -370,9 +373,9 @@ def _nvml_finding(reading: NvidiaReading) -> Finding:
             return Finding("NVML", "warning", text)
         return Finding("NVML", "ok", f"not available, as without a GPU ({reading.nvml_error})")
     text = f"shows {pluralize(len(reading.gpus), 'GPU')}"
-    if reading.driver and reading.driver.version:
-        text = f"{text}, driver {reading.driver.version}"
-    if reading.driver and (silent := ", ".join(reading.driver.silent_gpus)):
+    if reading.driver_version:
+        text = f"{text}, driver {reading.driver_version}"
+    if silent := ", ".join(reading.silent_gpus):
         return Finding("NVML", "warning", f"{text}; no answer from {silent}: restart the machine")
     return Finding("NVML", "ok", text)
 

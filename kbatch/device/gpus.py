@@ -53,14 +53,6 @@ class NvmlGpu(NamedTuple):
     index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
 
-class NvmlDriver(NamedTuple):
-    """The driver, and the GPUs that it has but cannot reach."""
-
-    version: str | None  # Such as "550.54.15", None if unknown.
-    cuda_version: tuple[int, int] | None  # Newest that it runs, such as (12, 4), None if unknown.
-    silent_gpus: tuple[str, ...]  # A line for each, such as "GPU 1 (GPU is lost)".
-
-
 class GpuReading(NamedTuple):
     """What one GPU shows now; None for what it does not tell."""
 
@@ -97,7 +89,8 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
             pynvml.nvmlShutdown()
 
 
-def read_driver() -> NvmlDriver:
+def read_driver() -> tuple[str | None, tuple[int, int] | None, tuple[str, ...]]:
+    """Read the driver's version, the newest CUDA that it runs, and the GPUs it cannot reach."""
     cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
     silent = []
     for index in range(read_gpu_count()):
@@ -105,12 +98,9 @@ def read_driver() -> NvmlDriver:
             pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
         except pynvml.NVMLError as error:
             silent.append(f"GPU {index} ({error})")
-    return NvmlDriver(
-        version=read_driver_version(),
-        # 12040 is CUDA 12.4.
-        cuda_version=None if cuda is None else (cuda // 1000, cuda % 1000 // 10),
-        silent_gpus=tuple(silent),
-    )
+    # 12040 is CUDA 12.4.
+    cuda_version = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
+    return read_driver_version(), cuda_version, tuple(silent)
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:

@@ -4,7 +4,6 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import NoiseScale
 from kbatch.document import numbers
 from kbatch.document.section import UNKNOWN_DEVICE, versions_text
@@ -109,24 +108,6 @@ def noise_scale_text(scale: NoiseScale) -> str:
     if scale.at_least:
         return f"n/a (unresolved: at least {numbers.format_number(scale.at_least, 2)})"
     return "n/a (unresolved)"
-
-
-# Settings that follow the batch size besides the learning rate, as text.
-SETTING_NAMES = {
-    "beta_2": "`beta_2`",
-    "weight_decay": "weight decay",
-    "batch_norm_momentum": "BatchNormalization's momentum",
-    "ema_momentum": "`ema_momentum`",
-}
-
-
-def followed_value(scaling: LearningRateScaling, name: str) -> str:
-    """Format one of the settings that follow, empty where it is not known."""
-    if name == "batch_norm_momentum":
-        momenta = scaling.batch_norm_momenta
-        return numbers.join_words(map(numbers.setting, momenta)) if momenta else ""
-    value = getattr(scaling, name)
-    return "" if value is None else numbers.setting(value)
 
 
 class Conditions(NamedTuple):

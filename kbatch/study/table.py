@@ -6,7 +6,7 @@ from typing import Any
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.joint_search import FACTOR_NAME, PairModel
-from kbatch.analysis.learning_rate import FOLLOWERS, LearningRateScaling
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.document.numbers import (
     format_number,
     in_brackets,
@@ -21,8 +21,6 @@ from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.answer import difference_text, sooner_text
 from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
 from kbatch.study.names import (
-    SETTING_NAMES,
-    followed_value,
     metric_words,
     noise_scale_text,
     outcome,
@@ -233,6 +231,14 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
     return " ".join(text for holds, text in sentences if holds and text)
 
 
+_SETTING_NAMES = {
+    "beta_2": "`beta_2`",
+    "weight_decay": "weight decay",
+    "batch_norm_momentum": "BatchNormalization's momentum",
+    "ema_momentum": "`ema_momentum`",
+}
+
+
 def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
     """Say what followed the batch size besides the learning rate, nothing where nothing did."""
     known = [scaling for scaling in scalings if scaling and scaling.follow_batch_size]
@@ -240,18 +246,26 @@ def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
         return ""
     first = min(known, key=lambda scaling: scaling.batch_size)
     last = max(known, key=lambda scaling: scaling.batch_size)
-    pairs = {name: (followed_value(first, name), followed_value(last, name)) for name in FOLLOWERS}
-    parts = [
-        f"{SETTING_NAMES[name]} ({low} to {high})"
-        for name, (low, high) in pairs.items()
-        if low and high and low != high
-    ]
+    parts = []
+    for name, words in _SETTING_NAMES.items():
+        low, high = _followed_value(first, name), _followed_value(last, name)
+        if low and high and low != high:
+            parts.append(f"{words} ({low} to {high})")
     if not parts:
         return ""
     return (
         f"Settings that follow the batch size, from {first.batch_size:,} to {last.batch_size:,}: "
         f"{join_words(parts)}."
     )
+
+
+def _followed_value(scaling: LearningRateScaling, name: str) -> str:
+    """Write one of the settings that follow, an empty text where it is not known."""
+    if name == "batch_norm_momentum":
+        momenta = scaling.batch_norm_momenta
+        return join_words(map(setting, momenta)) if momenta else ""
+    value = getattr(scaling, name)
+    return "" if value is None else setting(value)
 
 
 def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:

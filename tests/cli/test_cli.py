@@ -38,7 +38,7 @@ def demo(tmp_path_factory):
 def few_images(patch):
     rng = np.random.default_rng(0)
     images = rng.random((700, 28, 28, 1), "float32"), rng.integers(0, 10, 700)
-    patch.setitem(TASKS, "images", TASKS["images"]._replace(load=lambda: images))
+    patch.setitem(TASKS, "images", (lambda: images, *TASKS["images"][1:]))
 
 
 def test_the_demo_prints_progress_a_table_and_paths(demo):

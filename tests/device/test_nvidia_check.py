@@ -7,12 +7,11 @@ from kbatch.device.doctor import (
     nvidia_findings,
     read_nvidia,
 )
-from kbatch.device.gpus import NvmlDriver, NvmlGpu
+from kbatch.device.gpus import NvmlGpu
 from kbatch.records.usage import GpuProcess
 
 GIB = 2**30
 BUILD = TensorFlowBuild((12, 5), ((6, 0), (9, 0)), ("nvidia-cudnn-cu12",))
-DRIVER = NvmlDriver("550.54.15", (12, 4), ())
 
 
 def gpu(index=0, *, used=GIB, mig=False):
@@ -27,13 +26,14 @@ def here(*gpus, **changes):
         "device_nodes": len(gpus),
         "pci_gpus": len(gpus),
         "gpus": gpus,
-        "driver": DRIVER,
         "nvml_error": None,
+        "driver_version": "550.54.15",
+        "cuda_version": (12, 4),
     }
     return NvidiaReading(**usual | changes)
 
 
-NOTHING = NvidiaReading(False, 0, 0, None, None, "NVML Shared Library Not Found")
+NOTHING = NvidiaReading(False, 0, 0, None, "NVML Shared Library Not Found")
 GPU = here(gpu())
 
 
@@ -67,14 +67,14 @@ def test_a_gpu_that_tensorflow_does_not_see_needs_the_libraries(reading):
 
 
 def test_a_driver_that_does_not_work_is_not_taken_for_missing_libraries():
-    broken = here(gpus=None, driver=None, device_nodes=1, nvml_error="The driver is not loaded.")
+    broken = here(gpus=None, device_nodes=1, nvml_error="The driver is not loaded.")
     finding = found(broken)["GPU"]
     assert (finding.status, finding.command) == ("missing", "nvidia-smi")
     assert "because of its driver. The driver is not loaded." in finding.text
 
 
 def test_a_machine_with_a_gpu_and_no_driver_is_told_to_install_one():
-    finding = found(NvidiaReading(False, 0, 2, None, None, "not found"))["GPU"]
+    finding = found(NvidiaReading(False, 0, 2, None, "not found"))["GPU"]
     assert finding.status == "warning"
     assert "2 NVIDIA GPUs in this machine" in finding.text
 
@@ -88,20 +88,19 @@ def test_a_hidden_gpu_is_named_hidden_and_not_missing(value):
 
 
 def test_the_number_of_a_gpu_counts_those_that_do_not_answer():
-    driver = NvmlDriver("550.54.15", (12, 4), ("GPU 0 (GPU is lost)",))
-    reading = here(gpu(1), driver=driver)
+    reading = here(gpu(1), silent_gpus=("GPU 0 (GPU is lost)",))
     assert "names no GPU" not in found(reading, CUDA_VISIBLE_DEVICES="1")["GPU"].text
     assert "names no GPU" in found(reading, CUDA_VISIBLE_DEVICES="2")["GPU"].text
 
 
 def test_a_driver_without_a_device_is_a_container_without_gpus():
-    finding = found(NvidiaReading(True, 0, 1, None, None, "not found"))["GPU"]
+    finding = found(NvidiaReading(True, 0, 1, None, "not found"))["GPU"]
     assert finding.status == "warning"
     assert "--gpus" in finding.command
 
 
 def test_nvml_that_fails_beside_a_gpu_is_a_warning_with_its_reason():
-    reading = NvidiaReading(True, 1, 1, None, None, "Driver/library version mismatch")
+    reading = NvidiaReading(True, 1, 1, None, "Driver/library version mismatch")
     finding = found(reading, ["GPU:0"])["NVML"]
     assert finding.status == "warning"
     assert "version mismatch" in finding.text

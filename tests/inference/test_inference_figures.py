@@ -1,5 +1,6 @@
 import numpy as np
 import pytest
+from figure_samples import words
 from inference_factory import make_failed, make_memory, make_profile, make_timing, time_s
 
 import kbatch
@@ -23,20 +24,6 @@ PLOTS = {
     "tails": kbatch.plot_inference_tails,
     "noise": kbatch.plot_inference_noise,
 }
-
-
-def words(ax):
-    """Everything that is written in the figure."""
-    figure = ax.get_figure(root=True)
-    figure.canvas.draw()
-    found = [t.get_text() for a in figure.axes for t in (*a.texts, a.title, a._left_title)]
-    for panel in figure.axes:
-        found += [panel.get_xlabel(), panel.get_ylabel()]
-        found += [t.get_text() for t in (*panel.get_xticklabels(), *panel.get_yticklabels())]
-        found += [
-            t.get_text() for t in (panel.get_legend().get_texts() if panel.get_legend() else [])
-        ]
-    return " ".join(found).replace("\n", " ").replace("\xa0", " ")
 
 
 def test_the_info_holds_every_series_and_size():

@@ -79,14 +79,6 @@ def coarse(clock):
     return clock
 
 
-def small():
-    """A model whose step is traced in a third of the time of the classifier of other tests."""
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    return model
-
-
 def state(model):
     variables = [*model.variables, *model.optimizer.variables]
     return [keras.ops.convert_to_numpy(v) for v in variables]
@@ -172,14 +164,14 @@ def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
 
 
 def test_a_ragged_last_batch(coarse):
-    found = profile(small(), examples(20).batch(8), remedies=False)
+    found = profile(models.linear(), examples(20).batch(8), remedies=False)
     assert found.batch_size == 8
     assert (found.remedies, found.untried) == ((), ())
     assert all(n >= 4 for n in found.together.examples)
 
 
 def test_a_single_ragged_batch_is_all_there_is(coarse):
-    model = small()
+    model = models.linear()
     model.steps_per_execution = 4
     found = profile(model, examples(3).batch(8), remedies=False)
     assert found.batch_size == 3
@@ -189,7 +181,7 @@ def test_a_single_ragged_batch_is_all_there_is(coarse):
 
 def build(hp):
     hp.Int("units", 4, 8)
-    return small()
+    return models.linear()
 
 
 def test_batches_of_one_example_have_no_crossing_and_what_builds_a_model_is_called(coarse):
@@ -209,7 +201,7 @@ def test_the_cache_of_a_pipeline_is_filled_first_and_that_is_said(clock):
         return tf.ensure_shape(tf.py_function(count, [x], x.dtype), [8]), y
 
     clock.tick_s = 0.001
-    found = profile(small(), examples(24).map(counted).cache().batch(8), remedies=False)
+    found = profile(models.linear(), examples(24).map(counted).cache().batch(8), remedies=False)
     assert any("filled it first" in note for note in found.notes)
     # The first batch, which is read to see its shapes, ends before the cache is full.
     assert len(calls) < 2 * 24
@@ -260,7 +252,7 @@ def test_a_slow_start_and_first_batches_unlike_the_others_are_told(clock):
     clock.tick_s = 1e-3
     specs = (tf.TensorSpec((None, 8), tf.float32), tf.TensorSpec((None,), tf.int64))
     dataset = tf.data.Dataset.from_generator(make, output_signature=specs)
-    notes = " ".join(profile(small(), dataset, budget_s=2.0, remedies=False).notes)
+    notes = " ".join(profile(models.linear(), dataset, budget_s=2.0, remedies=False).notes)
     assert "Batches differ in size: those that the rounds trained on hold 0." in notes
     assert "instead of 2: three rounds are made in any case, each starts the pipeline" in notes
 
@@ -288,7 +280,7 @@ def test_smaller_steps_that_the_model_does_not_take_are_left_out(coarse):
 def test_data_that_do_not_fit_the_model_are_told_so():
     wrong = tf.data.Dataset.from_tensor_slices((np.zeros((40, 8), "float32"), np.zeros((40, 5))))
     with pytest.raises(InputError, match=r"cannot be trained on these data.*Received"):
-        profile(small(), wrong.batch(8), remedies=False)
+        profile(models.linear(), wrong.batch(8), remedies=False)
 
 
 def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
@@ -301,7 +293,7 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
     dataset = read_in_turn(examples(40).batch(8).map(picky))
     fails.append(True)
     clock.tick_s = 1e-3
-    found = profile(small(), dataset, budget_s=20.0)
+    found = profile(models.linear(), dataset, budget_s=20.0)
     reasons = {one.name: one.reason for one in found.untried}
     assert "failed: " in reasons["parallel map"]
     assert "traced twice" in reasons["parallel map"]
@@ -310,13 +302,13 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
 
 def test_a_py_dataset_is_measured_with_its_workers(coarse):
     rows = Rows(workers=2)
-    found = profile(small(), rows, remedies=False)
+    found = profile(models.linear(), rows, remedies=False)
     assert (found.source, found.batch_size) == ("PyDataset", 8)
     assert rows.workers == 2
 
 
 def test_arrays_have_costs_of_slicing_and_copying(coarse):
-    found = profile(small(), models.rows(100), batch_size=16)
+    found = profile(models.linear(), models.rows(100), batch_size=16)
     assert (found.source, found.batch_size) == ("arrays", 16)
     assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
     assert all(cost.batch_s.value > 0 and cost.batch_s.rounds == 9 for cost in found.costs)
@@ -324,7 +316,7 @@ def test_arrays_have_costs_of_slicing_and_copying(coarse):
 
 @pytest.mark.parametrize("at", [0, 3])
 def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
-    model = small()
+    model = models.linear()
     before = [keras.ops.convert_to_numpy(v) for v in model.variables]
     with pytest.raises(InputError, match=f"error at batch {at} .*a broken image"):
         profile(model, raising(at))
@@ -341,14 +333,14 @@ def test_a_gpu_is_read_beside_the_rates(monkeypatch):
     cpus = tf.config.list_logical_devices("CPU")
     monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: cpus)
     fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(utilization_percent=40)))
-    found = profile(small(), examples().batch(8), remedies=False)
+    found = profile(models.linear(), examples().batch(8), remedies=False)
     for rate in (found.pipeline, found.step, found.together):
         assert rate.gpu_busy_share == pytest.approx(0.4)
     assert "GPU busy: pipeline 40 %, step 40 % and together 40 %." in input_section(found).details
     assert found.smaller_steps[0].rate.gpu_busy_share is None
     fake_nvml.install(monkeypatch, None)
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
-    found = profile(small(), examples().batch(8), remedies=False)
+    found = profile(models.linear(), examples().batch(8), remedies=False)
     assert any("How busy the GPU was is not known. There is no" in n for n in found.notes)
 
 
@@ -368,32 +360,37 @@ def test_a_gpu_is_read_beside_the_rates(monkeypatch):
             ValueError,
             "must be compiled",
         ),
-        (lambda: (small(), examples(0).batch(8)), {}, InputError, "no batches"),
-        (lambda: (small(), (r for r in [])), {}, InputError, "used up by reading"),
-        (lambda: (small(), examples()), {}, InputError, "single examples"),
-        (lambda: (small(), examples().batch(8)), {"budget_s": 0}, ValueError, "budget_s=0"),
+        (lambda: (models.linear(), examples(0).batch(8)), {}, InputError, "no batches"),
+        (lambda: (models.linear(), (r for r in [])), {}, InputError, "used up by reading"),
+        (lambda: (models.linear(), examples()), {}, InputError, "single examples"),
+        (lambda: (models.linear(), examples().batch(8)), {"budget_s": 0}, ValueError, "budget_s=0"),
         (
-            lambda: (small(), examples().batch(8)),
+            lambda: (models.linear(), examples().batch(8)),
             {"budget_s": float("inf")},
             ValueError,
             "budget_s=inf",
         ),
         (
-            lambda: (small(), examples().batch(8)),
+            lambda: (models.linear(), examples().batch(8)),
             {"cache_bytes": -1},
             ValueError,
             "cache_bytes=-1",
         ),
         (
-            lambda: (small(), examples().batch(8)),
+            lambda: (models.linear(), examples().batch(8)),
             {"budget_s": "2"},
             ValueError,
             "budget_s='2'",
         ),
-        (lambda: (small(), models.rows(9)), {"batch_size": 2**70}, InputError, r"2\*\*53"),
-        (lambda: (small(), models.rows(9)), {"batch_size": 1.5}, InputError, "batch_size=1.5"),
+        (lambda: (models.linear(), models.rows(9)), {"batch_size": 2**70}, InputError, r"2\*\*53"),
         (
-            lambda: (small(), (models.rows(3)[0], np.array(["a", "b", "c"]))),
+            lambda: (models.linear(), models.rows(9)),
+            {"batch_size": 1.5},
+            InputError,
+            "batch_size=1.5",
+        ),
+        (
+            lambda: (models.linear(), (models.rows(3)[0], np.array(["a", "b", "c"]))),
             {},
             InputError,
             "give each label's index",

@@ -3,7 +3,6 @@
 import os
 import signal
 import tempfile
-import threading
 
 import keras
 import numpy as np
@@ -142,22 +141,10 @@ DATA = {
 }
 
 
-class Locked:
-    """A build function that holds what cannot be sent to another process."""
-
-    def __init__(self, build):
-        self._lock = threading.Lock()
-        self._build = build
-
-    def __call__(self):
-        with self._lock:
-            return self._build()
-
-
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
 def test_every_form_of_data_is_run_to_its_end(data):
     size = 50 if callable(data()) else 60
-    found = kbatch.find_max_batch_size(Locked(mlp), data(), memory_limit_bytes=100 * MB)
+    found = kbatch.find_max_batch_size(models.Locked(mlp), data(), memory_limit_bytes=100 * MB)
     assert (found.max_batch_size, found.reason) == (size, "reached the data set")
     assert "cannot be sent" in found.notes[0]
 
@@ -403,13 +390,13 @@ X, Y = models.rows(8)
 )
 def test_data_that_cannot_be_used_are_refused(data, message):
     with pytest.raises(InputError, match=message):
-        kbatch.find_max_batch_size(Locked(mlp), *data, memory_limit_bytes=100 * MB)
+        kbatch.find_max_batch_size(models.Locked(mlp), *data, memory_limit_bytes=100 * MB)
 
 
 def test_a_function_without_examples_is_refused():
     with pytest.raises(InputError, match="returned no batch"):
         kbatch.find_max_batch_size(
-            Locked(mlp), lambda size: rows_function(size).take(0), memory_limit_bytes=99 * MB
+            models.Locked(mlp), lambda size: rows_function(size).take(0), memory_limit_bytes=99 * MB
         )
 
 

@@ -42,18 +42,6 @@ LIMIT = 100 * 10**6
 FOLDER = "kbatch-micro-batches"
 
 
-class Locked:
-    """A build function that cannot be sent: its memory is measured in this process."""
-
-    def __init__(self, build=models.mlp):
-        self._lock = threading.Lock()
-        self._build = build
-
-    def __call__(self):
-        with self._lock:
-            return self._build()
-
-
 def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **arguments):
     chosen = {"micro_batch_size": "auto", "dtype_policy": "float32"} | (settings or {})
     if chosen["micro_batch_size"] == "auto":
@@ -260,7 +248,9 @@ def test_late_want_of_memory_starts_the_trial_and_its_callbacks_again_with_half(
     # The scale of the loss is put back too.
     settings = {"dtype_policy": "mixed_float16"}
     tuner = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = search(tmp_path / "auto", Locked(with_dropout), (16, 32), settings=settings, **tuner)
+    study = search(
+        tmp_path / "auto", models.Locked(with_dropout), (16, 32), settings=settings, **tuner
+    )
     assert list(tmp_path.glob("**/*.h5"))
     run, later = runs(study)
     assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
@@ -282,7 +272,7 @@ def test_late_want_of_memory_starts_the_trial_and_its_callbacks_again_with_half(
 
 def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
     fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
-    study = search(tmp_path / "auto", Locked(), (2,), fit=fit)
+    study = search(tmp_path / "auto", models.Locked(), (2,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
     assert (tmp_path / "lives").read_text() == "xx"
@@ -321,7 +311,7 @@ class RunsOutItself(keras.callbacks.Callback):
 @pytest.mark.slow
 def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
     fit = {"callbacks": [RunsOutItself(moment)]}
-    study = search(tmp_path, Locked(), (16,), fit=fit)
+    study = search(tmp_path, models.Locked(), (16,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
     assert not list((tmp_path / "search" / FOLDER).glob("*-limit.json"))
@@ -455,7 +445,7 @@ DATA = {"dataset": (as_dataset(), {})} | {
 def test_every_form_of_data_gives_what_the_same_size_given_gives(tmp_path, form):
     data, fit = form
     sizes, arguments = (16,), {"data": data, "fit": fit}
-    study = search(tmp_path / "auto", Locked(subclassed), sizes, **arguments)
+    study = search(tmp_path / "auto", models.Locked(subclassed), sizes, **arguments)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("completed", 16)
     given = search(
@@ -478,7 +468,7 @@ TUNERS = {
 @pytest.mark.slow
 def test_trials_that_go_on_and_further_executions_do_not_probe_again(tmp_path, kind):
     tuner, arguments = kind
-    study = search(tmp_path, Locked(), (8, 32), kind=tuner, **arguments)
+    study = search(tmp_path, models.Locked(), (8, 32), kind=tuner, **arguments)
     searched = [run.micro_batch_search_s for run in runs(study)]
     assert len(searched) >= 2
     assert sum(seconds > 0 for seconds in searched) == 1
@@ -589,7 +579,7 @@ def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path):
 def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     """Another trial of the search may have a smaller model."""
     settings = {"memory_limit_bytes": 20 * 2**20}
-    study = search(tmp_path, Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
+    study = search(tmp_path, models.Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
     (run,) = runs(study)
     assert run.status == "out_of_memory"
     assert "a limit of 20.0 MiB, weights of 41.2 MiB" in run.failure

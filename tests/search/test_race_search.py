@@ -1,6 +1,5 @@
 """Searches by a race: real trainings of one epoch."""
 
-import threading
 from pathlib import Path
 
 import keras
@@ -140,19 +139,9 @@ def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_by_seed
     assert "over executions alone: val_auc is no mean over validation examples" in decision.reason
 
 
-class Locked:
-    """A build function that cannot be sent: its memory is measured in this process."""
-
-    def __init__(self):
-        self._lock = threading.Lock()
-
-    def __call__(self):
-        return models.mlp()
-
-
 def test_a_size_that_runs_out_late_goes_on_with_half_the_micro_batch(tmp_path):
     auto = {"micro_batch_size": "auto", "memory_limit_bytes": 10**8}
-    tuner = race(tmp_path, searches.stock(Locked(), (8, 16), **auto), callbacks=[RunsOut(2)])
+    tuner = race(tmp_path, searches.stock(models.Locked(), (8, 16), **auto), callbacks=[RunsOut(2)])
     (_, first), (_, second), (_, third) = (
         [trial.executions[k] for trial in kbatch.load_study(tuner).trials] for k in range(3)
     )

@@ -11,12 +11,10 @@ from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
-import kbatch
 from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.palette import ALARM, series_style
 from kbatch.plotting.saving import save_figure
 from kbatch.study.figures.trials import alt_text, named_label, plot_trials, trials_info
-from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 
@@ -326,27 +324,8 @@ def test_a_metric_that_nobody_measured_is_not_available():
     assert "n/a (not measured in any trial)" in texts(lower)
 
 
-def test_a_study_without_its_search_file_can_be_plotted():
-    _, lower = panels(Study("digits", make_study().trials))
-    assert "n/a (device not recorded)" in texts(lower)
-
-
-def test_an_empty_study_says_what_to_run():
-    with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
-        plot_trials(Study("digits", ()))
-
-
-def test_given_axes_are_used_with_and_without_a_grid():
-    figure = Figure(layout="constrained")
-    left, right = figure.subplots(1, 2)
-    upper, lower = panels(make_study(), left)
-    assert upper is left
-    assert lower.figure is figure
-    figure.draw_without_rendering()
-    assert lower.get_position().y1 <= upper.get_position().y0
-    assert lower.get_position().x1 < right.get_position().x0
-    free = Figure()
-    upper, lower = panels(make_study(), free.add_axes((0.2, 0.2, 0.7, 0.7)))
+def test_axes_without_a_grid_are_split_into_equal_panels():
+    upper, lower = panels(make_study(), Figure().add_axes((0.2, 0.2, 0.7, 0.7)))
     boxes = [panel.get_axes_locator()(panel, None) for panel in (upper, lower)]
     assert boxes[1].y1 <= boxes[0].y0
     assert boxes[0].height == pytest.approx(boxes[1].height)
@@ -404,7 +383,3 @@ def test_the_alternative_text_tells_what_the_figure_shows():
     assert "Throughput lies between 3,130 samples/s at batch size 16 and" in text
     assert "best, batch size 64: 0.9810" in text
     assert "batch size 4,096 (out of memory)" in text
-
-
-def test_the_public_name_is_this_function():
-    assert kbatch.plot_trials is plot_trials

@@ -20,14 +20,6 @@ DATA = models.rows(94)
 QUICK = {"measure_memory": False, "time_budget_s": 1.0}
 
 
-def small():
-    """A classifier whose step is traced in a third of the time of that of other tests."""
-    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    return model
-
-
 def test_a_batch_that_does_not_train_so_in_parts_is_noted():
     def build():
         model = keras.Sequential(
@@ -50,7 +42,7 @@ def profile():
     """Sizes, data and memory as they are found without being told."""
     lines = []
     found = kbatch.profile_training(
-        Here(small), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
+        Here(models.linear), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
     assert any("after warming up" in line for line in lines)
@@ -91,7 +83,7 @@ def test_it_is_read_as_it_was_written_and_told_in_words(profile, tmp_path):
 
 
 def test_a_batch_is_cut_into_micro_batches_of_each_size():
-    found = kbatch.profile_training(small, *DATA, batch_size=40, **QUICK)
+    found = kbatch.profile_training(models.linear, *DATA, batch_size=40, **QUICK)
     assert [p.micro_batch_size for p in found.points] == [1, 2, 4, 8, 16, 32, 40]
     assert {p.batch_size for p in found.points} == {40}
     assert [p.accumulated for p in found.points] == [True] * 6 + [False]
@@ -115,7 +107,7 @@ def test_data_come_in_every_form(form):
         "unbatched": data,
         "function": lambda size: data.repeat().batch(size),
     }[form]
-    found = kbatch.profile_training(small, given, batch_sizes=(4, 16), **QUICK)
+    found = kbatch.profile_training(models.linear, given, batch_sizes=(4, 16), **QUICK)
     assert [p.outcome for p in found.points] == ["measured", "measured"]
 
 
@@ -123,13 +115,13 @@ def test_a_data_function_that_ends_leaves_larger_sizes_out():
     def batches(size):
         return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
 
-    found = kbatch.profile_training(small, batches, batch_sizes=(16, 128, 256), **QUICK)
+    found = kbatch.profile_training(models.linear, batches, batch_sizes=(16, 128, 256), **QUICK)
     assert [p.outcome for p in found.points] == ["measured", "not_run", "not_run"]
     assert all("94 examples" in p.reason for p in found.points[1:])
 
 
 def test_a_given_model_stays_as_it_is():
-    model = small()
+    model = models.linear()
     model.fit(*DATA, verbose=0)
     variables = [*model.variables, *model.optimizer.variables]
     before = [np.array(v) for v in variables]
@@ -180,7 +172,7 @@ def test_bad_arguments_are_refused_before_anything_runs(name):
 def test_targets_beside_a_dataset_are_refused():
     data = tf.data.Dataset.from_tensor_slices(DATA)
     with pytest.raises(InputError, match="brings its own targets"):
-        kbatch.profile_training(small, data, DATA[1], **QUICK)
+        kbatch.profile_training(models.linear, data, DATA[1], **QUICK)
 
 
 def test_a_model_that_cannot_be_trained_is_refused():
@@ -195,7 +187,7 @@ def test_what_throttled_the_gpu_is_in_the_record(monkeypatch, tmp_path):
     here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
     monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
     quick = QUICK | {"time_budget_s": 0.3}
-    found = kbatch.profile_training(small, *DATA, batch_sizes=(4, 8), **quick)
+    found = kbatch.profile_training(models.linear, *DATA, batch_sizes=(4, 8), **quick)
     (seen,) = found.gpus
     assert seen.power_cap_w == 250.0
     assert seen.throttle_reasons == ("power cap",)

@@ -1,4 +1,5 @@
 import pytest
+from figure_samples import words
 from records_factory import make_gpu
 from training_profile_factory import left_out, point, training_profile
 
@@ -11,14 +12,6 @@ from kbatch.throughput.report import (
 )
 
 CACHE = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
-
-
-def words(ax):
-    figure = ax.get_figure(root=True)
-    figure.canvas.draw()
-    found = [t.get_text() for a in figure.axes for t in (*a.texts, a._left_title)]
-    found += [label for a in figure.axes for label in (a.get_xlabel(), a.get_ylabel())]
-    return " ".join(found).replace("\n", " ").replace("\xa0", " ")
 
 
 def test_the_info_holds_every_size_and_what_was_measured():

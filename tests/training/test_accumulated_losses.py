@@ -356,15 +356,6 @@ def test_a_single_loss_with_weights_and_variables_with_an_axis_of_one():
     assert_equal_training(build, (random(94, 1, 1), Y), sample_weight=random(94))
 
 
-class TokenLoss(keras.losses.Loss):
-    """A scalar that is divided by a mask of its own, as in named-entity recognition."""
-
-    def call(self, y_true, y_pred):
-        mask = keras.ops.cast(y_true > 0, "float32")
-        values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
-        return keras.ops.sum(values * mask) / keras.ops.sum(mask)
-
-
 def token_count(y_true, y_pred):
     return keras.ops.sum(keras.ops.cast(y_true > 0, "float32"))
 
@@ -377,7 +368,7 @@ def own_masks(loss=None, **arguments):
     value = layers.Dense(1, name="value")(layers.Flatten()(vectors))
     model = keras.Model(inputs, {"tags": softmax("tags")(vectors), "value": value})
     optimizer = arguments.pop("optimizer", None) or sgd()
-    model.compile(optimizer, {"tags": loss or TokenLoss(), "value": "mse"}, **arguments)
+    model.compile(optimizer, {"tags": loss or models.TokenLoss(), "value": "mse"}, **arguments)
     return model
 
 
@@ -442,7 +433,7 @@ def test_a_scalar_loss_that_is_no_mean_over_rows_is_warned_of():
 
 def test_a_scalar_loss_that_divides_by_zero_on_a_part_is_warned_of():
     model = keras.Sequential([layers.Input((7,)), layers.Embedding(20, 4), softmax("tags")])
-    model.compile("sgd", TokenLoss(), run_eagerly=True)
+    model.compile("sgd", models.TokenLoss(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 8)
     with pytest.warns(UserWarning, match=r"is not finite on a part.*`loss_denominator`"):
         model.fit(*first_rows((IDS, MASKED["tags"]), 32), verbose=0)
