@@ -58,7 +58,6 @@ watched_variables: Any = record.VariableWatcher  # The trainable ones that are r
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
 signature_of: Any = attrgetter("_output_signature")  # What an adapter of a PyDataset found.
-project_directory: Any = attrgetter("_project_dir")  # Where an oracle keeps its files.
 keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
 
 
@@ -395,6 +394,11 @@ def is_oracle_elsewhere() -> bool:
     from keras_tuner.src.distribute.utils import has_chief_oracle
 
     return has_chief_oracle()
+
+
+def project_directory(oracle: Any) -> Path:
+    """Return where an oracle keeps its files; its own property would make that folder again."""
+    return Path(oracle._directory, oracle._project_name)
 
 
 def move_project(tuner: Any, folder: Path) -> None:

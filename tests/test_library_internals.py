@@ -535,7 +535,7 @@ def test_tuner_callback(tuner):
 
 
 def test_oracles(tuner):
-    assert internals.project_directory(tuner.oracle) == tuner.project_dir
+    assert str(internals.project_directory(tuner.oracle)) == tuner.project_dir
     assert not internals.is_oracle_elsewhere()
 
 
@@ -544,7 +544,7 @@ def test_move_project(tuner, tmp_path):
     moved.oracle = copy.copy(tuner.oracle)
     internals.move_project(moved, tmp_path / "elsewhere")
     assert Path(moved.project_dir) == tmp_path / "elsewhere"
-    assert internals.project_directory(moved.oracle) == moved.project_dir != tuner.project_dir
+    assert str(internals.project_directory(moved.oracle)) == moved.project_dir != tuner.project_dir
 
 
 def test_an_optimizer_lists_the_losses_that_it_scales():

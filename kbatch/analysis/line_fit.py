@@ -149,7 +149,7 @@ def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
     full = float(np.mean(weights == 1.0))
     variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
     intercept, slope = (coefficients * unit).tolist()
-    covariance = variance * np.linalg.inv(design.T @ design) * np.outer(unit, unit)
+    covariance = variance * np.linalg.pinv(design.T @ design) * np.outer(unit, unit)
     return Line(intercept, slope, covariance, count - 2, measure_departure(x, residuals))
 
 

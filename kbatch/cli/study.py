@@ -1,6 +1,7 @@
 """Commands that read a study, `report`, `plot`, `export`, and `demo`, which makes one."""
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,8 +30,15 @@ def _report(options: argparse.Namespace) -> None:
     from kbatch.report.pages import write_report
 
     records = [load_record(path) for path in options.records]
+    for record in records:
+        _say_problems(record)
     for path in write_report(records, options.output):
         print(path)
+
+
+def _say_problems(record: Any) -> None:
+    for problem in getattr(record, "problems", ()):
+        print(f"kbatch: left out: {problem}", file=sys.stderr)
 
 
 def add_plot(commands: Any) -> None:
@@ -50,10 +58,13 @@ def add_plot(commands: Any) -> None:
 def _plot(options: argparse.Namespace) -> None:
     from kbatch.plotting.saving import save_figure
     from kbatch.study.figures import draw_figure
+    from kbatch.study.study import load_study
 
     output = options.output or Path(f"kbatch-{options.figure}.png")
     axes = draw_figure(options.figure, options.study, target=options.target, width_in=options.width)
     save_figure(axes, output)
+    if options.figure != "memory":
+        _say_problems(load_study(options.study))
     print(output)
 
 
@@ -81,6 +92,7 @@ def _export(options: argparse.Namespace) -> None:
         raise ValueError(f"`--output` must end in .csv or .json. Received: --output {output}.")
     study = load_study(options.study)
     refuse_empty(study)
+    _say_problems(study)
     if options.to is not None:
         try:
             print(f"{options.to}: {study.log_to(options.to)}")

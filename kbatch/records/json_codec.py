@@ -11,6 +11,8 @@ import typing
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
+from kbatch.errors import InputError
+
 SCHEMA_VERSION = 1
 # Squares of larger numbers overflow: like infinity, such a number says that something diverged.
 LARGEST_NUMBER = 1e100
@@ -21,6 +23,9 @@ _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 # What a constructor or a decoder raises where a file holds something else.
 _DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+
+# A path of other storage, whose two slashes `Path` makes one of; a drive of Windows has one letter.
+_ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
 
 Record = typing.TypeVar("Record")
 
@@ -46,43 +51,47 @@ def record_text(record: object) -> str:
 
 def read_record(kind: type[Record], path: Path) -> Record:
     """Read a record that `write_record` wrote."""
-    document = _parsed(path)
-    name = printable(str(path))
+    document, name = read_json(path), printable(str(path))
     try:
         version, found = document["kbatch_schema"], document["kind"]
-    except (KeyError, TypeError) as error:
-        raise RecordError(f"{name} is no kbatch record or is damaged: {error!r}.") from error
-    if version != SCHEMA_VERSION:
-        raise RecordError(
-            f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: use "
-            "the version of kbatch that wrote it, or measure again into another file or folder."
-        )
-    if found != kind.__name__:
-        raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
-    try:
+        if version != SCHEMA_VERSION:
+            raise RecordError(
+                f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: "
+                "use the version of kbatch that wrote it, or measure again into another file or "
+                "folder."
+            )
+        if found != kind.__name__:
+            raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
         return decode(kind, document["record"])
+    except RecordError:
+        raise
     except _DAMAGED as error:
-        raise RecordError(f"{name} is damaged: {shown(error)}.") from error
+        raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
+
+
+def check_local(path: str | Path) -> None:
+    """Refuse what is no local path: a folder named after its scheme would be made."""
+    if _ELSEWHERE.match(str(path)):
+        raise InputError(
+            "kbatch reads and writes local files only: give a local path, and copy from or to "
+            f"other storage yourself. Received: {str(path)!r}."
+        )
 
 
 def read_json(path: Path) -> typing.Any:
     """Read a JSON file that anybody may have written."""
-    document = _parsed(path)
-    if _too_deep(document):
-        name = printable(str(path))
-        raise RecordError(f"{name} is damaged: it is nested more than {_DEEPEST} levels deep.")
-    return document
-
-
-def _parsed(path: Path) -> typing.Any:
+    check_local(path)
     name = printable(str(path))
     # A pipe or a device in its place would never end.
     if path.exists() and not path.is_file():
         raise RecordError(f"{name} is no kbatch record: it is no regular file.")
     try:
-        return json.loads(path.read_bytes().decode())
+        document = json.loads(path.read_bytes().decode())
+        if _too_deep(document):
+            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     except (OSError, RecursionError, ValueError) as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
+    return document
 
 
 def printable(text: str) -> str:
@@ -184,8 +193,6 @@ def _plain(kind: typing.Any, value: typing.Any) -> typing.Any:
         return printable(value)
     if isinstance(value, (int, float)) and not -LARGEST_NUMBER <= value <= LARGEST_NUMBER:
         raise ValueError(f"{value} is not finite, or too large to compute with")
-    if kind is object and _too_deep(value):
-        raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     return value
 
 
@@ -197,6 +204,7 @@ def _is_plain(kind: typing.Any, value: typing.Any) -> bool:
 
 def write_whole_file(path: Path, data: bytes) -> None:
     """Write a file in one step: an error leaves what was there before."""
+    check_local(path)
     draft = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

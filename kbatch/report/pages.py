@@ -68,7 +68,7 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for name in (plain, glued, prose, in_cell, plain_prose):
+    for name in (plain, glued, prose, in_cell, plain_prose, fenced):
         environment.filters[name.__name__] = name
     return environment
 
@@ -98,6 +98,12 @@ def plain_prose(text: str) -> str:
 def plain(text: str) -> str:
     """Keep Markdown from reading markup into a text."""
     return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+
+
+def fenced(command: str) -> str:
+    """Write a command as a block of Markdown, between fences that are longer than any in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}sh\n{command}\n{fence}"
 
 
 def write_report(

@@ -23,7 +23,13 @@ from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, 
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.timed_fit import ExecutionPlan
-from kbatch.search.trial_files import TrialFiles, completed_trials, recorded_search, trial_files
+from kbatch.search.trial_files import (
+    TrialFiles,
+    completed_trials,
+    moved,
+    recorded_search,
+    trial_files,
+)
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
@@ -144,6 +150,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
+        self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
         self.fallback = Float32Fallback(self.dtype_policies)
         self._graph = OneGraph()
         self._micro_batches = SearchMicroBatches(
@@ -380,11 +387,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
         if files.of_kbatch_tuner:
             return
+        if self._compared_in == files.project and not (files.project / IDENTITY_NAME).exists():
+            raise moved(files.project, IDENTITY_NAME)
         values, facts = self._described(files.project)
         given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)
         present = SearchIdentity(objective | facts | given, values)
         check_identity(files.project, present)
+        self._compared_in = files.project
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))

@@ -1,11 +1,13 @@
 """The figure of a search while it runs, in a notebook or a file."""
 
 import base64
+import contextlib
 import dataclasses
 import functools
 import importlib
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,7 @@ from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
 from kbatch.plotting.palette import series_style
 from kbatch.plotting.saving import figure_bytes
-from kbatch.records.json_codec import write_whole_file
+from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.progress import NotebookLine
 from kbatch.search.trial_files import TrialFiles
@@ -63,7 +65,10 @@ class LivePlot(keras.callbacks.Callback):
         now: Callable[[], float] = time.monotonic,
     ):
         super().__init__()
-        place = None if path is None else Path(path)
+        if path is not None:
+            check_local(path)
+        # A callback may change the working directory.
+        place = None if path is None else Path(path).absolute()
         if place is not None and place.suffix.lower() not in (".png", ".svg", ".pdf"):
             raise ValueError(
                 f"`path` must end in `.png`, `.svg` or `.pdf`. Received: path={str(path)!r}."
@@ -84,6 +89,7 @@ class LivePlot(keras.callbacks.Callback):
         self._followed: tuple[TrialFiles, int, Callable[[], ExecutionRecord]] | None = None
         self._next_s = 0.0
         self._epoch = 0
+        self._warned: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LivePlot":
         """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
@@ -99,10 +105,11 @@ class LivePlot(keras.callbacks.Callback):
     ) -> None:
         """Begin an execution, whose record so far is `so_far()`; a search calls it."""
         self._followed = files, number, so_far
-        in_notebook = self._is_seen() and self._place is not None and self._is_own_display
-        # The cell ends after the last clearing.
-        if in_notebook and self._wiped and self._at_end is None:
-            _events().register("post_run_cell", self._end_cell)
+        with self._ending_nothing():
+            in_notebook = self._is_seen() and self._place is not None and self._is_own_display
+            # The cell ends after the last clearing.
+            if in_notebook and self._wiped and self._at_end is None:
+                _events().register("post_run_cell", self._end_cell)
         self._at_end = lambda: self.show_ended(files.project)
 
     def stay(self) -> None:
@@ -111,12 +118,14 @@ class LivePlot(keras.callbacks.Callback):
 
     def show_ended(self, project: Path) -> None:
         """Show the trials that a project directory holds; a search calls it."""
-        if self._is_seen():
-            self._draw(load_study(project), None)
+        with self._ending_nothing():
+            if self._is_seen():
+                self._draw(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
         self._epoch = 0
-        self._leave_wiped_place()
+        with self._ending_nothing():
+            self._leave_wiped_place()
         self._draw_running()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
@@ -129,10 +138,27 @@ class LivePlot(keras.callbacks.Callback):
         self._epoch += 1
         self._draw_running()
 
+    @contextlib.contextmanager
+    def _ending_nothing(self) -> Iterator[None]:
+        """Warn where the figure cannot be shown, once for each cause: the search goes on."""
+        try:
+            yield
+        except Exception as error:  # Whatever a disk, a display or a figure raises.
+            cause = f"{type(error).__name__}: {shortened(str(error), 300)}"
+            if cause not in self._warned:
+                self._warned.add(cause)
+                warnings.warn(
+                    f"`LivePlot` could not be shown, and the search goes on: {cause}", stacklevel=2
+                )
+
     def _draw_running(self) -> None:
-        if self._followed is None or not self._is_seen():
-            return
-        files, number, so_far = self._followed
+        with self._ending_nothing():
+            if self._followed is not None and self._is_seen():
+                self._draw_followed(*self._followed)
+
+    def _draw_followed(
+        self, files: TrialFiles, number: int, so_far: Callable[[], ExecutionRecord]
+    ) -> None:
         study, execution = load_study(files.project), so_far()
         # Its file has the record of when it began.
         trials = tuple(
@@ -178,7 +204,8 @@ class LivePlot(keras.callbacks.Callback):
     def _end_cell(self, result: Any = None) -> None:
         _events().unregister("post_run_cell", self._end_cell)
         show, self._at_end = self._at_end, None
-        self._leave_wiped_place()
+        with self._ending_nothing():
+            self._leave_wiped_place()
         if show is not None:
             show()
 

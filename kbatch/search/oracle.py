@@ -1,5 +1,6 @@
 """The oracle: which trial comes next, known from the trials on disk alone."""
 
+import contextlib
 import math
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +16,7 @@ from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     DRAFT_NAME,
     ENDED,
+    check_not_moved,
     decided_trials,
     open_trials,
     read_trial_states,
@@ -120,6 +122,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._strategy = strategy
+        self._begun: str | None = None  # A trial whose file was written.
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -196,11 +199,12 @@ class BatchSizeOracle(keras_tuner.Oracle):
         kept |= decided_trials(self._project) if decided else open_trials(self._project)
         for trial_id in {one.trial_id for one in self.ended_trials} - kept:
             for name in (CHECKPOINT_NAME, DRAFT_NAME):
-                (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
+                with contextlib.suppress(OSError):  # A disk that cannot be written keeps them.
+                    (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
 
     @property
     def _project(self) -> Path:
-        return Path(project_directory(self))
+        return project_directory(self)
 
     def _next_trial(self) -> Any:
         """Return a trial that nobody runs and that has not ended, else one that is proposed."""
@@ -224,7 +228,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
 
     def _save_trial(self, trial: Any) -> None:
-        write_trial_state(trial, self._project)
+        project = self._project
+        if self._begun is not None:
+            check_not_moved(project, self._begun)
+        write_trial_state(trial, project)
+        self._begun = trial.trial_id
 
 
 def _with_direction(objective: Any) -> Any:

@@ -1,9 +1,11 @@
 """Progress of a search: a line a trial that stays, and a live line with the time left."""
 
+import contextlib
 import dataclasses
 import importlib
 import time
-from collections.abc import Callable, Mapping
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -176,13 +178,39 @@ class SearchProgress:
 
     def __enter__(self) -> "SearchProgress":
         if self._verbose:
-            self._line = self._open_line()
+            with self._ending_nothing():
+                self._line = self._open_line()
         return self
 
     def __exit__(self, *error: object) -> None:
-        line, self._line = self._line, None
-        if line is not None:
-            line.close()
+        with self._ending_nothing():
+            if self._line is not None:
+                self._line.close()
+        self._line = None
+
+    @contextlib.contextmanager
+    def _ending_nothing(self) -> Iterator[None]:
+        """Show nothing more where a console or a notebook fails: the search goes on."""
+        try:
+            yield
+        except Exception as error:  # A full disk, a closed pipe, or what a notebook raises.
+            self._line = None
+            warnings.warn(
+                "The progress of the search cannot be shown any more, and the search goes on: "
+                f"{type(error).__name__}: {error}",
+                stacklevel=2,
+            )
+
+    def say(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._line is not None:
+            with self._ending_nothing():
+                self._line.print(text)
+
+    def _update(self, name: str, share: float | None, figures: str) -> None:
+        if self._line is not None:
+            with self._ending_nothing():
+                self._line.update(name, share, figures)
 
     def trial_begins(
         self,
@@ -203,8 +231,7 @@ class SearchProgress:
         self._at_once = at_once
         if took_s is None:
             self._first, self._memory_bytes = None, None
-            if self._line is not None:
-                self._line.update(self._name, None, "starting")
+            self._update(self._name, None, "starting")
 
     def show_counts(self, *, submitted: int, running: int | None, ended: int) -> None:
         """Show how many trials an executor runs, and how many wait there, where it says so."""
@@ -215,7 +242,7 @@ class SearchProgress:
             known = [f"{running} running", f"{submitted - running} queued"]
         left = self._search_left_s(trial_left_s=0.0)
         known += [f"{ended} done", *([] if left is None else [f"{duration(left)} left"])]
-        self._line.update("search", None, ", ".join(known))
+        self._update("search", None, ", ".join(known))
 
     def show(self, progress: FitProgress) -> None:
         self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
@@ -227,7 +254,7 @@ class SearchProgress:
         ]
         if progress.epoch_ended and self._verbose > 1:
             epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
-            self._line.print(", ".join([self._name, epoch, *figures]))
+            self.say(", ".join([self._name, epoch, *figures]))
         if self._first is None:
             self._first = self._now(), progress.share
         # By the share since the first report: building and tracing came before it.
@@ -240,7 +267,7 @@ class SearchProgress:
         search_left_s = self._search_left_s(trial_left_s)
         if search_left_s is not None:
             left.append(f"search {duration(search_left_s)} left")
-        self._line.update(self._name, progress.share, ", ".join([*left, *figures]))
+        self._update(self._name, progress.share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
@@ -253,11 +280,7 @@ class SearchProgress:
         memory_bytes = self._memory_bytes
         text = trial_line(self._name, record, duration_s=duration_s, memory_bytes=memory_bytes)
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
-        self._line.print(text + (f"; about {duration(left)} left" if left else ""))
-
-    def say(self, text: str) -> None:
-        if self._line is not None:
-            self._line.print(text)
+        self.say(text + (f"; about {duration(left)} left" if left else ""))
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
         """Extrapolate from the trials that this search has finished."""

@@ -12,14 +12,16 @@ from pathlib import Path
 from typing import Any
 
 import keras
+import keras_tuner
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
-from kbatch.library_internals import trial_metrics
+from kbatch.library_internals import is_oracle_elsewhere, move_project, trial_metrics
 from kbatch.records.json_codec import (
     RecordError,
+    check_local,
     load_if_readable,
     read_json,
     read_record,
@@ -31,7 +33,14 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome
-from kbatch.study.study import RECORD_NAME, SearchRecord, Study, as_compared, load_study
+from kbatch.study.study import (
+    RECORD_NAME,
+    SETTINGS_REMEDY,
+    SearchRecord,
+    Study,
+    as_compared,
+    load_study,
+)
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.clock import numbers_of
 
@@ -107,9 +116,7 @@ class TrialFiles:
             return None
         if record.trial_id != self.trial_id:
             return None
-        mine, found = self._values(), record.hyperparameters
-        # Training may have declared more of them since.
-        return record if all(mine[n] == found[n] for n in mine.keys() & found.keys()) else None
+        return record if _agree(self._values(), record.hyperparameters) else None
 
     def begin_attempt(self) -> tuple[ExecutionRecord, ...]:
         """Drop what an interrupted attempt left unfinished."""
@@ -119,8 +126,10 @@ class TrialFiles:
         kept = kept[: self.executions]
         if kept:
             self._write_all(kept)
-        else:
-            self._file.unlink(missing_ok=True)
+        elif record is not None:
+            self._file.unlink()
+        elif self._file.exists():  # It is damaged, of another version or of another trial.
+            os.replace(self._file, self._file.with_name(f"{RECORD_NAME}.unread"))
         return kept
 
     def write(self, index: int, execution: ExecutionRecord) -> None:
@@ -168,6 +177,8 @@ class TrialFiles:
         self.write(number, ended)
 
     def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
+        # It was there before the trial began.
+        check_not_moved(self.project, self.trial_id)
         record = TrialRecord(self.trial_id, self._values(), self.objective, executions)
         write_needed(record, self._file)
 
@@ -212,12 +223,20 @@ def write_needed(record: object, file: Path) -> None:
         raise RecordError(str(error)) from error
 
 
-def check_local(project: str) -> None:
-    if "://" in str(project):
-        raise InputError(
-            "kbatch writes its records to local directories only: give a local `directory`. "
-            f"Received: {project}."
-        )
+def check_not_moved(project: Path, trial_id: str) -> None:
+    """Refuse to go on in a folder that lacks a trial that was begun: another one would be made."""
+    begun = project / f"trial_{trial_id}" / STATE_NAME
+    if not begun.exists():
+        raise moved(project, f"{begun.parent.name}/{begun.name}")
+
+
+def moved(project: Path, lacking: str) -> RecordError:
+    """Return the error of a search whose folder has vanished."""
+    return RecordError(
+        f"The project directory {project} was moved, renamed or deleted while its search ran: put "
+        "it back in its place and run the same script again, which goes on from there. Received: "
+        f"a folder without {lacking}."
+    )
 
 
 def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
@@ -234,15 +253,30 @@ def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRec
 def recorded_search(project: Path) -> SearchRecord | None:
     """Read what holds for all trials of the search in a directory, None where there is none."""
     file = project / RECORD_NAME
-    return read_record(SearchRecord, file) if file.exists() else None
+    try:
+        return read_record(SearchRecord, file) if file.exists() else None
+    except RecordError as error:
+        raise RecordError(f"{error} {SETTINGS_REMEDY}") from error
 
 
 def trial_files(callbacks: Any) -> TrialFiles | None:
     """Find the trial of a `HyperModel.fit`: a callback of keras-tuner knows it."""
-    for callback in keras.tree.flatten(callbacks or []):
+    given = keras.tree.flatten(callbacks or [])
+    for callback in given:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
+            _keep_to_one_place(callback.tuner, given)
             return TrialFiles(callback.tuner, callback.trial)
     return None
+
+
+def _keep_to_one_place(tuner: Any, callbacks: Sequence[Any]) -> None:
+    """Make the project of a tuner absolute: callbacks may change the working directory."""
+    if os.path.isabs(tuner.project_dir) or is_oracle_elsewhere():
+        return
+    move_project(tuner, Path(tuner.project_dir).absolute())
+    for saver in callbacks:
+        if type(saver).__module__.startswith("keras_tuner.") and hasattr(saver, "filepath"):
+            saver.filepath = os.path.abspath(saver.filepath)
 
 
 def reopen_trials(tuner: Any) -> list[str]:
@@ -255,8 +289,8 @@ def reopen_trials(tuner: Any) -> list[str]:
             # Its result is in no study.
             trial.status = TrialStatus.RUNNING
             found.append(
-                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or damaged: "
-                "it was run again."
+                f"Trial {trial.trial_id} ended, but its {RECORD_NAME} was missing or could not be "
+                f"read: it was run again, and what could not be read is {RECORD_NAME}.unread."
             )
             continue
         if files.objective != record.objective:
@@ -296,12 +330,79 @@ def write_trial_state(trial: Any, project: Path) -> None:
 
 
 def read_trial_states(project: Path) -> list[Any]:
-    """Read the trials of a project, also another tuner's; warn of damaged ones, which run again."""
-    found = [_read(file) for file in sorted(project.glob(f"trial_*/{STATE_NAME}"))]
-    return sorted((trial for trial in found if trial), key=lambda trial: trial.trial_id)
+    """Read the trials of a project, also another tuner's.
+
+    The record is the truth: where keras-tuner's file is missing, damaged or says something else, it
+    is made again from the record. A trial that has no record either is run again, with a warning.
+    """
+    found = []
+    for folder in sorted(project.glob("trial_*")):
+        file = folder / STATE_NAME
+        state = _read(file) if file.exists() else None
+        record = load_if_readable(TrialRecord, folder / RECORD_NAME)
+        own = record is not None and folder.name == f"trial_{record.trial_id}"
+        if own and not _says(state, record.hyperparameters):
+            state = trial_of(record)
+            with contextlib.suppress(OSError):  # A disk that cannot be written now.
+                write_trial_state(state, project)
+        if isinstance(state, Trial):
+            found.append(state)
+        elif state is not None:
+            warnings.warn(f"{file} is damaged, its trial is run again: {state}", stacklevel=2)
+    return sorted(found, key=lambda trial: trial.trial_id)
+
+
+def _says(state: Any, values: Mapping[str, Any]) -> bool:
+    return isinstance(state, Trial) and _agree(values, state.hyperparameters.values)
+
+
+def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    # Training may have declared more of them since.
+    return all(one[name] == other[name] for name in one.keys() & other.keys())
+
+
+def trial_of(record: TrialRecord) -> Any:
+    """Make keras-tuner's trial from our record."""
+    hyperparameters = keras_tuner.HyperParameters()
+    hyperparameters.values = dict(record.hyperparameters)
+    trial: Any = Trial(hyperparameters, record.trial_id, TrialStatus.RUNNING)
+    if record.status in ("running", "interrupted"):
+        return trial
+    result = trial_result(record)
+    if isinstance(result, str):
+        trial.status, trial.message = TrialStatus.FAILED, result
+        return trial
+    metrics, step = result
+    name, direction = record.objective.name, record.objective.direction
+    for metric, value in metrics.items():
+        trial.metrics.register(metric, direction if metric == name else None)
+        trial.metrics.update(metric, value, step=step)
+    trial.status, trial.best_step = TrialStatus.COMPLETED, step
+    trial.score = record.objective_value
+    return trial
+
+
+def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
+    """Return the metrics of a trial's best epoch, with its number from 0, or why there is none."""
+    if record is None:
+        return "Nothing was recorded."
+    if record.status != "completed":
+        return record.failure or f"The trial ended as {record.status}."
+    name, direction = record.objective.name, record.objective.direction
+    if record.objective_value is None:
+        if name in COST_NAMES:
+            return f"The target was never met, so {name} is not known."
+        return f"The objective {name} was not finite or not measured."
+    measured = {"samples_per_second": record.samples_per_second}
+    measured |= {cost: record.cost(cost) for cost in COST_NAMES}
+    known = {name: float(value) for name, value in measured.items() if value is not None}
+    best = [execution.best_epoch(name, direction) for execution in record.executions]
+    step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
+    return record.metrics | known, step
 
 
 def _read(file: Path) -> Any:
+    """Read keras-tuner's state of a trial, or return what is wrong with it."""
     try:
         state = read_json(file)
         version = state.get(_VERSION_KEY, 0)
@@ -316,8 +417,7 @@ def _read(file: Path) -> Any:
                 raise ValueError(f"its status is {trial.status!r}")
             return trial
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        warnings.warn(f"{file} is damaged, its trial is run again: {error!r}.", stacklevel=2)
-        return None
+        return f"{error!r}."
     raise RecordError(
         f"{file} has state version {version}, this kbatch reads {STATE_VERSION}: use the "
         "version of kbatch that wrote it, or another `project_name`."

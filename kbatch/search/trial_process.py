@@ -1,6 +1,5 @@
 """The executions of a trial, in this process or in that of a task."""
 
-import traceback
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -8,15 +7,14 @@ from typing import Any
 import keras
 import keras_tuner
 
+from kbatch.device.failures import failure_traceback
 from kbatch.device.memory import worker_device
 from kbatch.device.worker import Worker
 from kbatch.errors import InputError
 from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
-from kbatch.records.training_run import COST_NAMES
 from kbatch.search.executors import Task
 from kbatch.search.progress import FitProgress, FitReporter
 from kbatch.search.trial_files import TrialFiles, write_trial_state
-from kbatch.study.trial import TrialRecord
 
 
 def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
@@ -48,7 +46,7 @@ def execute(
     except Exception as error:
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
-        return ("mistake", str(error)) if mistake else ("failed", traceback.format_exc())
+        return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
     finally:
         write_trial_state(trial, project)  # Training may have declared more hyperparameters.
     return "completed", ""
@@ -80,22 +78,3 @@ def run_executions(
         record = files.record()
         if record is None or record.status != "completed":
             return
-
-
-def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
-    """Return the metrics of a trial's best epoch, with its number from 0, or why there is none."""
-    if record is None:
-        return "Nothing was recorded."
-    if record.status != "completed":
-        return record.failure or f"The trial ended as {record.status}."
-    name, direction = record.objective.name, record.objective.direction
-    if record.objective_value is None:
-        if name in COST_NAMES:
-            return f"The target was never met, so {name} is not known."
-        return f"The objective {name} was not finite or not measured."
-    measured = {"samples_per_second": record.samples_per_second}
-    measured |= {cost: record.cost(cost) for cost in COST_NAMES}
-    known = {name: float(value) for name, value in measured.items() if value is not None}
-    best = [execution.best_epoch(name, direction) for execution in record.executions]
-    step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
-    return record.metrics | known, step

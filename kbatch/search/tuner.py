@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import traceback
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -14,7 +13,7 @@ import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
-from kbatch.device.failures import device_is_lost
+from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError
@@ -27,7 +26,7 @@ from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.progress import SearchProgress
 from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
-from kbatch.search.trial_process import explored_space, run_executions, trial_result
+from kbatch.search.trial_process import explored_space, run_executions
 from kbatch.study.decision import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
@@ -141,7 +140,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
-        tuner_arguments.check_directory(directory, project_name)
+        project = tuner_arguments.check_directory(directory, project_name, overwrite=overwrite)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
@@ -162,7 +161,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
         # What is said when a search begins.
         self._found: list[str] = []
-        project = Path(directory or ".", project_name or "untitled_project")
         # What it holds is looked at before keras-tuner deletes or reads it.
         if not overwrite:
             with contextlib.suppress(RecordError):  # The reload says so.
@@ -173,8 +171,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().__init__(
             BatchSizeOracle(objective, self._strategy),
             hypermodel,
-            directory=None if directory is None else str(directory),
-            project_name=project_name,
+            directory=str(project.parent),
+            project_name=project.name,
             overwrite=overwrite,
             executions_per_trial=executions_per_trial,
             distribution_strategy=distribution_strategy,
@@ -196,7 +194,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             KeyboardInterrupt: When it is interrupted, with how to go on.
             ValueError: If something that was given cannot be used: no other trial fares better.
         """
-        trial_files.check_local(self.project_dir)
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
@@ -261,7 +258,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def load_model(self, trial: Any) -> Any:
         """Build the model of a trial with the weights of its best epoch; for keras-tuner."""
-        if not (Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME).exists():
+        checkpoint = Path(self.get_trial_dir(trial.trial_id)) / CHECKPOINT_NAME
+        if not checkpoint.exists():
             raise RuntimeError(
                 f"Trial {trial.trial_id} has no checkpoint: the decided and the best trial keep "
                 "theirs, where `model.fit` trains them. Train a model of "
@@ -270,7 +268,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins again.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
-            return super().load_model(trial)
+            try:
+                return super().load_model(trial)
+            except (OSError, KeyError, RuntimeError, ValueError) as error:  # Of h5py and Keras.
+                raise RuntimeError(
+                    f"{checkpoint} is damaged, or of another model: train a model of "
+                    f"`get_best_hyperparameters()` instead. Received: {failure_text(error)}"
+                ) from error
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
@@ -337,7 +341,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             files.record_failure(self.hypermodel, trial.hyperparameters, error)
             if device_is_lost(error):
                 raise DeviceLostError() from error
-            trial.message = traceback.format_exc()
+            trial.message = failure_traceback(error)
         self._conclude(trial, files)
 
     def _plan_executions(self, trial: Any) -> None:
@@ -356,7 +360,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         )
 
     def _conclude(self, trial: Any, files: trial_files.TrialFiles) -> None:
-        result = trial_result(files.record())
+        result = trial_files.trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return

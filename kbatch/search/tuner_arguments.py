@@ -6,7 +6,9 @@ from typing import Any
 
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
+from kbatch.records.json_codec import check_local
 from kbatch.records.record import check_choice
+from kbatch.study.study import RECORD_NAME
 
 
 def check_strategy(
@@ -77,13 +79,17 @@ def check_count(count: Any, name: str, *, least: int) -> int:
     return count
 
 
-def check_directory(directory: str | Path | None, project_name: str | None) -> None:
-    if "://" in str(directory):
-        return  # `check_local` refuses it.
+def check_directory(
+    directory: str | Path | None, project_name: str | None, *, overwrite: bool
+) -> Path:
+    """Return the project directory, which is the same wherever the process goes later."""
     folder = Path(directory or ".", project_name or "untitled_project")
+    check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        if not os.access(folder, os.W_OK):
+        # A search that has ended is read, from a disk that cannot be written too.
+        is_read = (folder / RECORD_NAME).exists() and not overwrite
+        if not is_read and not os.access(folder, os.W_OK):
             raise PermissionError("it cannot be written")
     except OSError as error:
         raise ValueError(
@@ -91,3 +97,4 @@ def check_directory(directory: str | Path | None, project_name: str | None) -> N
             f"`directory` or `project_name`. Received: directory={str(directory)!r}, "
             f"project_name={project_name!r} ({error.strerror or error})."
         ) from error
+    return folder.absolute()

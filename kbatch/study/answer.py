@@ -24,6 +24,7 @@ from kbatch.study.names import (
     budget_text,
     is_fraction,
     metric_words,
+    missing_text,
     noise_scale_text,
     outcome,
     trial_names,
@@ -45,9 +46,10 @@ class Answer(NamedTuple):
 def answer(study: Study) -> Answer:
     """Word the answer of a study with at least one trial."""
     found, names = study.decide(), trial_names(study.trials)
+    missing = missing_text(study.missing)
     compared = _compared(study, names)
     if found.trial is None or found.best is None:
-        headline = f"No batch size can be named: {missing_reason(study)}."
+        headline = f"No batch size can be named: {missing_reason(study)}. {missing}".strip()
         return Answer(headline, what_to_do(study), None, None, None, compared)
     value, tie = found.best.objective_value, ""
     same = [one.trial for one in found.left_out if one.trial.objective_value == value]
@@ -62,8 +64,9 @@ def answer(study: Study) -> Answer:
     parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
     left_out = f" Not compared: {join_words(parts)}." if counts else ""
     given = bool(study.search and study.search.settings.get("baseline"))
+    named = _headline(found, same, names, keep=given and found.baseline == found.batch_size)
     return Answer(
-        headline=_headline(found, same, names, keep=given and found.baseline == found.batch_size),
+        headline=f"{named} {missing}".strip(),
         certainty=f"{tie}{found.reason}{left_out}",
         baseline=_baseline(study, found),
         speed=_speed(as_compared(study).trials, found, names),

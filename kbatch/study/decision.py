@@ -275,7 +275,6 @@ def decide(
 ) -> Decision:
     """Decide as `Study.decide` does; a race may look at the data `looks` times, others 0."""
     comparable, left_out = comparable_trials(raced_trials(trials) if looks else trials)
-    check_tolerance(tolerance, confidence, comparable[0].objective.name if comparable else "")
     if not comparable:
         return Decision(None, None, None, confidence=confidence)
     best = min(comparable, key=lambda trial: trial.rank)

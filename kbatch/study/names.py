@@ -64,6 +64,19 @@ def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
     return (2, 0, "") if value is None else (1, 0, value)
 
 
+def missing_text(missing: int) -> str:
+    """Say that trials of a study are missing, an empty text where none is."""
+    if not missing:
+        return ""
+    which, why, who = "is", "its record is", "it"
+    if missing > 1:
+        which, why, who = "are", "their records are", "one of them"
+    return (
+        f"{numbers.pluralize(missing, 'trial')} {which} missing: {why} damaged or lost, and {who} "
+        "may have been the best."
+    )
+
+
 def at_most(names: Sequence[str]) -> list[str]:
     """Return the first five names, and how many there are more."""
     more = len(names) - MOST_NAMED

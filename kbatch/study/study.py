@@ -12,14 +12,32 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
-from kbatch.records.record import EnvironmentRecord, ShownRecord
-from kbatch.study.decision import Decision, count_race_looks, decide, raced_trials
+from kbatch.records.record import EnvironmentRecord, ShownRecord, check_ranges
+from kbatch.study.decision import (
+    Decision,
+    check_tolerance,
+    count_race_looks,
+    decide,
+    raced_trials,
+)
 from kbatch.study.names import Conditions, conditions_of
 from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
     import pandas as pd
+
+
+_READ_SETTINGS: Mapping[str, Any] = {
+    "batch_sizes": tuple[int, ...],
+    "base_batch_size": int,
+    "baseline": int,
+    "validation_batch_size": int,
+    "max_executions": int,
+    "tolerance": float,
+    "confidence": float,
+    "strategy": str,
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -29,6 +47,15 @@ class SearchRecord:
     settings: Mapping[str, object]  # Arguments of the hypermodel.
     environment: EnvironmentRecord
     fallback: RunNote | None = None  # Why all trials train in float32 in place of their policy.
+
+    def __post_init__(self):
+        # What a decision or a search that goes on takes from a file; other settings are shown.
+        known: dict[str, Any] = {n: v for n, v in self.settings.items() if n in _READ_SETTINGS}
+        for name, value in known.items():
+            json_codec.decode(_READ_SETTINGS[name], value)
+        check_tolerance(known.get("tolerance"), known.get("confidence", DEFAULT_CONFIDENCE))
+        counts = ("batch_sizes", "base_batch_size", "baseline", "max_executions")
+        check_ranges(1, **{name: known.get(name) for name in counts})
 
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
@@ -58,8 +85,10 @@ class Study(ShownRecord):
     #: What is missing, a line each: files that could not be read, and trials that failed before
     #: training, in building the model.
     problems: tuple[str, ...] = ()
+    missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
 
     def __post_init__(self):
+        check_ranges(0, missing=self.missing)
         counts = Counter(trial.trial_id for trial in self.trials)
         repeated = [trial_id for trial_id, count in counts.items() if count > 1]
         if repeated:
@@ -71,6 +100,8 @@ class Study(ShownRecord):
         """Sum the study up in a line: its records would fill pages."""
         completed = sum(trial.status == "completed" for trial in self.trials)
         parts = [f"{len(self.trials)} trials, {completed} completed"]
+        if self.missing:
+            parts.append(f"{self.missing} missing")
         if self.trials:
             sizes = [trial.batch_size for trial in self.trials]
             parts.append(f"batch sizes {min(sizes)} to {max(sizes)}")
@@ -120,10 +151,12 @@ class Study(ShownRecord):
             ValueError: If `tolerance` or `confidence` cannot be used.
         """
         settings: Mapping[str, Any] = self.search.settings if self.search else {}
+        sure: float = settings.get("confidence", DEFAULT_CONFIDENCE)
+        sure = sure if confidence is None else confidence
+        # That of the search was checked when it began.
+        check_tolerance(tolerance, sure, self.objective.name if self.objective else "")
         if tolerance is None:
             tolerance = settings.get("tolerance")
-        known: float = settings.get("confidence", DEFAULT_CONFIDENCE)
-        sure = known if confidence is None else confidence
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
             baseline = settings.get("baseline") or settings.get("base_batch_size")
@@ -256,6 +289,10 @@ def refuse_empty(study: Study) -> None:
 
 
 RECORD_NAME = "kbatch.json"
+SETTINGS_REMEDY = (
+    "It holds the settings of the search, and no result: delete it, and run the same script with "
+    "the same arguments, which keeps the trials."
+)
 
 
 class _HasProjectDir(Protocol):
@@ -283,6 +320,7 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     tuner, path = None, tuner_or_directory
     if not isinstance(path, (str, Path)):
         tuner, path = path, path.project_dir
+    json_codec.check_local(path)
     path = Path(path)
     if path.is_file():
         return json_codec.read_record(Study, path)
@@ -321,12 +359,24 @@ def _read_project(path: Path) -> Study:
         try:
             return json_codec.read_record(kind, file)
         except json_codec.RecordError as error:
-            problems.append(str(error))
+            remedy = f" {SETTINGS_REMEDY}" if kind is SearchRecord else ""
+            problems.append(f"{error}{remedy}")
 
     search = read(SearchRecord, path / RECORD_NAME)
-    trials = []
+    identity = read(SearchIdentity, path / IDENTITY_NAME)
+    # Those of keras-tuner alone have no record.
+    searched = any((path / name).exists() for name in (RECORD_NAME, IDENTITY_NAME))
+    before, trials, failed = len(problems), [], []
     for folder in sorted(path.glob("trial_*")):
-        trial = read(TrialRecord, file := folder / RECORD_NAME)
+        file = folder / RECORD_NAME
+        if not os.path.lexists(file):
+            status, message = _end_of_lost(folder / "trial.json")
+            if status in ("FAILED", "INVALID"):
+                failed.append(f"{folder.name} failed before training: {message}")
+            elif status in ("COMPLETED", "damaged") and searched:
+                problems.append(f"{file} is missing, and with it the result of its trial.")
+            continue
+        trial = read(TrialRecord, file)
         if trial and folder.name != f"trial_{trial.trial_id}":
             problems.append(
                 f"{file} is left out: it holds trial {json_codec.shown(trial.trial_id)}."
@@ -334,21 +384,23 @@ def _read_project(path: Path) -> Study:
         elif trial:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
-    for file in sorted(path.glob("trial_*/trial.json")):
-        # keras-tuner's trials that failed before training.
-        if (file.parent / RECORD_NAME).exists():
-            continue
-        with contextlib.suppress(json_codec.RecordError, AttributeError, KeyError, TypeError):
-            trial = json_codec.read_json(file)
-            if trial["status"] in ("FAILED", "INVALID"):
-                lines = str(trial.get("message") or "").splitlines()
-                last = [line for line in lines if line.strip()][-1:]
-                problems.append(f"{file.parent.name} failed before training: {''.join(last)[:200]}")
-    identity = read(SearchIdentity, path / IDENTITY_NAME)
-    problems += identity.notes if identity else ()
+    missing = len(problems) - before
+    texts = map(json_codec.printable, [*problems, *failed, *(identity.notes if identity else ())])
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(map(json_codec.printable, problems)))
+    return Study(name, tuple(trials), search, tuple(texts), missing)
+
+
+def _end_of_lost(file: Path) -> tuple[str, str]:
+    """Return how a trial without a record ended, and its last line, by keras-tuner's file."""
+    if not file.exists():
+        return "", ""
+    try:
+        state = json_codec.read_json(file)
+        lines = str(state.get("message") or "").splitlines()
+        return str(state["status"]), ([""] + [one for one in lines if one.strip()])[-1][:200]
+    except (json_codec.RecordError, AttributeError, KeyError):
+        return "damaged", ""
 
 
 IDENTITY_NAME = "kbatch-search.json"

@@ -73,7 +73,7 @@ def test_damage_is_found_when_the_file_is_read(changed, tmp_path):
     document = json.loads((tmp_path / "r.json").read_text())
     document["record"]["outcomes"] |= changed
     (tmp_path / "r.json").write_text(json.dumps(document))
-    with pytest.raises(RecordError, match=r"r\.json is damaged"):
+    with pytest.raises(RecordError, match=r"r\.json is no kbatch record or is damaged"):
         read_record(ExecutionRecord, tmp_path / "r.json")
 
 

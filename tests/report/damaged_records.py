@@ -39,6 +39,6 @@ def _damage(owner, key, rng):
         case 1 if isinstance(owner, list):
             owner.append(owner[key])
         case 2 | 3 if isinstance(owner[key], (int, float)):
-            owner[key] *= rng.choice((-1, 0, 10, 1e6, 1e30))
+            owner[key] *= rng.choice((-1, 0, 10, 10**6, 10**30))
         case _:
             owner[key] = rng.choice(HOSTILE)

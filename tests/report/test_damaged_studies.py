@@ -1,5 +1,6 @@
 """A damaged record is named and left out, or all that reads it goes on: nothing else may happen."""
 
+import dataclasses
 import json
 import random
 import warnings
@@ -10,7 +11,7 @@ import pytest
 from damaged_records import damaged
 from figure_studies import gpu_study, learned_study, max_batch_result, target_study, tuned_study
 from recommendation_factory import make_recommendation
-from records_factory import make_study, make_trial
+from records_factory import make_search, make_study, make_trial
 from training_profile_factory import training_profile
 
 import kbatch
@@ -18,7 +19,7 @@ from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import load_record, report_content
 from kbatch.study.answer import answer
 from kbatch.study.figures import STUDY_FIGURES
-from kbatch.study.study import load_study
+from kbatch.study.study import SearchIdentity, load_study
 
 STUDIES = {
     "learned": lambda: learned_study(3, sizes=(16, 64, 256)),
@@ -35,16 +36,32 @@ def _warnings_are_errors():
         yield
 
 
+# What a race writes, of which decisions are made.
+SETTINGS = {
+    "batch_sizes": [16, 64, 256],
+    "tolerance": 0.01,
+    "confidence": 0.95,
+    "strategy": "race",
+    "baseline": 64,
+    "base_batch_size": 16,
+    "max_executions": 40,
+}
+
+
 def project(folder, study):
-    write_record(study.search, folder / "kbatch.json")
+    settings = {**SETTINGS, **study.search.settings} if study.search else SETTINGS
+    search = dataclasses.replace(study.search or make_search(), settings=settings)
+    write_record(search, folder / "kbatch.json")
     for trial in study.trials:
         write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    write_record(SearchIdentity({"model": "x"}, {"units": 8}), folder / "kbatch-search.json")
     return sorted(folder.glob("trial_*/kbatch.json"))
 
 
 def read_all(study):
     """All that is computed of a study before it is drawn."""
     assert repr(study)
+    assert repr(study.decide())
     for executions in (False, True):
         table = study.to_dataframe(executions=executions)
         assert table.to_csv().encode()
@@ -77,6 +94,7 @@ def test_damage_is_named_or_harmless(name, count, tmp_path):
         study = load_study(tmp_path)
         assert len(study.trials) + len(study.problems) == len(files)
         assert len(study.problems) <= 1
+        assert study.missing == len(study.problems)
         assert all(str(file) in problem for problem in study.problems)
         read_all(study)
         if not study.problems:
@@ -85,6 +103,30 @@ def test_damage_is_named_or_harmless(name, count, tmp_path):
                 draw_all(study)
         file.write_text(whole)
     assert 0 < harmless < count
+
+
+@pytest.mark.parametrize("name", ["kbatch.json", "kbatch-search.json", "study.json"])
+def test_damage_to_what_holds_for_all_trials_is_named_or_harmless(name, tmp_path):
+    trials = project(tmp_path, learned_study(2, sizes=(16, 64)))
+    load_study(tmp_path).save(tmp_path / "study.json")
+    file, rng, harmless = tmp_path / name, random.Random(name), 0
+    whole = json.loads(file.read_text())
+    for _ in range(200):
+        file.write_text(json.dumps(damaged(whole, rng)))
+        try:
+            study = load_study(file if name == "study.json" else tmp_path)
+        except RecordError as error:
+            assert name == "study.json"
+            assert str(file) in str(error)
+            assert "\n" not in str(error)
+            continue
+        if name != "study.json":
+            assert len(study.trials) == len(trials)
+            assert study.missing == 0
+            assert all(str(file) in problem for problem in study.problems)
+        harmless += not study.problems
+        read_all(study)
+    assert 0 < harmless < 200
 
 
 RECORDS = {

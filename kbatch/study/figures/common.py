@@ -14,6 +14,7 @@ from kbatch.study.names import (
     caption,
     is_fraction,
     metric_axis_label,
+    missing_text,
     outcome,
     trial_names,
 )
@@ -53,6 +54,7 @@ def write_conditions(
     panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
     lines = (*notes, caption(study.conditions))
+    alarm = f"{alarm} {missing_text(study.missing)}".strip()
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
 

@@ -8,6 +8,7 @@ from kbatch.document.numbers import format_number, join_words, memory_text, perc
 from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
 from kbatch.records.usage import GpuUsage, UsageRecord
+from kbatch.study.names import missing_text
 from kbatch.study.study import Study, refuse_empty
 
 if TYPE_CHECKING:
@@ -161,5 +162,6 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     panels[-1].set_xlim(0, info.duration_s)
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], info.title, columns=2)
-    canvas.write_caption(panels[-1], *info.notes)
+    alarm = missing_text(watched.missing) if isinstance(watched, Study) else ""
+    canvas.write_caption(panels[-1], *info.notes, alarm=alarm)
     return panels[0]

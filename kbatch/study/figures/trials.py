@@ -18,6 +18,7 @@ from kbatch.study.names import (
     caption,
     metric_estimate,
     metric_words,
+    missing_text,
     outcome,
     throughput_estimate,
     trial_names,
@@ -213,6 +214,7 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     if info.named:
         _label_named(upper, lower, info, info.named)
     alarm = common.incomplete_text(study) if crowded else ""
+    alarm = f"{alarm} {missing_text(study.missing)}".strip()
     conditions = caption(as_compared(study).conditions)
     canvas.write_caption(lower, conditions, *info.notes, alarm=alarm)
     return upper

@@ -1,0 +1,216 @@
+"""Faults of disks, displays and files: nothing readable is lost, and each says what to do."""
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import keras
+import keras_tuner
+import pytest
+import searches
+import small_models as models
+
+import kbatch
+
+KINDS = [kbatch.BatchSizeTuner, keras_tuner.GridSearch]
+SIZES = (8, 16)
+
+
+def run(directory, kind=kbatch.BatchSizeTuner, **given):
+    return searches.quick(directory, searches.stock(batch_sizes=SIZES), kind, **given)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("made")
+    run(folder)
+    return folder
+
+
+@pytest.fixture
+def finished(made, tmp_path):
+    """The folder of a search that ended, for this test to damage."""
+    shutil.copytree(made / "search", tmp_path / "search")
+    return tmp_path / "search"
+
+
+def contents(folder, pattern="*"):
+    return {f.relative_to(folder): f.read_bytes() for f in folder.rglob(pattern) if f.is_file()}
+
+
+class ChangesDirectory(keras.callbacks.Callback):
+    def __init__(self, to):
+        super().__init__()
+        self.to = to
+
+    def on_epoch_begin(self, epoch, logs=None):
+        os.chdir(self.to)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_callback_that_changes_the_working_directory_splits_no_search(
+    tmp_path, monkeypatch, kind
+):
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path)
+    run("results", kind, fit={"callbacks": [ChangesDirectory(tmp_path / "elsewhere")]})
+    study = kbatch.load_study(tmp_path / "results" / "search")
+    assert [trial.status for trial in study.trials] == ["completed"] * 2
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+class Renames(keras.callbacks.Callback):
+    """Renames a folder while the second trial trains; kbatch's and keras-tuner's tuners copy it."""
+
+    def __init__(self, folder):
+        super().__init__()
+        self.folder = folder
+
+    def on_train_batch_end(self, batch, logs=None):
+        # Of kbatch's own tuner and of keras-tuner's.
+        if any(self.folder.glob("search/trial_*1")):
+            self.folder.rename(self.folder.with_name("renamed"))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_directory_that_is_renamed_stops_the_search_and_nothing_is_lost(tmp_path, kind):
+    folder = tmp_path / "results"
+    with pytest.raises(ValueError, match=f"{folder}/search was moved, renamed or deleted"):
+        run(folder, kind, fit={"callbacks": [Renames(folder)]})
+    assert not folder.exists()
+    folder.with_name("renamed").rename(folder)
+    if kind is kbatch.BatchSizeTuner:
+        tuner = run(folder, fit={"callbacks": [Renames(tmp_path / "none")]})
+        assert [t.status for t in kbatch.load_study(tuner).trials] == ["completed"] * 2
+
+
+def fails(*args, **kwargs):
+    raise OSError(28, "No space left on device")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("where", ["file", "display"])
+def test_a_live_plot_that_fails_ends_nothing(tmp_path, kind, where):
+    (tmp_path / "taken").write_text("")
+    given = {"display": fails} if where == "display" else {"path": tmp_path / "taken" / "live.png"}
+    with pytest.warns(UserWarning, match="`LivePlot` could not be shown, and the search goes on"):
+        tuner = run(tmp_path, kind, fit={"callbacks": [kbatch.LivePlot(**given, interval_s=0)]})
+    assert [t.status for t in kbatch.load_study(tuner).trials] == ["completed"] * 2
+
+
+def test_a_terminal_that_fails_ends_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(sys.stdout, "write", fails)
+    with pytest.warns(UserWarning, match="progress of the search cannot be shown"):
+        tuner = run(tmp_path, fit={"verbose": 2})
+    assert [t.status for t in kbatch.load_study(tuner).trials] == ["completed"] * 2
+
+
+def emptied(file):
+    file.write_text("")
+
+
+def says_another_size(file):
+    state = json.loads(file.read_text())
+    state["hyperparameters"]["values"]["batch_size"] = 16
+    file.write_text(json.dumps(state))
+
+
+@pytest.mark.parametrize("damage", [emptied, Path.unlink, says_another_size])
+def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finished, damage):
+    records = contents(finished, "kbatch.json")
+    was = json.loads((finished / "trial_0000" / "trial.json").read_text())
+    damage(finished / "trial_0000" / "trial.json")
+    for _ in range(2):
+        tuner = run(finished.parent)
+        assert contents(finished, "kbatch.json") == records
+    now = json.loads((finished / "trial_0000" / "trial.json").read_text())
+    for name in ("trial_id", "status", "score", "best_step"):
+        assert now[name] == was[name]
+    assert now["hyperparameters"]["values"]["batch_size"] == 8
+    (best,) = tuner.get_best_hyperparameters()
+    assert best.get("batch_size") == kbatch.load_study(tuner).decide().batch_size
+
+
+@pytest.mark.parametrize("text", ["{", '{"kbatch_schema": 99, "kind": "TrialRecord"}'])
+def test_a_record_that_cannot_be_read_is_kept_beside_the_new_one(finished, text):
+    (finished / "trial_0001" / "kbatch.json").write_text(text)
+    study = kbatch.load_study(run(finished.parent))
+    assert [trial.status for trial in study.trials] == ["completed"] * 2
+    assert (finished / "trial_0001" / "kbatch.json.unread").read_text() == text
+    assert any("kbatch.json.unread" in problem for problem in study.problems)
+
+
+def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
+    file, trials = finished / "kbatch.json", contents(finished, "trial_*/kbatch.json")
+    file.write_text(file.read_text()[:100])
+    (problem,) = kbatch.load_study(finished).problems
+    with pytest.raises(ValueError, match=r"delete it, and run the same script") as raised:
+        run(finished.parent)
+    assert "delete it, and run the same script" in problem
+    assert str(file) in problem
+    assert str(file) in str(raised.value)
+    file.unlink()
+    run(finished.parent)
+    assert contents(finished, "trial_*/kbatch.json") == trials
+
+
+def test_a_damaged_checkpoint_is_named(finished):
+    (checkpoint,) = finished.glob("trial_*/checkpoint.weights.h5")
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(RuntimeError, match=f"{checkpoint} is damaged.*get_best_hyperparameters"):
+        run(finished.parent).get_best_models()
+
+
+class Bloated(keras.callbacks.Callback):
+    def on_epoch_begin(self, epoch, logs=None):
+        raise RuntimeError("x" * 5_000_000)
+
+
+def test_a_text_of_megabytes_is_one_line_and_fills_no_file(tmp_path, capsys):
+    run(tmp_path, fit={"callbacks": [Bloated()], "verbose": 1})
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 1000
+    assert max(map(len, contents(tmp_path).values())) < 100_000
+
+
+@pytest.mark.parametrize("scheme", ["gs", "s3"])
+def test_other_storage_is_refused_before_anything_is_made(tmp_path, monkeypatch, scheme):
+    monkeypatch.chdir(tmp_path)
+    address = f"{scheme}://bucket/results"
+    with pytest.raises(ValueError, match=r"local files only.*copy"):
+        run(address)
+    with pytest.raises(ValueError, match=r"local files only.*copy"):
+        kbatch.load_study(address)
+    with pytest.raises(ValueError, match=r"local files only.*copy"):
+        kbatch.LivePlot(f"{address}.png")
+    assert list(tmp_path.iterdir()) == []
+
+
+READS = """
+import sys
+sys.path[:0] = {path}
+import searches, test_faults, kbatch
+tuner = test_faults.run({folder!r})
+print(kbatch.load_study(tuner).decide().batch_size, len(tuner.get_best_models()))
+"""
+
+
+@pytest.mark.slow
+def test_a_search_that_ended_opens_on_a_disk_that_cannot_be_written(finished):
+    script = READS.format(path=sys.path, folder=str(finished.parent))
+    mount = 'mount --bind "$0" "$0" && mount -o remount,ro,bind "$0" && exec "$@"'
+    command = ["unshare", "-m", "sh", "-c", mount, str(finished), sys.executable, "-c", script]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if "Operation not permitted" in done.stderr or "unshare failed" in done.stderr:
+        pytest.skip("needs the right to mount")
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split()[-1] == "1"
+
+
+def test_labels_that_are_text_are_refused_in_one_line(tmp_path):
+    x, y = models.rows(94)
+    with pytest.raises(ValueError, match=r"np\.unique\(y, return_inverse=True\)") as raised:
+        run(tmp_path, data=(x, y.astype(str)))
+    assert "\n" not in str(raised.value)

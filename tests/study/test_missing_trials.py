@@ -1,0 +1,86 @@
+"""A trial whose record is damaged or lost may have been the best: every page says so."""
+
+import dataclasses
+import subprocess
+import sys
+
+import pytest
+from figure_studies import learned_study
+from matplotlib import pyplot
+from records_factory import make_environment, make_search, make_study
+
+import kbatch
+from kbatch.records.json_codec import write_record
+
+TEXT = "1 trial is missing: its record is damaged or lost, and it may have been the best."
+
+
+def lost(folder):
+    """Damage the record of the best trial, of which keras-tuner's file says that it ended."""
+    best = kbatch.load_study(folder).decide().trial
+    file = folder / f"trial_{best.trial_id}" / "kbatch.json"
+    file.with_name("trial.json").write_text('{"status": "COMPLETED"}')
+    return file
+
+
+def emptied(file):
+    file.write_text("")
+
+
+@pytest.fixture(params=[emptied, lambda file: file.unlink()], ids=["damaged", "lost"])
+def project(request, tmp_path):
+    study, folder = learned_study(2, sizes=(16, 64, 256)), tmp_path / "search"
+    write_record(study.search or make_search(), folder / "kbatch.json")
+    for trial in study.trials:
+        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    request.param(lost(folder))
+    return folder
+
+
+def test_the_study_counts_it_and_names_its_file(project):
+    study = kbatch.load_study(project)
+    assert study.missing == 1
+    assert "1 missing" in repr(study)
+    (problem,) = study.problems
+    assert str(project) in problem
+
+
+@pytest.mark.parametrize(
+    "command", [["report", "-o", "r.html"], ["report", "-o", "r.md"], ["plot"], ["export"]]
+)
+def test_commands_say_so_on_the_terminal(project, tmp_path, command):
+    name, *options = command
+    done = subprocess.run(
+        [sys.executable, "-m", "kbatch", name, str(project), *options],
+        capture_output=True,
+        text=True,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert f"left out: {project}/trial_" in done.stderr
+    if name == "report":
+        assert TEXT in (tmp_path / options[1]).read_text()
+
+
+@pytest.mark.parametrize("name", ["trials", "pareto", "learning_curves", "noise_scale"])
+def test_figures_say_so(project, name):
+    axes = getattr(kbatch, f"plot_{name}")(kbatch.load_study(project))
+    axes.figure.draw_without_rendering()
+    texts = [" ".join(t.get_text().split()) for a in axes.figure.axes for t in a.texts]
+    pyplot.close(axes.figure)
+    assert any(TEXT in text for text in texts), texts
+
+
+def test_a_project_of_keras_tuner_alone_is_no_study(tmp_path):
+    (tmp_path / "trial_0").mkdir()
+    (tmp_path / "trial_0" / "trial.json").write_text('{"status": "COMPLETED"}')
+    with pytest.raises(FileNotFoundError):
+        kbatch.load_study(tmp_path)
+
+
+def test_a_fence_in_a_command_ends_no_block(tmp_path):
+    environment = dataclasses.replace(make_environment(), command="python -c '\n```\n# x\n````\n'")
+    search = dataclasses.replace(make_search(), environment=environment)
+    kbatch.write_report(make_study(search=search), tmp_path / "r.md")
+    text = (tmp_path / "r.md").read_text()
+    assert f"\n`````sh\n{environment.command}\n`````\n" in text
