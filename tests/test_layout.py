@@ -67,8 +67,8 @@ MOST_RECORD_TYPES = 179
 MOST_LINES_BEHIND = {
     "kbatch.training.accumulation.accumulate": 5_930,
     "kbatch.memory.find": 9_800,
-    "kbatch.search.hypermodel": 19_400,
-    "kbatch.study.study": 4_350,
+    "kbatch.search.hypermodel": 19_640,
+    "kbatch.study.study": 4_430,
 }
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []

@@ -54,19 +54,16 @@ def read_record(kind: type[Record], path: Path) -> Record:
     document, name = read_json(path), printable(str(path))
     try:
         version, found = document["kbatch_schema"], document["kind"]
-        if version != SCHEMA_VERSION:
-            raise RecordError(
-                f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: "
-                "use the version of kbatch that wrote it, or measure again into another file or "
-                "folder."
-            )
-        if found != kind.__name__:
-            raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
-        return decode(kind, document["record"])
-    except RecordError:
-        raise
+        if (version, found) == (SCHEMA_VERSION, kind.__name__):
+            return decode(kind, document["record"])
     except _DAMAGED as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
+    if version == SCHEMA_VERSION:
+        raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")
+    raise RecordError(
+        f"{name} has schema version {shown(version)}, this kbatch reads {SCHEMA_VERSION}: use the "
+        "version of kbatch that wrote it, or measure again into another file or folder."
+    )
 
 
 def check_local(path: str | Path) -> None:
