@@ -309,7 +309,7 @@ def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path, capsys):
     assert [t.metrics for t in study.trials] == [t.metrics for t in first.trials]
     said = capsys.readouterr().out
     for number in range(2):
-        line = f"Trial 000{number} ended, but its kbatch.json was missing or damaged: it was run"
+        line = f"Trial 000{number} ended, but its kbatch.json was missing or could not be read"
         assert line in " ".join(said.split())
         assert any(line in problem for problem in study.problems)
     assert not any("0002" in problem for problem in study.problems)
