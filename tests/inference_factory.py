@@ -4,7 +4,7 @@ import numpy as np
 from records_factory import make_environment
 
 from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import TimingRecord, TwinRecord
+from kbatch.inference.record import TargetCheck, TimingRecord, TwinRecord
 from kbatch.memory.record import MemoryRecord
 
 PEAK_RATE = 10_000.0
@@ -36,6 +36,11 @@ def make_timing(
 
 def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy="float32"):
     return TimingRecord(path, policy, batch_size, outcome, "memory ran out when it was probed")
+
+
+def make_check(batch_size, latencies_s, *, best=True, latency_ms=5.0, quantile=0.95):
+    calls = tuple(latencies_s)
+    return TargetCheck("compiled", "float32", batch_size, latency_ms, quantile, calls, best)
 
 
 def make_memory(batch_size, *, policy="float32", fixed=2**24, each=2**18, **changed):

@@ -4,32 +4,15 @@ import numpy as np
 import pytest
 from inference_factory import HALF_PEAK, make_failed, make_memory, make_profile, make_timing, time_s
 
-import kbatch
-from kbatch.inference.profile import InferenceProfile, TargetTooLow, round_noise
+from kbatch.inference.profile import TargetTooLow, round_noise
 from kbatch.inference.record import TargetCheck, TimingRecord
 from kbatch.memory.record import MemoryRecord
-from kbatch.records.json_codec import RecordError
 
 
 def check(batch_size, latencies_s, *, best, latency_ms=5.0, quantile=0.95):
     return TargetCheck(
         "compiled", "float32", batch_size, latency_ms, quantile, tuple(latencies_s), best
     )
-
-
-def test_a_profile_comes_back_from_its_file_as_it_was(tmp_path):
-    checks = (check(60, [], best=False), check(30, [0.004] * 60, best=True))
-    profile = make_profile(checks=checks, notes=("a note",))
-    profile.save(tmp_path / "p.json")
-    again = InferenceProfile.load(tmp_path / "p.json")
-    assert again == profile
-    assert again.batch_for(latency_ms=4) == profile.batch_for(latency_ms=4)
-
-
-def test_a_file_of_something_else_is_refused(tmp_path):
-    (tmp_path / "p.json").write_text("{}")
-    with pytest.raises(RecordError, match=r"p\.json"):
-        InferenceProfile.load(tmp_path / "p.json")
 
 
 def test_knee_and_efficient_follow_from_the_line():
@@ -59,12 +42,6 @@ def test_a_looser_target_never_has_a_smaller_batch():
     profile = make_profile()
     sizes = [profile.batch_for(latency_ms=t).batch_size for t in np.linspace(1.2, 9, 16)]
     assert sizes == sorted(sizes)
-
-
-def test_a_target_beyond_all_sizes_gets_the_largest_measured_one():
-    answer = make_profile().batch_for(latency_ms=1e6)
-    assert answer.batch_size == 64
-    assert "largest measured" in answer.reason
 
 
 def test_a_target_below_one_example_says_what_can_be_reached():
@@ -276,10 +253,6 @@ def test_the_noise_floor_is_the_farther_end_of_the_interval_of_the_twins():
 def test_a_record_that_contradicts_itself_is_refused(make, message):
     with pytest.raises(ValueError, match=message):
         make()
-
-
-def test_it_is_public():
-    assert kbatch.InferenceProfile is InferenceProfile
 
 
 def test_answers_outside_the_measured_sizes_say_so():

@@ -6,36 +6,9 @@ from input_profile_factory import (
     make_profile,
     make_rate,
     make_remedy,
-    make_smaller_steps,
 )
 
-from kbatch.input_pipeline.record import CostRecord, InputPipelineProfile, RateRecord
-from kbatch.records.json_codec import RecordError
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        make_profile(),
-        make_profile(remedies=(), untried=(), timeline=(), notes=()),
-        make_profile(smaller_steps=()),
-        make_profile(step=2400, smaller_steps=make_smaller_steps()),
-        make_profile(costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"),
-        make_profile(pipeline=800, step=2400, together=780, wait_share=None),
-        make_profile(long_run=make_long_run(700, 900)),
-        make_profile(long_run=make_long_run(300, waiting=0.5)),
-    ],
-)
-def test_a_profile_is_the_same_after_a_round_trip(profile, tmp_path):
-    profile.save(tmp_path / "a" / "input.json")
-    assert InputPipelineProfile.load(tmp_path / "a" / "input.json") == profile
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    path = tmp_path / "input.json"
-    path.write_text('{"kbatch_schema": 1, "kind": "Study", "record": {}}')
-    with pytest.raises(RecordError, match=r"input\.json holds a Study"):
-        InputPipelineProfile.load(path)
+from kbatch.input_pipeline.record import RateRecord
 
 
 @pytest.mark.parametrize(

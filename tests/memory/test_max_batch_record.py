@@ -1,12 +1,10 @@
 import dataclasses
 
 import pytest
-from records_factory import make_environment
 
 from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
 from kbatch.memory.report import max_batch_lines
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST
-from kbatch.records.json_codec import RecordError
 
 PROBES = (
     ProbeRecord(1, 100, "fits", 2.0),
@@ -32,28 +30,6 @@ def result(**changes):
         PROBES,
     )
     return dataclasses.replace(plain, **changes)
-
-
-FILLED = result(
-    requested_block_bytes=10,
-    free_bytes=20,
-    largest_free_block_bytes=8,
-    notes=("one", "two"),
-    environment=make_environment(),
-)
-
-
-@pytest.mark.parametrize("found", [result(), FILLED, result(probes=PROBES[:1], max_batch_size=1)])
-def test_a_result_is_read_as_it_was_written(tmp_path, found):
-    found.save(tmp_path / "there" / "result.json")
-    assert MaxBatchSizeResult.load(str(tmp_path / "there" / "result.json")) == found
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"kbatch_schema": 1, "kind": "Study"}'])
-def test_a_file_of_something_else_is_named(tmp_path, content):
-    (tmp_path / "result.json").write_text(content)
-    with pytest.raises(RecordError, match=r"result\.json"):
-        MaxBatchSizeResult.load(tmp_path / "result.json")
 
 
 def test_the_most_bytes_of_each_size_count():

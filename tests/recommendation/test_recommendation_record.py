@@ -14,34 +14,10 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.recommendation.record import Recommendation, useful_stretches
-from kbatch.records.json_codec import RecordError
+from kbatch.recommendation.record import useful_stretches
 from kbatch.throughput.record import TimedRounds
 
 UNRESOLVED = make_pilot(scatter=30.0)
-
-
-@pytest.mark.parametrize(
-    "changed",
-    [
-        {},
-        {**NOTHING, "unknown": {"memory": "there is none"}},
-        {"pilot": UNRESOLVED, "notes": ("one",), "base_learning_rate": None},
-    ],
-)
-def test_a_recommendation_is_read_as_it_was_written(tmp_path, changed):
-    made = make_recommendation(**changed)
-    made.save(tmp_path / "there" / "found.json")
-    read = Recommendation.load(str(tmp_path / "there" / "found.json"))
-    assert read == made
-    assert (read.batch_size, read.batch_sizes) == (made.batch_size, made.batch_sizes)
-    assert str(read) == str(made)
-
-
-def test_a_file_of_something_else_is_named(tmp_path):
-    make_memory().save(tmp_path / "memory.json")
-    with pytest.raises(RecordError, match=r"memory\.json holds a MaxBatchSizeResult"):
-        Recommendation.load(tmp_path / "memory.json")
 
 
 def test_the_size_and_the_limit_follow_the_device_and_the_noise():

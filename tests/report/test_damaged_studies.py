@@ -5,14 +5,11 @@ import json
 import random
 import warnings
 
-import inference_factory
-import input_profile_factory
 import pytest
 from damaged_records import damaged
-from figure_studies import gpu_study, learned_study, max_batch_result, target_study, tuned_study
-from recommendation_factory import make_recommendation
+from figure_studies import gpu_study, learned_study, target_study, tuned_study
+from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial
-from training_profile_factory import training_profile
 
 import kbatch
 from kbatch.records.json_codec import RecordError, write_record
@@ -129,21 +126,10 @@ def test_damage_to_what_holds_for_all_trials_is_named_or_harmless(name, tmp_path
     assert 0 < harmless < 200
 
 
-RECORDS = {
-    "inference": inference_factory.make_profile,
-    "input": lambda: input_profile_factory.make_profile(
-        remedies=(input_profile_factory.make_remedy(),)
-    ),
-    "largest batch": max_batch_result,
-    "recommendation": make_recommendation,
-    "training": training_profile,
-}
-
-
-@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("name", sorted(RECORDS.keys() - {"study"}))
 def test_a_damaged_profile_is_refused_or_reported(name, tmp_path):
     path = tmp_path / "record.json"
-    write_record(RECORDS[name](), path)
+    write_record(RECORDS[name], path)
     document = json.loads(path.read_text())
     rng = random.Random(name)
     reported = 0

@@ -4,27 +4,7 @@ import numpy as np
 import pytest
 from training_profile_factory import HICCUPS, left_out, point, training_profile
 
-from kbatch.records.json_codec import RecordError
-from kbatch.throughput.record import TrainingPoint, TrainingProfile
-
-
-@pytest.mark.parametrize(
-    "profile",
-    [
-        training_profile(),
-        training_profile(points=(), environment=None, memory_limit_bytes=None, duration_s=None),
-    ],
-)
-def test_a_profile_is_read_as_it_was_written(tmp_path, profile):
-    profile.save(tmp_path / "there" / "profile.json")
-    assert TrainingProfile.load(str(tmp_path / "there" / "profile.json")) == profile
-
-
-@pytest.mark.parametrize("content", ["", "{}", '{"kbatch_schema": 1, "kind": "Study"}'])
-def test_a_file_of_something_else_is_named(tmp_path, content):
-    (tmp_path / "profile.json").write_text(content)
-    with pytest.raises(RecordError, match=r"profile\.json"):
-        TrainingProfile.load(tmp_path / "profile.json")
+from kbatch.throughput.record import TrainingPoint
 
 
 def test_rates_are_examples_over_the_median_step_time():

@@ -116,21 +116,6 @@ def test_a_row_a_size():
     assert rows[-1] == ("1,024", "n/a", "n/a", "n/a", "memory ran out when it was probed")
 
 
-def test_a_report_has_the_figure_the_sizes_and_the_choice(tmp_path):
-    kbatch.write_report(training_profile(), tmp_path / "training.md")
-    text = (tmp_path / "training.md").read_text()
-    assert "9,280 (9,090 to 9,370) samples/s with micro-batches of 256" in text
-    assert "Micro-batches of 1,024 ran out of memory." in text
-    assert "64.0 MiB" in text
-    assert (tmp_path / "training-training-profile.png").stat().st_size > 10_000
-
-
-def test_a_report_of_a_profile_without_times_has_no_figure(tmp_path):
-    bare = training_profile(points=(left_out(8, "out_of_memory", "memory ran out"),))
-    kbatch.write_report(bare, tmp_path / "training.html")
-    assert "No step could be timed." in (tmp_path / "training.html").read_text()
-
-
 def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     profile = training_profile(points=tuple(point(b, 2e-3 + 1e-4 * b) for b in (1, 4, 16)))
     size = profile.efficient.batch_size

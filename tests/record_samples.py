@@ -1,0 +1,49 @@
+"""Every kind of record that a report takes, in each of the forms that its fields may have."""
+
+import inference_factory
+import input_profile_factory as inputs
+from figure_studies import learned_study, max_batch_result
+from inference_factory import make_check
+from recommendation_factory import NOTHING, make_pilot, make_recommendation
+from records_factory import make_study
+from training_profile_factory import training_profile
+
+from kbatch.input_pipeline.record import CostRecord
+from kbatch.memory.record import ProbeRecord
+
+# One of each kind, with all that it may hold.
+RECORDS = {
+    "study": make_study(),
+    "inference": inference_factory.make_profile(
+        checks=(make_check(60, (), best=False), make_check(30, [0.004] * 60)), notes=("a note",)
+    ),
+    "input": inputs.make_profile(long_run=inputs.make_long_run(300, waiting=0.5)),
+    "largest batch": max_batch_result(),
+    "training": training_profile(),
+    "recommendation": make_recommendation(notes=("one",)),
+}
+# What is unknown, empty or of another form in them.
+FORMS = RECORDS | {
+    "study of three executions": learned_study(3),
+    "input without extras": inputs.make_profile(
+        remedies=(), untried=(), timeline=(), notes=(), smaller_steps=(), wait_share=None
+    ),
+    "input of arrays": inputs.make_profile(
+        costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"
+    ),
+    "input of two bounds": inputs.make_profile(long_run=inputs.make_long_run(700, 900)),
+    "largest batch of one size": max_batch_result(
+        probes=(ProbeRecord(1, 100, "fits", 2.0),),
+        max_batch_size=1,
+        requested_block_bytes=10,
+        free_bytes=20,
+        largest_free_block_bytes=8,
+    ),
+    "training without points": training_profile(
+        points=(), environment=None, memory_limit_bytes=None, duration_s=None
+    ),
+    "recommendation of nothing": make_recommendation(
+        **NOTHING, unknown={"memory": "there is none"}, base_learning_rate=None
+    ),
+    "recommendation without a noise scale": make_recommendation(pilot=make_pilot(scatter=30.0)),
+}
