@@ -23,7 +23,7 @@ import itertools
 
 import numpy as np
 
-from kbatch.analysis import NoiseScale, gradient_noise_scale, noise_scale_of_epochs
+from kbatch.analysis import Ratio, gradient_noise_scale, noise_scale_of_epochs
 from kbatch.analysis.intervals import ratio_of_means
 
 RATIOS = (0.1, 0.3, 1, 3, 10, 30, 100)
@@ -51,7 +51,7 @@ def main() -> None:
 
 def one_run(
     rng: np.random.Generator, noise_scale: float, batch_size: int, micros: int, steps: int
-) -> NoiseScale:
+) -> Ratio:
     """The scale from updates at one point of a quadratic, where |G|^2 = 1."""
     gradient = CURVATURE / np.linalg.norm(CURVATURE)
     deviation = gradient * np.sqrt(noise_scale * micros / batch_size)
@@ -88,7 +88,7 @@ def autoregressive(rng: np.random.Generator, count: int, rho: float) -> np.ndarr
     return values
 
 
-def shares(found: list[NoiseScale], truth: float) -> str:
+def shares(found: list[Ratio], truth: float) -> str:
     intervals = [scale.interval for scale in found if scale.interval is not None]
     covered = sum(interval.low <= truth <= interval.high for interval in intervals)
     bound = sum(scale.at_least is None or scale.at_least <= truth for scale in found)

@@ -17,8 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.recommendation.limits import sizes_to_search, starting_size
 from kbatch.throughput.record import TimedRounds
 
@@ -71,9 +70,9 @@ def main() -> None:
         best = min(seconds, key=lambda size: seconds[size])
         starts, held, counted = [], 0, []
         for value in counts["noise"]:
-            noise = NoiseScale(None, None, None, None, None, 0)
+            noise = Ratio(None, None, None)
             if value is not None:
-                noise = NoiseScale(value, Interval(value, value), value, None, None, 9)
+                noise = Ratio(value, Interval(value, value), value)
             starts.append(BASE if value is None else starting_size(ways, noise_scale=value))
             found = sizes_to_search(ways, noise, base_batch_size=BASE)
             held += best in found

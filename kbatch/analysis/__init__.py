@@ -15,7 +15,6 @@ from kbatch.analysis.learning_rate import LearningRateScaling as LearningRateSca
 from kbatch.analysis.learning_rate import learning_rate_scaling as learning_rate_scaling
 from kbatch.analysis.learning_rate import scale_beta_2 as scale_beta_2
 from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate
-from kbatch.analysis.noise_scale import NoiseScale as NoiseScale
 from kbatch.analysis.noise_scale import gradient_moments as gradient_moments
 from kbatch.analysis.noise_scale import gradient_noise_scale as gradient_noise_scale
 from kbatch.analysis.noise_scale import noise_scale_of_epochs as noise_scale_of_epochs

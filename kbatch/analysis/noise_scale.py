@@ -27,31 +27,18 @@ Pope 1954, Biometrika 41, 390-402). There are three blocks at least, so a short 
 strongly correlated still has an interval that is too narrow.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_of_means
+from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Ratio, ratio_of_means
 
 # Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
 MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
 # A correlation of neighbours that is estimated as larger is not told from 1.
 _MOST_CORRELATED = 0.95
-
-
-@dataclasses.dataclass(frozen=True)
-class NoiseScale:
-    """The gradient noise scale of a stretch of training."""
-
-    value: float | None  #: B_noise, in examples; None where |G|^2 is not told apart from 0.
-    interval: Interval | None  #: Its 95 % interval, in examples; None when unresolved.
-    at_least: float | None  #: 97.5 % lower bound, in examples, also of an unresolved one; or None.
-    variance: float | None  #: Mean estimate of tr(Sigma), squared gradient units; or None.
-    squared_norm: float | None  #: Mean estimate of |G|^2, squared gradient units; or None.
-    measurements: int  #: Steps, or epochs, behind it.
 
 
 def gradient_noise_scale(
@@ -60,12 +47,13 @@ def gradient_noise_scale(
     *,
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
-) -> NoiseScale:
+) -> Ratio:
     """Estimate the gradient noise scale from the squared norms of accumulated updates.
 
     It grows during training: give the steps of the late half, or of stretches one by one.
     Steps with a norm that is not finite and steps of a single micro-batch are skipped. Unresolved
-    for fewer than three steps.
+    for fewer than three steps, and where |G|^2 is not told apart from 0: then a lower bound may be
+    all that is known.
 
     Example:
 
@@ -92,7 +80,7 @@ def gradient_noise_scale(
 
 def noise_scale_of_epochs(
     variances: ArrayLike, squared_norms: ArrayLike, *, weights: ArrayLike = 1.0
-) -> NoiseScale:
+) -> Ratio:
     """Estimate the gradient noise scale of the late half of training from means by epoch.
 
     The late half is at least three epochs; an epoch without a measured update (NaN) is left out
@@ -103,7 +91,7 @@ def noise_scale_of_epochs(
     return noise_scale_of_runs([(variances, squared_norms, weights)])
 
 
-def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> NoiseScale:
+def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Ratio:
     """Estimate one gradient noise scale of the late halves of several runs.
 
     Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them.
@@ -148,10 +136,10 @@ def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLik
     return _Run(pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late])
 
 
-def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
+def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> Ratio:
     runs = [run for run in runs if len(run.weights)]
     if not runs:
-        return NoiseScale(None, None, None, None, None, 0)
+        return UNRESOLVED
     # Blocks of the length, or shorter ones for three in all.
     counts, length = [len(run.weights) for run in runs], max(shortest, _block_length(runs))
     numbers = [max(1, count // length) for count in counts]
@@ -160,11 +148,7 @@ def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> NoiseScale:
             numbers = [min(count, max(1, count * parts // max(counts))) for count in counts]
     blocks = [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
     variances, squared_norms, weights = map(np.concatenate, zip(*blocks, strict=True))
-    ratio = ratio_of_means(variances, squared_norms, weights=weights)
-    shares = weights / weights.sum()
-    variance, squared_norm = float(shares @ variances), float(shares @ squared_norms)
-    found = ratio.value, ratio.interval, ratio.at_least
-    return NoiseScale(*found, variance, squared_norm, measurements=sum(counts))
+    return ratio_of_means(variances, squared_norms, weights=weights)
 
 
 def _block_length(runs: Sequence[_Run]) -> int:

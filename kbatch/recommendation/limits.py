@@ -22,8 +22,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.throughput.record import TimedRounds
 
@@ -62,7 +61,7 @@ def fastest_of_each(updates: Iterable[TimedRounds]) -> tuple[TimedRounds, ...]:
     return tuple(max(same, key=lambda way: way.micro_batch_size) for same in near)
 
 
-def noise_bounds(noise: NoiseScale) -> tuple[float, float]:
+def noise_bounds(noise: Ratio) -> tuple[float, float]:
     """Return the least and the largest noise scale that the measurement allows, in examples."""
     if noise.value is None or noise.interval is None:
         return noise.at_least or 0.0, math.inf
@@ -79,7 +78,7 @@ def starting_size(
 
 def sizes_to_search(
     ways: Sequence[TimedRounds],
-    noise: NoiseScale,
+    noise: Ratio,
     *,
     base_batch_size: int,
     rates: Sequence[float] = (),
@@ -98,7 +97,7 @@ def sizes_to_search(
 
 def binding_limits(
     updates: Iterable[TimedRounds],
-    noise: NoiseScale,
+    noise: Ratio,
     *,
     saturation: Interval | None,
     rates: Sequence[float] = (),

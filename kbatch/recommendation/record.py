@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import UNRESOLVED, Interval, Ratio
 from kbatch.analysis.learning_rate import learning_rate_ratio
-from kbatch.analysis.noise_scale import NoiseScale, noise_scale_of_epochs
+from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import BatchAnswer, efficient_batch_size, fit_latency
 from kbatch.document.numbers import (
     format_number,
@@ -37,7 +37,6 @@ from kbatch.recommendation.limits import (
 from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice
 from kbatch.throughput.record import TimedRounds
 
-_UNRESOLVED = NoiseScale(None, None, None, None, None, 0)
 # Of the way that the loss went: what follows takes long, and fits the training set alone.
 _USEFUL_SHARE = 0.9
 # Of fewer stretches the late half says too little.
@@ -65,7 +64,7 @@ class PilotRecord:
         check_choice(PILOT_ENDS, ended_by=self.ended_by)
 
     @property
-    def noise_scale(self) -> NoiseScale:
+    def noise_scale(self) -> Ratio:
         """The gradient noise scale of the late half of the stretches that brought progress."""
         useful = max(_FEWEST_STRETCHES, useful_stretches(self.losses))
         return noise_scale_of_epochs(
@@ -205,9 +204,9 @@ class Recommendation(SavedRecord):
         return {size: time / min(times.values()) for size, time in times.items()}
 
     @functools.cached_property
-    def noise_scale(self) -> NoiseScale:
+    def noise_scale(self) -> Ratio:
         """The gradient noise scale; unresolved without a pilot."""
-        return _UNRESOLVED if self.pilot is None else self.pilot.noise_scale
+        return UNRESOLVED if self.pilot is None else self.pilot.noise_scale
 
     @property
     def _known_noise(self) -> float | None:

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple, Self
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.analysis.learning_rate import LearningRateScaling
-from kbatch.analysis.noise_scale import MOMENT_METRICS, NoiseScale, noise_scale_of_runs
+from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
 from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
@@ -80,7 +80,7 @@ def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | No
     return None
 
 
-def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> NoiseScale | None:
+def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Ratio | None:
     """Estimate the noise scale of the late half of each run, all together; None without moments."""
     # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
     measured = [[(*m, max(1, e.updates)) for e in run if (m := _moments(e))] for run in runs]
@@ -378,7 +378,7 @@ class ExecutionRecord:
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     @property
-    def noise_scale(self) -> NoiseScale | None:
+    def noise_scale(self) -> Ratio | None:
         """Gradient noise scale of the late half of its epochs, None if it was not measured."""
         return noise_scale([self.epochs])
 

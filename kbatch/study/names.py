@@ -3,8 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval, Ratio
 from kbatch.document import numbers
 from kbatch.document.section import UNKNOWN_DEVICE, versions_text
 from kbatch.records.record import EnvironmentRecord
@@ -114,7 +113,7 @@ def metric_axis_label(metric: Objective) -> str:
     return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"
 
 
-def noise_scale_text(scale: NoiseScale) -> str:
+def noise_scale_text(scale: Ratio) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None and scale.interval is not None:
         return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale.interval, 2)}"

@@ -7,8 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from statistics import fmean
 
-from kbatch.analysis.intervals import Interval, mean_interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Interval, Ratio, mean_interval
 from kbatch.records.notes import RunNote
 from kbatch.records.record import check_choice
 from kbatch.records.training_run import COST_NAMES, DIRECTIONS, ExecutionRecord, Target, noise_scale
@@ -191,7 +190,7 @@ class TrialRecord:
         return best(values, default=None)
 
     @functools.cached_property
-    def noise_scale(self) -> NoiseScale | None:
+    def noise_scale(self) -> Ratio | None:
         """Gradient noise scale of the late halves of all executions, None if not measured."""
         return noise_scale([e.epochs for e in self.executions])
 

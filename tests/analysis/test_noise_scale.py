@@ -31,8 +31,6 @@ def test_the_value_is_the_ratio_of_the_means():
     squared = np.mean([b - (a - b) / 3 for a, b in zip(m, batch, strict=True)])
     scale = gradient_noise_scale(m, batch, **SIZES)
     np.testing.assert_allclose(scale.value, variance / squared)
-    np.testing.assert_allclose([scale.variance, scale.squared_norm], [variance, squared])
-    assert scale.measurements == 64
 
 
 @pytest.mark.parametrize("unit", [1e-30, 1e-6, 1e8, 1e30])
@@ -120,7 +118,6 @@ def test_fewer_than_three_steps_are_unresolved(steps):
     scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
     assert scale.value is None
     assert scale.at_least is None
-    assert (scale.variance is None) == (steps == 0)
 
 
 def test_epochs_of_constant_moments_give_their_ratio():
@@ -138,19 +135,16 @@ def test_epochs_agree_with_the_steps_they_are_the_means_of():
     )
     by_step = gradient_noise_scale(m, batch, **SIZES)
     np.testing.assert_allclose(by_epoch.value, by_step.value)
-    assert by_epoch.measurements == 10
     assert 0.4 < by_epoch.interval.high / by_step.interval.high < 2.5
 
 
 def test_epochs_count_by_their_measured_updates():
     heavy = noise_scale_of_epochs([20.0, 20, 41], [1.0, 1, 0.99], weights=[1, 1, 2])
-    repeated = ((20.0 + 20 + 2 * 41) / 4) / ((1 + 1 + 2 * 0.99) / 4)
-    np.testing.assert_allclose(heavy.variance / heavy.squared_norm, repeated)
+    np.testing.assert_allclose(heavy.value, (20.0 + 20 + 2 * 41) / (1 + 1 + 2 * 0.99))
 
 
 def test_an_epoch_without_a_measured_update_is_left_out():
     scale = noise_scale_of_epochs([np.nan, 20.0, np.nan, 22, 21], [np.nan, 1.0, np.nan, 1, 1])
-    assert scale.measurements == 3
     np.testing.assert_allclose(scale.value, 21)
 
 
@@ -178,7 +172,6 @@ def test_runs_are_pooled_by_their_late_halves():
     found = noise_scale_of_runs(runs)
     late = [(v[-k:], n[-k:], [w] * k) for (v, n, w), k in zip(runs, (3, 5), strict=True)]
     variances, norms, weights = (np.concatenate(parts) for parts in zip(*late, strict=True))
-    assert found.measurements == 8
     expected = np.average(variances, weights=weights) / np.average(norms, weights=weights)
     np.testing.assert_allclose(found.value, expected)
 

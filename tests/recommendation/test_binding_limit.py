@@ -3,8 +3,7 @@ import math
 
 import pytest
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.recommendation.limits import (
     INPUT,
     LIMITS,
@@ -27,7 +26,7 @@ def timed(batch_size, micro_batch_size, seconds):
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):
     interval = None if value is None else Interval(low or value, high or value)
-    return NoiseScale(value, interval, low if value else at_least, 1.0, 1.0, 9)
+    return Ratio(value, interval, low if value else at_least)
 
 
 def device(n_half, *, fits=SIZES[-1]):

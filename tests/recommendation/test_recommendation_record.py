@@ -108,7 +108,8 @@ def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
     assert pilot.noise_scale.value == pytest.approx(200, rel=0.1)
     # Six stretches at least.
     fast = make_pilot(losses=(2.0, *[0.1] * 39))
-    assert fast.noise_scale.measurements == 3
+    expected = noise_scale_of_epochs(fast.gradient_variances[:6], fast.gradient_squared_norms[:6])
+    assert fast.noise_scale == expected
     unmeasured = make_pilot(gradient_variances=(None,) * 40)
     assert unmeasured.noise_scale.value is None
     with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'boredom'"):

@@ -5,8 +5,7 @@ import dataclasses
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.analysis.intervals import Interval
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.report.content import section_of
 from kbatch.study.caveats import caveats
 from kbatch.study.names import noise_scale_text
@@ -27,7 +26,7 @@ def trial(batch_size, moments, **changed):
 
 
 def scale(value=None, interval=None, at_least=None):
-    return NoiseScale(value, interval, at_least, 90.0, 3.0, 12)
+    return Ratio(value, interval, at_least)
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
-from kbatch.analysis.noise_scale import NoiseScale
+from kbatch.analysis.intervals import Ratio
 from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
@@ -28,7 +28,7 @@ class NoiseCurve(NamedTuple):
     batch_size: int
     # For each execution its epochs, from 1, and their noise scales; without those lost in noise.
     runs: tuple[tuple[tuple[int, float], ...], ...]
-    late: NoiseScale  # That of the late half.
+    late: Ratio  # That of the late half.
 
 
 class Goodput(NamedTuple):
