@@ -22,6 +22,7 @@ import keras_tuner
 import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
+from kbatch.device.failures import failure_text
 from kbatch.device.worker import MappedPickles, WorkerDied
 from kbatch.errors import InputError
 from kbatch.records.json_codec import write_whole_file
@@ -32,6 +33,7 @@ from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
     TrialFiles,
+    check_not_moved,
     completed_trials,
     same_settings,
 )
@@ -207,8 +209,10 @@ class ParallelTrials:
             one.lost.append(result)
             if len(one.lost) == 1:
                 size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                self._say(f"An execution of {size} was lost and is submitted again: {result.text}")
+                cause = textwrap.shorten(result.text, 300)
+                self._say(f"An execution of {size} was lost and is submitted again: {cause}")
                 return True
+        check_not_moved(self._project, trial.trial_id)
         self._write(result)
         if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
             config = json.loads(state)["hyperparameters"]
@@ -282,7 +286,7 @@ class ParallelTrials:
         return RuntimeError(
             f"The executor {kind.__module__}.{kind.__qualname__} {what}: restart it and run the "
             f"same script again. Nothing that completed is lost: the search in {self._project} "
-            f"goes on from there. Received: {type(error).__name__}: {error}"
+            f"goes on from there. Received: {failure_text(error)}"
         )
 
     def _pickle_search(self) -> Any:

@@ -306,7 +306,8 @@ def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     """Read the study of a search.
 
     A trial whose file is broken, impossible (no number may exceed 1e100), of another trial or of a
-    newer kbatch is left out and named in `Study.problems`; the others load.
+    newer kbatch is left out and named in `Study.problems`; the others load. `Study.missing` counts
+    it, and every report and figure says so.
 
     Args:
         tuner_or_directory: A keras-tuner tuner, its project directory

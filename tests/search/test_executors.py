@@ -146,6 +146,33 @@ def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path, 
     )
 
 
+class RenamingExecutor(StubExecutor):
+    """Renames the folder of the results when the second task is submitted."""
+
+    def __init__(self, folder, **given):
+        super().__init__(**given)
+        self.folder = folder
+
+    def submit(self, function, search, task):
+        future = super().submit(function, search, task)
+        if len(self.tasks) == 2:
+            self.folder.rename(self.folder.with_name("renamed"))
+        return future
+
+
+def test_a_directory_that_is_renamed_stops_the_search_and_is_not_made_again(tmp_path):
+    folder = tmp_path / "results"
+    with pytest.raises(ValueError, match=f"{folder}/search was moved, renamed or deleted"):
+        search(folder, RenamingExecutor(folder), max_parallel=2)
+    assert [file.name for file in folder.rglob("kbatch.json")] == []
+
+
+def test_a_lost_execution_of_many_words_is_told_in_one_line(tmp_path, capsys):
+    executor = StubExecutor(outcomes={1: EOFError("x y " * 1_000_000)})
+    search(tmp_path, executor, fit={"verbose": 1})
+    assert max(map(len, capsys.readouterr().out.splitlines())) < 1000
+
+
 KILLED = TaskResult({}, "lost", "signal 9 ended its process", -9)
 
 

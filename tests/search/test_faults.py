@@ -19,14 +19,15 @@ KINDS = [kbatch.BatchSizeTuner, keras_tuner.GridSearch]
 SIZES = (8, 16)
 
 
-def run(directory, kind=kbatch.BatchSizeTuner, **given):
-    return searches.quick(directory, searches.stock(batch_sizes=SIZES), kind, **given)
+def run(directory, kind=kbatch.BatchSizeTuner, sizes=SIZES, **given):
+    return searches.quick(directory, searches.stock(batch_sizes=sizes), kind, **given)
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     folder = tmp_path_factory.mktemp("made")
-    run(folder)
+    run(folder, sizes=(16,))
+    run(folder)  # The grid begins with 8 now, which is the second trial.
     return folder
 
 
@@ -114,7 +115,8 @@ def emptied(file):
 
 def says_another_size(file):
     state = json.loads(file.read_text())
-    state["hyperparameters"]["values"]["batch_size"] = 16
+    values = state["hyperparameters"]["values"]
+    values["batch_size"] = 24 - values["batch_size"]
     file.write_text(json.dumps(state))
 
 
@@ -122,14 +124,15 @@ def says_another_size(file):
 def test_the_record_is_the_truth_where_the_file_of_keras_tuner_is_damaged(finished, damage):
     records = contents(finished, "kbatch.json")
     was = json.loads((finished / "trial_0000" / "trial.json").read_text())
-    damage(finished / "trial_0000" / "trial.json")
+    for file in finished.glob("trial_*/trial.json"):
+        damage(file)
     for _ in range(2):
         tuner = run(finished.parent)
         assert contents(finished, "kbatch.json") == records
     now = json.loads((finished / "trial_0000" / "trial.json").read_text())
     for name in ("trial_id", "status", "score", "best_step"):
         assert now[name] == was[name]
-    assert now["hyperparameters"]["values"]["batch_size"] == 8
+    assert now["hyperparameters"]["values"]["batch_size"] == 16
     (best,) = tuner.get_best_hyperparameters()
     assert best.get("batch_size") == kbatch.load_study(tuner).decide().batch_size
 
@@ -158,9 +161,10 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
 
 
 def test_a_damaged_checkpoint_is_named(finished):
-    (checkpoint,) = finished.glob("trial_*/checkpoint.weights.h5")
-    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    with pytest.raises(RuntimeError, match=f"{checkpoint} is damaged.*get_best_hyperparameters"):
+    for checkpoint in finished.glob("trial_*/checkpoint.weights.h5"):
+        checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    told = f"{finished}/trial_0.*/checkpoint.weights.h5 is damaged.*get_best_hyperparameters"
+    with pytest.raises(RuntimeError, match=told):
         run(finished.parent).get_best_models()
 
 
