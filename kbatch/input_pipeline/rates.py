@@ -119,7 +119,6 @@ def crossing_batch_size(
     return Crossing(size, margin_s + quantile * math.sqrt(covariance[1, 1]) < 0, step)
 
 
-BASES = ("whole epochs", "whole chunks", "part of the data")
 # A pause is at least this share of the longest one.
 _PAUSE_SHARE = 0.5
 _FEWEST_PAUSES = 3
@@ -131,7 +130,7 @@ _CHUNKS_SHARE = 0.5
 class LongRun:
     """What a long reading counted."""
 
-    basis: str  # One of `BASES`.
+    basis: str  # "whole epochs", "whole chunks" or "part of the data".
     examples: int  # Of the first batch too.
     duration_s: float  # With the start of the pipeline.
     later_examples: int  # Without the first batch; 0 where whole epochs or chunks were counted.

@@ -84,7 +84,6 @@ KINDS = (
         similarity.point_net,
         similarity.point_clouds,
     ),
-    Kind("Time series transformer", "float64 rows", text.series_transformer, text.series),
     Kind(
         "Named entities",
         "a loss divided by the tokens of the batch",

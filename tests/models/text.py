@@ -208,24 +208,3 @@ def captchas(count, *, seed=0):
     image = rng.random((count, 8, 4, 1)).astype("float32")
     labels = rng.integers(0, 4, (count, LENGTH // 2)).astype("int32")
     return (tf.data.Dataset.from_tensor_slices({"image": image, "label": labels}).batch(8),)
-
-
-def series_transformer():
-    inputs = layers.Input((LENGTH, 1))
-    attended = layers.MultiHeadAttention(4, 2, dropout=0.25)(inputs, inputs)
-    x = residual = layers.LayerNormalization(epsilon=1e-6)(layers.Dropout(0.25)(attended)) + inputs
-    x = layers.Conv1D(1, 1)(layers.Dropout(0.25)(layers.Conv1D(4, 1, activation="relu")(x)))
-    x = layers.GlobalAveragePooling1D(data_format="channels_last")(x + residual)
-    x = layers.Dropout(0.4)(layers.Dense(8, activation="relu")(x))
-    model = keras.Model(inputs, layers.Dense(2, activation="softmax")(x))
-    model.compile(
-        keras.optimizers.Adam(1e-4),
-        "sparse_categorical_crossentropy",
-        metrics=["sparse_categorical_accuracy"],
-    )
-    return model
-
-
-def series(count, *, seed=0):
-    x = np.random.default_rng(seed).normal(size=(count, LENGTH, 1))
-    return x, (x.sum((1, 2)) > 0).astype(int)
