@@ -340,8 +340,9 @@ def read_trial_states(project: Path) -> list[Any]:
         file = folder / STATE_NAME
         state = _read(file) if file.exists() else None
         record = load_if_readable(TrialRecord, folder / RECORD_NAME)
-        own = record is not None and folder.name == f"trial_{record.trial_id}"
-        if own and not _says(state, record.hyperparameters):
+        if record is not None and folder.name != f"trial_{record.trial_id}":
+            record = None  # Of another trial.
+        if record is not None and not _says(state, record.hyperparameters):
             state = trial_of(record)
             with contextlib.suppress(OSError):  # A disk that cannot be written now.
                 write_trial_state(state, project)
