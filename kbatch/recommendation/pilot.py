@@ -14,7 +14,8 @@ from kbatch.document.numbers import pluralize
 from kbatch.errors import InputError
 from kbatch.recommendation.record import PilotRecord, useful_stretches
 from kbatch.training.accumulation import Accumulation
-from kbatch.training.data.forms import FitData, in_batches
+from kbatch.training.data.batches import in_batches
+from kbatch.training.data.forms import FitData
 from kbatch.training.state import seeded, updates_made
 
 # Updates of a stretch, at the most.

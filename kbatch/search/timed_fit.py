@@ -23,7 +23,8 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
-from kbatch.training.data.forms import Batches, FitData, in_batches, is_dataset
+from kbatch.training.data.batches import Batches, in_batches
+from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data

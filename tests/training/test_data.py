@@ -6,7 +6,8 @@ import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.forms import FitData, in_batches
+from kbatch.training.data.batches import in_batches
+from kbatch.training.data.forms import FitData
 
 MODEL = models.mlp()
 X, Y = models.rows(94)

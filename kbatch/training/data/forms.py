@@ -1,4 +1,4 @@
-"""Training data in batches of one size, whatever form it was given in."""
+"""The forms that training data are given in."""
 
 import itertools
 from collections.abc import Callable, Iterator
@@ -12,11 +12,9 @@ from kbatch.errors import InputError
 from kbatch.library_internals import (
     class_weight_to_sample_weights,
     declared_structure,
-    make_class_weight_map_fn,
-    train_validation_split,
 )
 
-_FORMS = (
+FORMS = (
     "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
     "`keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset` (or PyDataset)."
 )
@@ -32,63 +30,6 @@ class FitData(NamedTuple):
     validation_data: Any = None
     validation_split: float = 0.0
     shuffle: bool = True
-
-
-class Batches(NamedTuple):
-    dataset: tf.data.Dataset
-    validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
-    examples: int | None  # At most in an epoch, None where that is not known.
-
-
-def in_batches(
-    data: FitData,
-    model: keras.Model,
-    *,
-    batch_size: int,
-    largest_batch_size: int,
-    validation_batch_size: int,
-    seed: int | None,
-) -> Batches:
-    if data.validation_split and data.validation_data is None:
-        data = _split(data)
-    x: Any = data.x
-    if x is None:
-        raise InputError(f"There is no training data: `x` is missing. {_FORMS} Received: x=None.")
-    if gives_batches(x):
-        if data.y is not None or data.sample_weight is not None:
-            raise InputError(
-                "A dataset brings its own targets and sample weights, as (x, y) or "
-                "(x, y, sample_weight): leave out `y` and `sample_weight`. "
-                f"Received: y of type {type(data.y).__name__}, sample_weight of type "
-                f"{type(data.sample_weight).__name__}."
-            )
-        dataset = batches_of(x, model, batch_size, shuffle=data.shuffle, seed=seed)
-        examples = _most_examples(x, model) if is_dataset(x) else None
-        if data.class_weight is not None:
-            _, y, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
-            check_class_weight(y)
-            dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
-    else:
-        arrays, examples = tensors_of(data)
-        dataset = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
-    if examples is not None and examples < largest_batch_size:
-        raise InputError(
-            "A batch cannot be larger than the training set: leave the sizes above "
-            f"{examples} out of `batch_sizes`. Received: batch_size={largest_batch_size} for "
-            f"{examples} training examples."
-        )
-    validation: Any = data.validation_data
-    if isinstance(validation, Iterator):
-        raise InputError(
-            "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
-            f"`tf.data.Dataset.from_generator` makes. Received: a {type(validation).__name__}."
-        )
-    if gives_batches(validation):
-        validation = as_dataset(validation)
-        # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
-        if not (is_dataset(validation) and _is_padded(validation, model)):
-            validation = batches_of(validation, model, validation_batch_size)
-    return Batches(dataset.prefetch(tf.data.AUTOTUNE), validation, examples)
 
 
 def is_dataset(data: Any) -> bool:
@@ -157,14 +98,6 @@ def _common_spec(*parts: np.ndarray) -> tf.TensorSpec:
     return tf.TensorSpec(shape, tf.as_dtype(parts[0].dtype))
 
 
-def _is_padded(dataset: tf.data.Dataset, model: keras.Model) -> bool:
-    """Return whether batches of a dataset may differ in more axes than their first."""
-    dense = [s for s in tf.nest.flatten(dataset.element_spec) if isinstance(s, tf.TensorSpec)]
-    return is_batched(dataset.element_spec, model) and not all(
-        spec.shape.rank and spec.shape[1:].is_fully_defined() for spec in dense
-    )
-
-
 def batches_of(
     data: Any,
     model: keras.Model,
@@ -199,40 +132,6 @@ def called_for(
             f"Received: element_spec={dataset.element_spec} for batch_size={batch_size}."
         )
     return dataset
-
-
-def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
-    """Return the most examples that a dataset can have, from its length and its first batch."""
-    cardinality = int(dataset.cardinality())
-    if cardinality < 0:
-        return None
-    if not is_batched(dataset.element_spec, model):
-        return cardinality
-    first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
-    return cardinality * first[0].shape[0] if first else 0
-
-
-def _split(data: FitData) -> FitData:
-    if gives_batches(data.x):
-        raise InputError(
-            "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
-            f"Received: validation_split={data.validation_split}."
-        )
-    try:
-        split: Any = train_validation_split(
-            (data.x, data.y, data.sample_weight), validation_split=data.validation_split
-        )
-    except (ValueError, TypeError) as error:
-        raise InputError(str(error)[:300]) from error
-    (x, y, weight), validation = split
-    return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
-
-
-def tensors_of(data: FitData) -> tuple[Any, int]:
-    """Return inputs, targets and sample weights as tensors, and their number of rows."""
-    arrays, rows = arrays_of(data)
-    with tf.device("CPU:0"):
-        return each_part(tf.convert_to_tensor, arrays), rows
 
 
 def each_part(change: Callable[[Any], Any], nested: Any) -> Any:
@@ -350,7 +249,7 @@ def _array(leaf: Any) -> Any:
         kind = type(leaf)
         raise InputError(
             f"kbatch has to change the batch size, which a {kind.__name__} does not allow. "
-            f"{_FORMS} Received: {kind.__module__}.{kind.__name__}."
+            f"{FORMS} Received: {kind.__module__}.{kind.__name__}."
         )
     if hasattr(leaf, "to_frame") and array.ndim == 1:
         array = array[:, None]  # A pandas Series is a column, as in Keras.
@@ -436,27 +335,3 @@ def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]
     if not tensors or not known or len(parts) != len(tensors):
         return None
     return [(part, tuple(t.shape)) for part, t in zip(parts, tensors, strict=True)]
-
-
-def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    # Keras's own shuffling repeats one order in every epoch once a global seed is set.
-    # tf.data would pack a list into one tensor.
-    arrays = keras.tree.lists_to_tuples(arrays)
-    examples = keras.tree.flatten(arrays)[0].shape[0]
-    order = tf.data.Dataset.from_tensors(tf.range(examples))
-    if shuffle:
-        seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-        order = seeds.map(
-            lambda s: tf.argsort(tf.random.stateless_uniform([examples], seed=(s, 0)))
-        )
-    rows = order.flat_map(lambda o: tf.data.Dataset.from_tensor_slices(o).batch(batch_size))
-    batches = rows.map(
-        lambda indices: _rows(arrays, indices),
-        num_parallel_calls=tf.data.AUTOTUNE,
-        deterministic=True,
-    )
-    return batches.apply(tf.data.experimental.assert_cardinality(-(-examples // batch_size)))
-
-
-def _rows(arrays: Any, rows: Any) -> Any:
-    return each_part(lambda leaf: tf.gather(leaf, rows), arrays)

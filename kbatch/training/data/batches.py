@@ -1,0 +1,177 @@
+"""Training data in batches of one size, as a search feeds them."""
+
+import contextlib
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.library_internals import kept_seeds, make_class_weight_map_fn, train_validation_split
+from kbatch.training.data.forms import (
+    FORMS,
+    FitData,
+    arrays_of,
+    as_dataset,
+    batches_of,
+    check_class_weight,
+    each_part,
+    gives_batches,
+    is_batched,
+    is_dataset,
+    parts_of,
+)
+
+# Of arrays, at once.
+_GATHERED_ROWS, _GATHERED_BYTES = 4096, 2**22
+# A buffer of shuffled row numbers takes 200 bytes a row; an order drawn whole 4, and a function.
+_BUFFERED_ROWS = 2**18
+# Nothing that kbatch maps over a dataset is converted from Python's `if` and `for`.
+_graph = tf.autograph.experimental.do_not_convert
+
+
+class Batches(NamedTuple):
+    dataset: tf.data.Dataset
+    validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
+    examples: int | None  # At most in an epoch, None where that is not known.
+
+
+def in_batches(
+    data: FitData,
+    model: keras.Model,
+    *,
+    batch_size: int,
+    largest_batch_size: int,
+    validation_batch_size: int,
+    seed: int | None,
+) -> Batches:
+    if data.validation_split and data.validation_data is None:
+        data = _split(data)
+    x: Any = data.x
+    if x is None:
+        raise InputError(f"There is no training data: `x` is missing. {FORMS} Received: x=None.")
+    if gives_batches(x):
+        if data.y is not None or data.sample_weight is not None:
+            raise InputError(
+                "A dataset brings its own targets and sample weights, as (x, y) or "
+                "(x, y, sample_weight): leave out `y` and `sample_weight`. "
+                f"Received: y of type {type(data.y).__name__}, sample_weight of type "
+                f"{type(data.sample_weight).__name__}."
+            )
+        dataset = batches_of(x, model, batch_size, shuffle=data.shuffle, seed=seed)
+        examples = _most_examples(x, model) if is_dataset(x) else None
+        if data.class_weight is not None:
+            _, y, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
+            check_class_weight(y)
+            dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
+        dataset = dataset.prefetch(tf.data.AUTOTUNE)
+    else:
+        arrays, examples = tensors_of(data)
+        dataset = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
+    if examples is not None:
+        check_fills_a_batch(examples, largest_batch_size)
+    validation: Any = data.validation_data
+    if isinstance(validation, Iterator):
+        raise InputError(
+            "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
+            f"`tf.data.Dataset.from_generator` makes. Received: a {type(validation).__name__}."
+        )
+    if gives_batches(validation):
+        validation = as_dataset(validation)
+        # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
+        if not (is_dataset(validation) and _is_padded(validation, model)):
+            validation = batches_of(validation, model, validation_batch_size)
+    return Batches(dataset, validation, examples)
+
+
+def _split(data: FitData) -> FitData:
+    if gives_batches(data.x):
+        raise InputError(
+            "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
+            f"Received: validation_split={data.validation_split}."
+        )
+    try:
+        split: Any = train_validation_split(
+            (data.x, data.y, data.sample_weight), validation_split=data.validation_split
+        )
+    except (ValueError, TypeError) as error:
+        raise InputError(str(error)[:300]) from error
+    (x, y, weight), validation = split
+    return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
+
+
+def check_fills_a_batch(examples: int, batch_size: int) -> None:
+    if examples < batch_size:
+        raise InputError(
+            "A batch cannot be larger than the training set: leave out the batch sizes above "
+            f"{examples}. Received: batch_size={batch_size} for {examples} training examples."
+        )
+
+
+def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
+    """Return the most examples that a dataset can have, from its length and its first batch."""
+    cardinality = int(dataset.cardinality())
+    if cardinality < 0:
+        return None
+    if not is_batched(dataset.element_spec, model):
+        return cardinality
+    first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
+    return cardinality * first[0].shape[0] if first else 0
+
+
+def _is_padded(dataset: tf.data.Dataset, model: keras.Model) -> bool:
+    """Return whether batches of a dataset may differ in more axes than their first."""
+    dense = [s for s in tf.nest.flatten(dataset.element_spec) if isinstance(s, tf.TensorSpec)]
+    return is_batched(dataset.element_spec, model) and not all(
+        spec.shape.rank and spec.shape[1:].is_fully_defined() for spec in dense
+    )
+
+
+def tensors_of(data: FitData) -> tuple[Any, int]:
+    """Return inputs, targets and sample weights as tensors, and their number of rows."""
+    arrays, rows = arrays_of(data)
+    with tf.device("CPU:0"):
+        return each_part(tf.convert_to_tensor, arrays), rows
+
+
+def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
+    """Return arrays in batches, in another order each epoch: faster than `fit`'s own adapter."""
+    # tf.data would pack a list into one tensor.
+    arrays = keras.tree.lists_to_tuples(arrays)
+    parts = parts_of(arrays)
+    examples = parts[0].shape[0]
+    # Rows are gathered many at a time, and cut into batches without Python functions: each takes
+    # time to trace in an execution, and to start in an epoch.
+    row_bytes = sum(math.prod(part.shape[1:]) * max(1, part.dtype.size) for part in parts)
+    most = min(_GATHERED_ROWS, _GATHERED_BYTES // max(1, row_bytes))
+    gathered = max(1, most // batch_size) * batch_size
+    # Orders follow TensorFlow's global seed too, which must not change those of a seed.
+    with contextlib.nullcontext() if seed is None else kept_seeds():
+        if seed is not None:
+            tf.random.set_seed(seed)
+        order = _order(examples, shuffle=shuffle, seed=seed, piece=gathered)
+    rows = order.map(_graph(lambda chosen: each_part(lambda leaf: tf.gather(leaf, chosen), arrays)))
+    batches = rows.rebatch(batch_size).prefetch(2)
+    options = tf.data.Options()
+    # To tune the one prefetch, or rewrite the graph of the pipeline, takes longer than it saves.
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    cardinality = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
+    return batches.apply(cardinality).with_options(options)
+
+
+def _order(examples: int, *, shuffle: bool, seed: int | None, piece: int) -> tf.data.Dataset:
+    """Return the numbers of all rows, in pieces."""
+    numbers = tf.data.Dataset.range(examples)
+    if not shuffle:
+        return numbers.batch(piece)
+    if examples <= _BUFFERED_ROWS:
+        return numbers.shuffle(examples, seed=seed).batch(piece)
+    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
+    # A number that is known when the graph is made would make batches of a fixed shape.
+    counted = tf.data.Dataset.zip(seeds, tf.data.Dataset.from_tensors(np.int64(examples)))
+    shuffled = tf.random.experimental.stateless_shuffle
+    return counted.map(_graph(lambda s, n: shuffled(tf.range(n), seed=(s, 0)))).rebatch(piece)

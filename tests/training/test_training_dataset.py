@@ -1,0 +1,122 @@
+"""The pipeline of a search for everybody: its batches, its orders and what it refuses."""
+
+import keras
+import numpy as np
+import pytest
+import searches
+import tensorflow as tf
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.search.timed_fit import TimedFit
+from kbatch.training.data import batches as feed
+
+X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
+
+
+def order(dataset):
+    return np.concatenate([batch[0] for batch in dataset.as_numpy_iterator()])[:, 0] / 2
+
+
+@pytest.fixture(params=["shuffled in a buffer", "shuffled at once"])
+def way(request, monkeypatch):
+    """Both ways to an order, and gathers of a few rows, of which an epoch needs several."""
+    monkeypatch.setattr(feed, "_GATHERED_ROWS", 40)
+    if request.param == "shuffled at once":
+        monkeypatch.setattr(feed, "_BUFFERED_ROWS", 10)
+
+
+@pytest.mark.parametrize("batch_size", [1, 16, 32, 94])
+def test_an_epoch_is_a_permutation_in_batches_of_the_size(way, batch_size):
+    dataset = kbatch.training_dataset(X, Y, batch_size, seed=0)
+    batches = list(dataset.as_numpy_iterator())
+    assert len(batches) == int(dataset.cardinality()) == -(-94 // batch_size)
+    assert {len(x) for x, _ in batches[:-1]} <= {batch_size}
+    rows = np.concatenate([x for x, _ in batches])
+    numbers = (rows[:, 0] / 2).astype(int)
+    assert sorted(numbers) == list(range(94))
+    np.testing.assert_array_equal(rows, X[numbers])
+    np.testing.assert_array_equal(np.concatenate([y for _, y in batches]), Y[numbers])
+    # A graph of one size takes all others.
+    assert [spec.shape[0] for spec in dataset.element_spec] == [None, None]
+
+
+def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone(way):
+    def orders(seed, batch_size):
+        dataset = kbatch.training_dataset(X, Y, batch_size, seed=seed)
+        return [order(dataset).tolist() for _ in range(3)]
+
+    first = orders(0, 16)
+    assert first[0] != first[1] != first[2] != list(range(94))
+    keras.utils.set_random_seed(5)
+    assert orders(0, 32) == first
+    assert orders(1, 16) != first
+    keras.utils.set_random_seed(5)
+    assert len({tuple(one) for _ in range(2) for one in orders(None, 16)}) == 6
+
+
+def test_orders_leave_later_random_numbers_as_they_were():
+    tf.random.set_seed(3)
+    expected = tf.random.uniform([3]).numpy()
+    tf.random.set_seed(3)
+    kbatch.training_dataset(X, Y, 16, seed=0)
+    np.testing.assert_array_equal(tf.random.uniform([3]).numpy(), expected)
+
+
+def test_without_shuffling_rows_come_as_given(way):
+    dataset = kbatch.training_dataset(X, None, 16, shuffle=False)
+    np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), X)
+
+
+def test_nested_parts_texts_and_weights_come_together(way):
+    texts = np.array([f"row {k}" for k in range(94)])
+    dataset = kbatch.training_dataset(
+        {"a": X, "b": [texts, None]}, None, 32, sample_weight=np.arange(94.0)
+    )
+    for x, y, weight in dataset:
+        numbers = x["a"].numpy()[:, 0] / 2
+        assert y is None
+        assert x["b"][1] is None
+        np.testing.assert_array_equal(weight, numbers)
+        assert [one.decode() for one in x["b"][0].numpy()] == [f"row {int(k)}" for k in numbers]
+
+
+def test_a_trial_with_the_seed_sees_the_same_batches():
+    class Seen(keras.Model):
+        def train_step(self, data):
+            seen.append(data[0])
+            return super().train_step(data)
+
+    seen, model = [], Seen(given := keras.Input((2,)), keras.layers.Dense(3)(given))
+    model.compile("sgd", "mse", run_eagerly=True)
+    targets = np.eye(3)[Y]
+    with TimedFit(model, searches.plan(16, seed=7)):
+        model.fit(X, targets, epochs=2, verbose=0)
+    trial, seen[:] = list(seen), []
+    model.fit(kbatch.training_dataset(X, targets, 16, seed=7), epochs=2, verbose=0)
+    assert len(trial) == 12
+    np.testing.assert_array_equal(np.concatenate(seen), np.concatenate(trial))
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ((X, Y, 0), "batch_size=0"),
+        ((X, Y, 2.5), "batch_size=2.5"),
+        ((X, Y, True), "batch_size=True"),
+        ((X, Y, 95), "cannot be larger.*batch_size=95 for 94"),
+        ((X, Y[:-1], 16), r"\[93, 94\] rows"),
+        ((None, Y, 16), "`x` is missing"),
+        ((X, np.array(["a"] * 94), 16), "Targets are numbers"),
+        (([1.0, 2.0], Y, 16), "Give arrays"),
+        ((tf.data.Dataset.range(94), None, 16), "Arrays only"),
+    ],
+)
+def test_what_a_search_refuses_is_refused(arguments, words):
+    with pytest.raises(InputError, match=words):
+        kbatch.training_dataset(*arguments)
+
+
+def test_a_seed_is_a_number():
+    with pytest.raises(ValueError, match="seed=-1"):
+        kbatch.training_dataset(X, Y, 16, seed=-1)
