@@ -3,14 +3,14 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.memory.search import REACHED_DATA, MaxBatchSearch, check_window
+from kbatch.memory.search import MEMORY_WINDOW, REACHED_DATA, MaxBatchSearch, check_window
 
 GB = 1e9
 
 
 def searched(probe, **arguments):
     """Runs a search to its end."""
-    search = MaxBatchSearch(**arguments)
+    search = MaxBatchSearch(**({"memory_window": MEMORY_WINDOW} | arguments))
     while (size := search.ask()) is not None:
         search.tell(size, probe(size))
     return search
