@@ -5,7 +5,7 @@ import input_profile_factory as inputs
 from figure_studies import learned_study, max_batch_result
 from inference_factory import make_check
 from recommendation_factory import NOTHING, make_pilot, make_recommendation
-from records_factory import make_study
+from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.input_pipeline.record import CostRecord
@@ -25,6 +25,9 @@ RECORDS = {
 # What is unknown, empty or of another form in them.
 FORMS = RECORDS | {
     "study of three executions": learned_study(3),
+    "study without a result": make_study(
+        make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
+    ),
     "input without extras": inputs.make_profile(
         remedies=(), untried=(), timeline=(), notes=(), smaller_steps=(), wait_share=None
     ),

@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
-import records_factory
 
 import kbatch
 from kbatch.cli import main as cli
@@ -113,34 +112,6 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
     assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
 
 
-@pytest.mark.parametrize(
-    ("words", "message"),
-    [
-        (["demo", "--batch-sizes", "16,big"], "--batch-sizes 16,big"),
-        (["demo", "--batch-sizes", "16,16"], "repeats a size"),
-        (["demo", "--policy", "float12", "--quick"], "mixed_float16"),
-        (["report", "nowhere"], "no kbatch study in nowhere"),
-        (["demo", "--output", "{file}/below"], "(Not a directory): give another one"),
-        (["demo", "--quick", "--output", "{mine}"], "no earlier demo"),
-    ],
-)
-def test_a_mistake_is_told_in_one_line(words, message, tmp_path, capsys, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "file").touch()
-    (tmp_path / "mine" / "demo-search").mkdir(parents=True)
-    words = [word.format(file=tmp_path / "file", mine=tmp_path / "mine") for word in words]
-    assert cli.main(words) == 1
-    error = capsys.readouterr().err
-    assert error.count("\n") == 1
-    assert message in error
-
-
-def test_export_refuses_another_suffix(demo, tmp_path, capsys):
-    words = ["export", str(demo[0] / "demo-search"), "-o", str(tmp_path / "trials.xlsx")]
-    assert cli.main(words) == 1
-    assert ".csv or .json" in capsys.readouterr().err
-
-
 def test_help_needs_no_tensorflow():
     done = run(sys.executable, "-X", "importtime", "-m", "kbatch", "--help")
     assert "demo" in done.stdout
@@ -168,14 +139,3 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path, monkeypatch, cap
     # Two threads add the parts of a gradient up in another order in each run.
     assert example.metrics["val_loss"] == pytest.approx(demo.metrics["val_loss"], rel=0.02)
     assert example.metrics["val_accuracy"] > 0.85
-
-
-def test_output_that_cannot_be_written_is_reported_in_one_line(tmp_path):
-    records_factory.make_study().save(tmp_path / "study.json")
-    words = [sys.executable, "-m", "kbatch", "export", "study.json"]
-    with open("/dev/full", "w") as full:
-        done = subprocess.run(
-            words, cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600
-        )
-    assert done.returncode == 1
-    assert done.stderr == "kbatch: [Errno 28] No space left on device\n"

@@ -1,4 +1,3 @@
-import argparse
 import json
 import os
 import subprocess
@@ -6,7 +5,7 @@ import sys
 
 import pytest
 
-from kbatch.cli.machine import add_doctor, examination_text
+from kbatch.cli.machine import examination_text
 from kbatch.device.doctor import Examination, Finding
 
 OK = Finding("keras", "ok", "3.15.1")
@@ -52,13 +51,6 @@ def test_a_long_finding_stays_in_its_column():
     assert len(lines) > 1
     assert max(map(len, lines)) <= 100
     assert all(line.startswith(" " * 24) for line in lines[1:])
-
-
-@pytest.mark.parametrize("words", [["doctor"], ["doctor", "--json"]])
-def test_it_is_a_command(words):
-    parser = argparse.ArgumentParser()
-    add_doctor(parser.add_subparsers())
-    assert parser.parse_args(words).json == ("--json" in words)
 
 
 @pytest.mark.slow

@@ -94,23 +94,6 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
 
 
-def test_what_throttles_a_gpu_in_any_reading_is_told(monkeypatch, clock):
-    library = FakeNvml(FakeGpu())
-    shown = [{"throttle_bits": bits} for bits in (0, 0x4, 0x4 | 0x20, 0x1)]
-    with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(1.0, one) for one in shown])
-    (gpu,) = monitor.gpus
-    assert (gpu.power_cap_w, gpu.throttle_reasons) == (700.0, ("power cap", "temperature"))
-
-
-def test_throttling_that_is_not_told_is_none(monkeypatch, clock):
-    library = FakeNvml(FakeGpu(throttle_bits=None, power_cap_mw=None))
-    with monitor_of(monkeypatch, library, clock) as monitor:
-        pass
-    (gpu,) = monitor.gpus
-    assert (gpu.power_cap_w, gpu.throttle_reasons) == (None, None)
-
-
 def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as monitor:
@@ -120,16 +103,6 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     assert 50 <= len(gpu.samples) <= 100
     assert len(monitor.usage.host.samples) == len(gpu.samples)
     assert monitor.usage.gpu_energy_j == 0
-
-
-def test_gpus_are_matched_by_place_and_stand_in_tensorflows_order(monkeypatch, clock):
-    devices = {SECOND: ("GPU:0", "GPU:1"), FIRST: ("GPU:2",)}
-    with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
-        pass
-    assert [(gpu.name, gpu.pci_bus_id, gpu.tensorflow_devices) for gpu in monitor.gpus] == [
-        ("Other", SECOND, ("GPU:0", "GPU:1")),
-        ("Fake GPU", FIRST, ("GPU:2",)),
-    ]
 
 
 def test_a_gpu_that_tensorflow_does_not_use_is_not_counted(monkeypatch, clock):
@@ -173,13 +146,6 @@ def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
     (gpu,) = monitor.gpus
     assert [s.power_w for s in gpu.samples] == [200, None, 200, 200]
     assert (gpu.mean.power_w, gpu.energy_j) == (200, 400)
-
-
-def test_the_energy_of_a_gpu_that_is_lost_on_the_way_is_unknown(monkeypatch, clock):
-    library = FakeNvml(FakeGpu(energy_mj=None))
-    with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(1.0, {}), (1.0, {"lost": True})])
-    assert (monitor.usage.gpu_energy_j, monitor.usage.gpu_power_w) == (None, 300.0)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,49 @@
+"""A module of the user's, which commands take their models and data from."""
+
+import sys
+
+import pytest
+
+MODULE = """
+import keras, numpy as np, tensorflow as tf
+
+def uncompiled():
+    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
+
+def build():
+    model = uncompiled()
+    model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    return model
+
+def forgetful():
+    build()
+
+def broken():
+    raise ValueError("the file is not there")
+
+def arrays():
+    x = np.random.default_rng(0).normal(size=(200, 8)).astype("float32")
+    return x, np.argmax(x[:, :3], axis=1)
+
+def data():
+    return sized(8)
+
+def sized(batch_size):
+    return tf.data.Dataset.from_tensor_slices(arrays()).take(40).batch(batch_size)
+
+def stream():
+    yield arrays()
+
+dataset = data()
+number = 3
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder that holds the module `given`, as the working directory."""
+    (tmp_path / "given.py").write_text(MODULE)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    yield tmp_path
+    sys.modules.pop("given", None)

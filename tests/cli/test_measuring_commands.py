@@ -1,0 +1,133 @@
+"""The commands that measure, in this process; their files are written in a folder of their own."""
+
+import re
+
+import keras
+import pytest
+from fake_clock import FakeClock
+from figure_studies import max_batch_result
+from small_models import mlp
+
+import kbatch
+from kbatch.cli import main as cli
+from kbatch.cli.measure import milliseconds
+from kbatch.inference.figures import FIGURES
+
+
+@pytest.mark.parametrize(
+    ("data", "more", "batch_size"),
+    [
+        ("data", (), 8),
+        ("dataset", ("--no-remedies",), 8),
+        ("sized", ("--batch-size", "10", "--no-remedies"), 10),
+        ("arrays", ("--batch-size", "20", "-o", "elsewhere"), 20),
+    ],
+)
+def test_input_writes_text_record_and_figure(folder, capsys, data, more, batch_size):
+    words = ["input", "given:build", "--data", f"given:{data}", "--budget", "0.3"]
+    assert cli.main([*words, *more]) == 0
+    out = capsys.readouterr().out
+    directory = folder / ("elsewhere" if "-o" in more else "kbatch-input")
+    profile = kbatch.InputPipelineProfile.load(directory / "input.json")
+    assert profile.batch_size == batch_size
+    assert f"\n{profile.verdict.capitalize()}: " in out
+    assert "Train step alone" in out
+    assert "/input.png" in out
+    assert (directory / "input.png").stat().st_size > 10_000
+    assert bool(profile.untried) is (data == "data")
+
+
+def test_max_batch_passes_its_flags_on_prints_the_answer_and_writes_it(folder, capsys, monkeypatch):
+    given = {}
+
+    def found(build, x, y, **arguments):
+        given.update(arguments, policy=keras.config.dtype_policy().name, shape=x.shape)
+        return max_batch_result()
+
+    monkeypatch.setattr("kbatch.memory.find.find_max_batch_size", found)
+    monkeypatch.setenv("COLUMNS", "200")  # No text is folded.
+    words = ["max-batch", "given:build", "--data", "given:arrays"]
+    words += ["--limit", "32MiB", "--window", "0.5", "0.6", "--max", "20", "--inference"]
+    assert cli.main([*words, "--policy", "mixed_bfloat16", "-o", "found.json"]) == 0
+    assert given == {
+        "memory_window": (0.5, 0.6),
+        "memory_limit_bytes": 32 * 2**20,
+        "max_batch_size": 20,
+        "training": False,
+        "policy": "mixed_bfloat16",
+        "shape": (200, 8),
+    }
+    assert kbatch.MaxBatchSizeResult.load(folder / "found.json") == max_batch_result()
+    printed = capsys.readouterr().out
+    answer = max_batch_result().max_batch_size
+    assert f"Largest batch for training: {answer:,} examples" in printed
+    assert printed.count("fresh process") == 1
+    assert printed.endswith("result: found.json\n")
+
+
+@pytest.mark.slow
+def test_flags_bound_a_search_of_max_batch_whose_runs_are_printed(folder, capsys):
+    words = ["max-batch", "given.py:build", "--data", "given:arrays", "--inference"]
+    words += ["--policy", "mixed_bfloat16"]
+    assert cli.main([*words, "--limit", "1GiB", "--max", "20", "-o", "found.json"]) == 0
+    printed = capsys.readouterr().out
+    found = kbatch.MaxBatchSizeResult.load(folder / "found.json")
+    fresh = [probe for probe in found.probes if probe.purpose == "fresh process"]
+    assert printed.count("fresh process") == len(fresh) >= 1
+    assert "per example" in printed
+    assert "Largest batch for inference: 20 examples" in printed
+    assert "under mixed_bfloat16" in printed
+    assert "reached `max_batch_size`" in printed
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"), [("20ms", 20), ("500us", 0.5), ("0.1s", 100), (" 1.5 ms ", 1.5)]
+)
+def test_a_target_is_read_with_its_unit(text, expected):
+    assert milliseconds(text) == pytest.approx(expected)
+
+
+@pytest.mark.parametrize("text", ["20", "ms", "-3ms", "20 minutes", "0ms"])
+def test_a_target_without_unit_or_size_is_refused(text):
+    with pytest.raises(ValueError, match="such as 20ms"):
+        milliseconds(text)
+
+
+def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd):
+    monkeypatch.chdir(tmp_path)
+    mlp().save("net.keras")
+    words = ("--slo", "10s", "--paths", "compiled, predict", "--batch-sizes", "1,64")
+    assert cli.main(["inference", "net.keras", *words, "--seconds", "2"]) == 0
+    out, err = capfd.readouterr()
+    assert err == ""
+    assert "\x1b" not in out
+    for words in ("Batch size 64", "within 10000 ms", "Verified", "Samples/s", "Timings"):
+        assert words in out, words
+    # Where the time did not suffice for both call paths, nothing can be drawn of them.
+    left_out = set(re.findall(r"^no figure (\w+): ", out, re.MULTILINE))
+    assert left_out <= {"paths", "noise"}
+    folder = tmp_path / "kbatch-inference"
+    assert {path.name for path in folder.iterdir()} == {
+        "profile.json",
+        "profile.csv",
+        *(f"{name}.png" for name in FIGURES if name not in left_out),
+    }
+    profile = kbatch.InferenceProfile.load(folder / "profile.json")
+    assert profile.series == (("compiled", "float32"), ("predict", "float32"))
+
+
+@pytest.mark.slow
+def test_recommend_writes_page_record_and_figure(folder, capsys, monkeypatch):
+    # The budget counts readings of a clock, and not the start of a process on a busy machine.
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=0.01))
+    words = ["recommend", "given:build", "--data", "given:arrays", "--budget", "20", "--seed", "0"]
+    words += ["--base-batch-size", "16", "--limit", "1GiB"]
+    assert cli.main([*words, "-o", "found.json", "--figure", "limits.png"]) == 0
+    printed = capsys.readouterr().out
+    found = kbatch.Recommendation.load(folder / "found.json")
+    assert (found.base_batch_size, found.pilot.seed) == (16, 0)
+    assert found.memory.limit_bytes == 2**30
+    assert str(found) in printed
+    assert "measuring gradient noise: a pilot ..." in printed
+    assert printed.endswith("record: found.json\nfigure: limits.png\n")
+    assert (folder / "limits.png").stat().st_size > 10_000

@@ -1,0 +1,129 @@
+"""A mistake is told in a line that says what to give; nothing is written, and no trace is shown."""
+
+import re
+import subprocess
+import sys
+
+import pytest
+from figure_studies import learned_study
+from records_factory import make_environment, make_trial
+
+from kbatch.cli import main as cli
+from kbatch.records.json_codec import write_record
+from kbatch.study.study import SearchRecord
+
+INPUT = "input given:build --data given:data --budget 0.3"
+RECOMMEND = "recommend given:build --data given:arrays --budget 2"
+MISTAKES = {
+    "demo --batch-sizes 16,big": "--batch-sizes 16,big",
+    "demo --batch-sizes 16,16": "repeats a size",
+    "demo --quick --policy float12": "mixed_float16",
+    "demo --output file/below": r"\(Not a directory\): give another one",
+    "demo --quick --output mine": "no earlier demo",
+    "report nowhere": "no kbatch study in nowhere",
+    "report empty": r"tuner\.search",
+    "report nothing.json": r"nothing\.json",
+    "report text.json": "is no kbatch record or is damaged",
+    "report good.json text.json": "is no kbatch record or is damaged",
+    "report trial.json": "holds a TrialRecord",
+    "report good.json -o report.pdf": r"`\.html` \(one file\) or `\.md`",
+    "export empty -o trials.csv": r"tuner\.search",
+    "export good.json -o trials.xlsx": r"\.csv or \.json",
+    "plot good.json --figure trails": "trials, pareto",
+    "plot good.json --figure time-to-target": "--target 0.95",
+    "plot good.json --figure gpu-timeline": "NVIDIA GPU",
+    "plot good.json --figure memory": "MaxBatchSizeResult",
+    "plot good.json --figure pareto --target 0.5": r"target=0\.5 for 'pareto'",
+    **{
+        f"plot good.json --width={width}": "width must lie between 3.25 and 40 inches"
+        for width in ("0", "-3", "nan", "1e9")
+    },
+    "inference text.json": "The model file must be one that `model.save` wrote",
+    "inference missing.keras": "does not exist",
+    "inference missing.keras --slo 20": "such as 20ms",
+    "inference missing.keras --batch-sizes 1,x": "integers with commas",
+    INPUT.replace(":build", ":missing"): "does not have",
+    INPUT.replace(":data", ":missing"): "does not have",
+    INPUT.replace(":build", ":number"): "must name a compiled model or a function.*number, a int",
+    INPUT.replace(":build", ":forgetful"): "end with `return model`",
+    INPUT.replace(":build", ":uncompiled"): "must be compiled",
+    INPUT.replace(":data", ":stream"): "used up by reading.*a generator",
+    INPUT.replace(":data", ":sized"): "give `batch_size`",
+    INPUT.replace(":data", ":number"): r"Give a `tf\.data\.Dataset`.*builtins\.int",
+    INPUT + " --budget -1": "budget_s=-1",
+    INPUT + " --cache-bytes -1": "cache_bytes=-1",
+    INPUT + " --batch-size 0": "batch_size.*0",
+    RECOMMEND.replace(":build", ":missing"): "does not have",
+    RECOMMEND.replace(":arrays", ":stream"): "Training data are arrays",
+    RECOMMEND + " --figure limits.gif": r"`--figure` must end in \.png, \.svg or \.pdf",
+    RECOMMEND + " --base-batch-size 0": "`base_batch_size` must be a positive",
+    RECOMMEND + " --limit much": "A size of memory",
+}
+
+
+@pytest.fixture
+def files(folder):
+    """Files and folders to be wrong about."""
+    learned_study().save(folder / "good.json")
+    (folder / "text.json").write_text("[1, 2]")
+    write_record(make_trial(16), folder / "trial.json")
+    write_record(SearchRecord({}, make_environment()), folder / "empty" / "kbatch.json")
+    (folder / "file").touch()
+    (folder / "mine" / "demo-search").mkdir(parents=True)
+    return folder
+
+
+def written(folder):
+    return {path for path in folder.rglob("*") if path.is_file() and path.suffix != ".pyc"}
+
+
+@pytest.mark.parametrize("words", MISTAKES)
+def test_it_is_told_in_a_line_and_leaves_no_file(words, files, capsys):
+    before = written(files)
+    assert cli.main(words.split()) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith("kbatch: ")
+    assert re.search(MISTAKES[words], line)
+    assert written(files) == before
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("build", "words"),
+    [
+        ("uncompiled", r"kbatch: The model must be compiled: call `model\.compile\("),
+        ("broken", r"kbatch: the file is not there\n(.|\n)*in broken"),  # With its place.
+    ],
+)
+def test_a_function_that_gives_no_model_is_told_from_its_process(folder, capsys, build, words):
+    assert cli.main(["max-batch", f"given:{build}", "--data", "given:arrays"]) == 1
+    assert re.match(words, capsys.readouterr().err)
+
+
+def test_a_wrong_name_is_refused_before_tensorflow_starts(folder):
+    wrong = {
+        "build --data given:data": "MODULE:BUILD.*package.module:function.*build",
+        "given:build --data data": "--data.*package.module:function.*data",
+        "no_such_module:build --data given:data": "not found from.*no_such_module:build",
+    }
+    code = f"""
+import sys
+from kbatch.cli import main as cli
+for command in ("input", "max-batch"):
+    for names in {list(wrong)!r}:
+        assert cli.main([command, *names.split()]) == 1
+assert "tensorflow" not in sys.modules
+"""
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    lines = done.stderr.splitlines()
+    for line, words in zip(lines, [*wrong.values()] * 2, strict=True):
+        assert re.search(words, line)
+
+
+def test_output_that_cannot_be_written_is_reported_in_one_line(files):
+    words = [sys.executable, "-m", "kbatch", "export", "good.json"]
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True, timeout=600)
+    assert done.returncode == 1
+    assert done.stderr == "kbatch: [Errno 28] No space left on device\n"
