@@ -1,7 +1,14 @@
 import numpy as np
 import pytest
 from figure_samples import words
-from inference_factory import make_failed, make_memory, make_profile, make_timing, time_s
+from inference_factory import (
+    make_check,
+    make_failed,
+    make_memory,
+    make_profile,
+    make_timing,
+    time_s,
+)
 
 import kbatch
 from kbatch.inference.figures import (
@@ -13,7 +20,6 @@ from kbatch.inference.figures import (
     path_ratios,
     tail_bounds,
 )
-from kbatch.inference.record import TargetCheck
 from kbatch.inference.report import inference_section
 
 PLOTS = {
@@ -23,6 +29,13 @@ PLOTS = {
     "memory": kbatch.plot_inference_memory,
     "tails": kbatch.plot_inference_tails,
     "noise": kbatch.plot_inference_noise,
+}
+
+
+KEPT = make_check(33, [0.004] * 59)
+WORDS = {
+    "throughput": ("(samples/s)", "(ms)", "xla", "knee: 10", "fastest: 64", "p95 within 5 ms"),
+    "operating_curve": ("1 2 4 8 16 32 64", "p95 within 5 ms: batch size 33", "batch (ms)"),
 }
 
 
@@ -43,26 +56,11 @@ def test_policies_are_named_where_they_differ():
     assert [s.label for s in info.series] == ["compiled, float32", "compiled, int8"]
 
 
-def test_the_description_has_the_numbers_of_each_series():
-    text = inference_alt_text(inference_info(make_profile()))
-    assert "compiled: at most 8,6" in text
-    assert "at batch size 64" in text
-    assert "Marked as knee: 1" in text
-
-
 @pytest.mark.parametrize("name", PLOTS)
 def test_each_figure_names_its_axes_and_conditions(name):
-    text = words(PLOTS[name](make_profile()))
-    assert "net" in text
-    assert "CPU, 16 cores" in text
-    assert "TensorFlow 2.21.0" in text
-    assert "8 rounds a point" in text
-    assert "(examples per call)" in text or name == "operating_curve"
-
-
-def test_throughput_and_time_are_drawn_with_units_and_answers():
-    text = words(kbatch.plot_inference_throughput(make_profile()))
-    for part in ("(samples/s)", "(ms)", "compiled", "xla", "knee: 10", "fastest: 64"):
+    text = words(PLOTS[name](make_profile(checks=(KEPT,))))
+    conditions = ("net", "CPU, 16 cores", "TensorFlow 2.21.0", "8 rounds a point")
+    for part in (*conditions, *WORDS.get(name, ("(examples per call)",))):
         assert part in text, part
 
 
@@ -95,26 +93,15 @@ def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
 
 
 def test_targets_that_were_checked_are_drawn():
-    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
-    profile = make_profile(checks=(check, check))
+    profile = make_profile(checks=(KEPT, KEPT))
     assert inference_info(profile).targets == ((5.0, "p95 within 5 ms: batch size 33"),)
-    assert "p95 within 5 ms" in words(kbatch.plot_inference_throughput(profile))
-    assert "within" not in words(kbatch.plot_inference_throughput(make_profile()))
-    missed = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.006,) * 59)
+    unchecked = make_profile(make_timing(1), make_timing(8), make_failed(64))
+    text = words(kbatch.plot_inference_throughput(unchecked))
+    assert "within" not in text
+    assert "out of memory" in text
+    missed = make_check(33, [0.006] * 59, best=False)
     ((_, found),) = inference_info(make_profile(checks=(missed,))).targets
     assert found == "p95 within 5 ms: no size verified"
-
-
-def test_memory_that_ran_out_is_marked():
-    profile = make_profile(make_timing(1), make_timing(8), make_failed(64))
-    assert "out of memory" in words(kbatch.plot_inference_throughput(profile))
-
-
-def test_the_operating_curve_has_batch_sizes_at_its_points_and_the_target():
-    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
-    text = words(kbatch.plot_inference_operating_curve(make_profile(checks=(check,))))
-    for part in ("1 2 4 8 16 32 64", "p95 within 5 ms: batch size 33", "Time of a batch (ms)"):
-        assert part in text, part
 
 
 def test_paths_are_compared_round_by_round():
@@ -223,8 +210,7 @@ def test_few_rounds_far_beyond_the_others_are_marked_at_the_edge_and_told():
 
 
 def test_names_of_answers_and_targets_stand_above_all_points():
-    check = TargetCheck("compiled", "float32", 33, 5.0, 0.95, (0.004,) * 59, True)
-    profile = make_profile(checks=(check,))
+    profile = make_profile(checks=(KEPT,))
     for plot, starts in (
         (kbatch.plot_inference_throughput, ("knee", "fastest")),
         (kbatch.plot_inference_operating_curve, ("p95",)),
@@ -251,6 +237,7 @@ def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     assert size > 8
     assert f"efficient, not measured: {size}" in words(kbatch.plot_inference_throughput(profile))
     text = inference_alt_text(inference_info(profile))
+    assert "compiled: at most " in text
     assert f"Marked as efficient: {size}, which was not measured." in text
     section = inference_section(profile)
     assert section.headline.endswith("by the fit: it was not measured.")

@@ -80,12 +80,6 @@ def test_a_quantile_is_that_of_the_slow_calls():
     assert profile.batch_for(latency_ms=6, quantile=0.95).batch_size == pytest.approx(20, abs=1)
 
 
-def test_too_few_calls_for_a_quantile_say_how_many_are_missing():
-    with pytest.raises(ValueError, match="needs 299 calls") as caught:
-        make_profile().batch_for(latency_ms=5, quantile=0.99)
-    assert f"1: {299 - 120}" in str(caught.value)
-
-
 def test_a_quantile_rests_on_the_sizes_with_enough_calls():
     few = make_timing(64, calls=20)
     slow = dataclasses.replace(few, latencies_s=tuple(100.0 for _ in few.latencies_s))
@@ -219,21 +213,28 @@ def test_memory_of_any_batch_is_read_off_the_line():
         make_profile(memory=(make_memory(1),)).predict_memory_bytes(8)
 
 
-def test_too_few_measurements_say_so():
+FEW_CALLS = (make_timing(1, calls=20), *map(make_timing, (8, 16, 32)))
+NO_ANSWER = [
+    *(((), {"latency_ms": t}, "positive number, in milliseconds") for t in (0, -1, np.inf, np.nan)),
+    *(((), {"latency_ms": 5, "quantile": q}, "between 0 and 1") for q in (0, 1, 1.5)),
+    ((), {"latency_ms": 5, "quantile": 0.99}, rf"needs 299 calls.*1: {299 - 120}"),
+    (FEW_CALLS, {"latency_ms": 1.4}, "Sizes below 8 have too few calls"),
+    ((make_timing(8, path="predict", examples_per_call=80),), {"latency_ms": 5}, "Bulk prediction"),
+]
+
+
+@pytest.mark.parametrize(("timings", "asked", "message"), NO_ANSWER)
+def test_what_no_calls_answer_says_why(timings, asked, message):
+    with pytest.raises(ValueError, match=message) as caught:
+        make_profile(*timings).batch_for(**asked)
+    assert not isinstance(caught.value, TargetTooLow)
+
+
+def test_what_was_not_measured_says_how_to_measure_it():
     with pytest.raises(ValueError, match="two measured batch sizes"):
         _ = make_profile(make_timing(1), make_failed(2)).knee
-
-
-@pytest.mark.parametrize("latency_ms", [0, -1, float("inf"), float("nan")])
-def test_a_target_has_to_be_positive(latency_ms):
-    with pytest.raises(ValueError, match="positive number, in milliseconds"):
-        make_profile().batch_for(latency_ms=latency_ms)
-
-
-@pytest.mark.parametrize("quantile", [0, 1, 1.5])
-def test_a_quantile_has_to_be_a_share(quantile):
-    with pytest.raises(ValueError, match="between 0 and 1"):
-        make_profile().batch_for(latency_ms=5, quantile=quantile)
+    with pytest.raises(ValueError, match="measure_memory=True"):
+        make_profile(memory=(make_memory(1),)).predict_memory_bytes(8)
 
 
 def test_the_noise_floor_is_the_farther_end_of_the_interval_of_the_twins():
@@ -275,13 +276,6 @@ def test_an_answer_at_the_largest_measured_size_says_that_larger_ones_were_not_t
     assert "largest measured" in answer.reason
     assert answer.interval.low <= 65  # Of the size before it was made whole.
     assert answer.interval.high >= 64
-
-
-def test_a_target_below_sizes_with_too_few_calls_is_not_told_to_be_too_low():
-    profile = make_profile(make_timing(1, calls=20), *map(make_timing, (8, 16, 32)))
-    with pytest.raises(ValueError, match="Sizes below 8 have too few calls") as caught:
-        profile.batch_for(latency_ms=1.4)
-    assert not isinstance(caught.value, TargetTooLow)
 
 
 def test_no_answer_contradicts_the_checks_and_all_of_them_are_in_order():

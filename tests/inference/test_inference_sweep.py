@@ -5,14 +5,17 @@ import functools
 
 import numpy as np
 import pytest
+from inference_factory import HALF_PEAK, make_profile, time_s
 
 from kbatch.inference.call_paths import CallPath
 from kbatch.inference.measure import inference_plan
 from kbatch.inference.sweep import InferencePlan, InferenceSweep
 from kbatch.memory.find import MemoryPass
+from kbatch.memory.record import MemoryRecord
 from kbatch.timing.rounds import TimingPlan
 
 BULK = 64
+NOT_MEASURED = MemoryPass((), 0, ())
 
 
 class Inputs:
@@ -49,12 +52,22 @@ class Path(CallPath):
         yield lambda size: functools.partial(self.function, size)
 
 
-def swept(*paths, clock, sizes=(1, 8, 64, 512), chosen=False, target_s=None, budget_s=1e3):
-    timing = TimingPlan(time_budget_s=budget_s, needed_calls=5, rounds_beyond=0)
+def swept(
+    *paths,
+    clock,
+    sizes=(1, 8, 64, 512),
+    larger=(),
+    chosen=False,
+    target_s=None,
+    needed_calls=5,
+    budget_s=1e3,
+    memory=NOT_MEASURED,
+):
+    timing = TimingPlan(time_budget_s=budget_s, needed_calls=needed_calls, rounds_beyond=0)
     target_ms = target_s and 1000 * target_s
-    plan = InferencePlan(paths, sizes, chosen, timing, BULK, target_ms=target_ms)
+    plan = InferencePlan(paths, sizes, chosen, timing, BULK, larger, target_ms=target_ms)
     with InferenceSweep({"float32": None}, Inputs(), plan, seed=0, clock=clock) as sweep:
-        list(sweep.warm_up(MemoryPass((), 0, ())))
+        list(sweep.warm_up(memory))
         list(sweep.each_round())
         return {(r.call_path, r.batch_size): r for r in sweep.records()}
 
@@ -129,3 +142,44 @@ def test_with_a_target_default_sizes_are_powers_of_eight():
     assert plan(60).batch_sizes == tuple(8**k for k in range(5))
     assert plan(60).target_ms == 60
     assert plan(None).batch_sizes == tuple(2**k for k in range(13))
+
+
+def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
+    """The records of a sweep of four sizes that may go on; an example takes a kilobyte."""
+    clock, sizes = Clock(), (1, 2, 4, 8)
+    known = tuple(
+        MemoryRecord("float32", size, "fits", peak_bytes=10**4 + 1000 * size)
+        for size in (sizes if memory else ())
+    )
+    return swept(
+        clock.path("compiled", time_s),
+        clock=clock,
+        sizes=sizes,
+        larger=larger,
+        needed_calls=TimingPlan().needed_calls,
+        budget_s=budget_s,
+        memory=MemoryPass(known, limit_bytes, ()),
+    )
+
+
+def test_a_sweep_goes_on_until_throughput_is_flat():
+    found = gone_on()
+    # 90 % of the peak are reached at nine times n_half, 90 examples.
+    assert sizes_of(found, "compiled") == [1, 2, 4, 8, 16, 32, 64, 128]
+    answer = make_profile(*found.values()).efficient
+    assert answer.batch_size == pytest.approx(9 * HALF_PEAK, abs=1)
+    assert not answer.extrapolated
+    assert make_profile(*gone_on(larger=()).values()).efficient.extrapolated
+
+
+@pytest.mark.parametrize(
+    ("changed", "largest"),
+    [
+        ({"limit_bytes": 100_000}, 32),  # Half of it holds 40 examples.
+        ({"limit_bytes": 0}, 8),
+        ({"memory": False}, 8),
+        ({"budget_s": 0.9}, 32),
+    ],
+)
+def test_a_sweep_goes_no_further_than_memory_is_known_and_time_is_left(changed, largest):
+    assert max(sizes_of(gone_on(**changed), "compiled")) == largest

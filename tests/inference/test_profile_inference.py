@@ -207,6 +207,11 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         profile(call_paths=(fails,))
 
 
+def of_four_rows():
+    inputs = keras.Input(batch_shape=(4, X.shape[1]))
+    return keras.Model(inputs, keras.layers.Dense(1)(inputs))
+
+
 @pytest.mark.parametrize(
     ("changed", "error", "message"),
     [
@@ -230,16 +235,15 @@ def test_any_other_error_of_a_call_comes_as_it_is():
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"time_budget_s": 0}, InputError, "time_budget_s"),
         ({"bulk_examples": 0}, ValueError, "bulk_examples"),
+        ({"model": "model.keras"}, TypeError, "load it first"),
+        ({"model": of_four_rows()}, InputError, r"batches of any size.*batches of 4 only"),
+        ({"x": X[:, 1:]}, InputError, r"`x` must have the shapes.*Received: x with rows"),
+        ({"latency_slo_ms": 1e-3}, TargetTooLow, "at least what batch size 1 takes"),
     ],
 )
-def test_bad_settings_are_told_before_anything_is_measured(changed, error, message):
+def test_what_cannot_be_measured_is_told(changed, error, message):
     with pytest.raises(error, match=message):
         profile(**changed)
-
-
-def test_what_is_no_model_is_refused():
-    with pytest.raises(TypeError, match="load it first"):
-        profile("model.keras")
 
 
 def test_a_model_without_fixed_shapes_needs_data():
@@ -265,23 +269,6 @@ def test_what_a_call_changes_in_the_model_is_put_back():
     layer.count.assign(7.0)
     profile(model, batch_sizes=(1, 2), time_budget_s=0.3, call_paths=("compiled", "call"))
     assert float(layer.count) == 7.0
-
-
-def test_a_model_for_batches_of_one_size_is_refused():
-    inputs = keras.Input(batch_shape=(4, X.shape[1]))
-    with pytest.raises(InputError, match=r"batches of any size.*batches of 4 only"):
-        profile(keras.Model(inputs, keras.layers.Dense(1)(inputs)))
-
-
-def test_rows_of_another_shape_than_the_models_inputs_are_refused():
-    with pytest.raises(InputError, match=r"`x` must have the shapes.*Received: x with rows"):
-        profile(x=X[:, 1:])
-
-
-def test_a_target_below_one_example_says_the_smallest_reachable():
-    with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
-        profile(latency_slo_ms=1e-3)
-    assert caught.value.reachable_ms > 1e-3
 
 
 def test_as_many_calls_are_kept_as_a_high_quantile_needs():

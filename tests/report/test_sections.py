@@ -4,10 +4,8 @@ import re
 from pathlib import Path
 
 import inference_factory
-import input_profile_factory
 import pytest
 from figure_studies import max_batch_result
-from inference_factory import make_check
 from recommendation_factory import make_recommendation
 from record_samples import RECORDS as SAMPLES
 from records_factory import make_environment, make_execution, make_study, make_trial
@@ -19,25 +17,6 @@ from kbatch.study.report import MOST_CURVES
 
 PROFILE = inference_factory.make_profile()
 RECORDS = tuple(SAMPLES.values())
-
-
-def test_a_verified_latency_target_is_the_decision_of_a_profile():
-    section = section_of(inference_factory.make_profile(checks=(make_check(32, [0.004] * 120),)))
-    assert section.headline.startswith("Batch size 32 is the largest with 95 % of the calls")
-    assert section.lead[0].startswith("Verified by 120 fresh calls")
-    assert section_of(PROFILE).headline == (
-        "Batch size 90 is the smallest with 90 % of the peak rate (compiled, float32), by the fit: "
-        "it was not measured."
-    )
-
-
-def test_an_input_pipeline_is_told_by_its_verdict_and_the_changes_tried():
-    section = section_of(input_profile_factory.make_profile())
-    assert section.headline.startswith("Input-bound: training waits for data")
-    tried, untried = section.tables
-    assert [row.texts[0] for row in tried.rows] == ["cache", "parallel map", "prefetch"]
-    assert [row.best for row in tried.rows] == [True, False, False]
-    assert untried.rows[0].texts == ("any order", "code of any order", "no parallel stage")
 
 
 def test_the_largest_batch_is_marked_among_its_probes():
