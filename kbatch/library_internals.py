@@ -251,6 +251,11 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 # Optimizers.
 
 
+def excludes_from_decay(optimizer: Any) -> bool:
+    """Return whether `exclude_from_weight_decay` was called, which no configuration tells."""
+    return hasattr(optimizer, "_exclude_from_weight_decay")
+
+
 def replaced_applies(apply: Callable[[Any, Any, Any], None]) -> AbstractContextManager[None]:
     """Let `apply(optimizer, gradients, variables)` stand in for how optimizers apply gradients."""
 

@@ -135,6 +135,45 @@ def function_code(function: Any) -> Any:
     return _function(inspect.unwrap(function), set())
 
 
+# Modules whose parts hold no state, so that a name tells all of them; but for what draws.
+_STATELESS = ("keras", "tensorflow", "numpy", "math", "builtins")
+_DRAWING = ("random", "dropout")
+
+
+def tells_all(function: types.FunctionType) -> bool:
+    """Return whether `function_code` tells all that a function reads: equal ones do the same."""
+    return _is_told(function, set())
+
+
+def _is_told(value: Any, seen: set[int]) -> bool:
+    if value is None or isinstance(value, _PLAIN):
+        return True
+    if isinstance(value, (list, tuple)):
+        return all(_is_told(item, seen) for item in value)
+    if isinstance(value, types.FunctionType) and _is_own(value):
+        if id(value) in seen:
+            return True
+        seen.add(id(value))
+        names = _names(value.__code__)
+        read = [value.__globals__[name] for name in names if name in value.__globals__]
+        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
+        cells = [_content(cell) for cell in value.__closure__ or ()]
+        # Its attributes are not told, such as the function that one of `functools.wraps` wraps.
+        return (
+            not vars(value)
+            and not any(word in name for name in names for word in _DRAWING)
+            and all(_is_told(one, seen) for one in (*read, *given, *cells))
+        )
+    if isinstance(value, types.ModuleType):
+        module = value.__name__
+    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
+        module = value.__module__ or ""
+    else:
+        return False
+    drawing = any(word in module for word in _DRAWING)
+    return module.split(".")[0] in _STATELESS and not drawing
+
+
 def _described_value(value: Any, seen: set[int]) -> Any:
     """Return plain data: never a `repr` of an object, which may hold an address in memory."""
     if value is None or isinstance(value, _PLAIN):

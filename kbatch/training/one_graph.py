@@ -6,13 +6,16 @@ and not written into it. Weights, the optimizer's state and its rate are variabl
 `GraphNumber` and `GraphCount` make variables of the other settings that follow the batch size.
 """
 
+import math
+import types
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
-from kbatch.library_internals import compile_arguments, layers_of, rate_of
-from kbatch.training.fingerprint import model_description, own_code
+from kbatch.library_internals import compile_arguments, excludes_from_decay, layers_of, rate_of
+from kbatch.training.fingerprint import model_description, tells_all
 from kbatch.training.learning_rate import followed_settings
 from kbatch.training.model import installed_step, replica_count, user_step
 
@@ -32,6 +35,10 @@ _OPTIMIZERS = (
     _KINDS.Lion,
     _KINDS.Lamb,
 )
+
+
+# A part of these is described by its kind and configuration.
+_LIBRARIES = ("builtins", "collections", "inspect", "kbatch", "keras", "numpy", "tensorflow")
 
 
 class GraphNumber(float):
@@ -107,25 +114,41 @@ class OneGraph:
 
     def __init__(self):
         self._kept: Any = None
+        self._described: Any = None  # What the kept model was when its graphs were not traced yet.
 
     def model(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
         if not can_share(fresh):
-            self._kept = None
+            self.forget()
             return fresh
-        # A callback may have changed what is kept.
-        if self._kept is None or _description(self._kept) != _description(fresh):
-            self._kept = fresh
-            for owner, name in followed_settings(fresh):
-                setattr(owner, name, GraphNumber(getattr(owner, name)))
-            fresh.steps_per_execution = GraphCount(fresh.steps_per_execution)
-        elif fresh is not self._kept:
+        described = _description(fresh)
+        if self._kept is not None and described == self._described and self._is_as_kept(fresh):
             _set_state(self._kept, fresh)
-        return self._kept
+            return self._kept
+        self._kept, self._described = fresh, described
+        for owner, name in followed_settings(fresh):
+            setattr(owner, name, GraphNumber(getattr(owner, name)))
+        fresh.steps_per_execution = GraphCount(fresh.steps_per_execution)
+        # A build function may return the model of another trial, with its graphs.
+        fresh.train_function = fresh.test_function = fresh.predict_function = None
+        return fresh
+
+    def _is_as_kept(self, fresh: Any) -> bool:
+        """Return whether nobody has changed the kept model, and `fresh` has no part of it."""
+        kept = self._kept
+        settings = [getattr(owner, name) for owner, name in followed_settings(kept)]
+        parts = {id(part) for part in (*layers_of(kept), kept.optimizer)}
+        return (
+            not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
+            and all(isinstance(setting, GraphNumber) for setting in settings)
+            and isinstance(kept.steps_per_execution, GraphCount)
+            and can_share(kept)
+            and _description(kept) == self._described
+        )
 
     def forget(self) -> None:
         """Let the next model be the one that is kept, as after a failure."""
-        self._kept = None
+        self._kept = self._described = None
 
     def __reduce__(self):
         return OneGraph, ()  # No model travels to another process.
@@ -135,38 +158,114 @@ def _description(model: Any) -> Any:
     """Describe what is written into the graphs of a model."""
     settings = [(owner, name, getattr(owner, name)) for owner, name in followed_settings(model)]
     step = installed_step(model)
+    compiled = keras.tree.flatten(compile_arguments(model))
+    names = [one.name for one in compiled if isinstance(one, keras.metrics.Metric)]
+    if len(model.outputs) > 1:  # Their losses are named by them.
+        names += model.output_names
     try:
         for owner, name, _ in settings:
             setattr(owner, name, 0.5)
-        return model_description(model, with_rate=False), type(step), getattr(step, "how", None)
+        return (
+            model_description(model, with_rate=False),
+            type(step),
+            getattr(step, "how", None),
+            names,
+            [_attributes(layer) for layer in layers_of(model)],
+            [(one.trainable, *map(_configured, _rules(one))) for one in model.weights],
+            (keras.config.epsilon(), keras.config.floatx()),
+        )
     finally:
         for owner, name, value in settings:
             setattr(owner, name, value)
 
 
+# What differs between builds, comes by training, or is read by the graphs or never seen by them.
+_NOT_DESCRIBED = (
+    *("name", "_path", "_parent_path", "seed", "_called", "built", "history"),
+    *("steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"),
+    *("train_function", "test_function", "predict_function"),
+    *("_dropout_mask", "_recurrent_dropout_mask"),
+)
+
+
+def _attributes(layer: Any) -> dict[str, Any]:
+    """Describe the attributes of a layer, of which its configuration does not tell all."""
+    found: dict[str, Any] = {}
+    for name, value in vars(layer).items():
+        if name in _NOT_DESCRIBED or name.startswith((_KBATCH, "_self_")):
+            continue
+        if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):  # Not one of a graph.
+            value = value.numpy()
+        if isinstance(value, np.ndarray):  # Such as the mean of a `Normalization`.
+            value = str(value.tolist())
+        plain = value is None or isinstance(value, (bool, int, float, str))
+        found[name] = value if plain else ...
+    return found
+
+
+def _rules(weight: Any) -> tuple[Any, Any]:
+    return getattr(weight, "regularizer", None), getattr(weight, "constraint", None)
+
+
+def _configured(rule: Any) -> Any:
+    return rule and (type(rule), rule.get_config())
+
+
+# A fresh model is built beside the one that is kept: larger ones would need twice the memory.
+_MOST_WEIGHTS = 2**26
+
+
 def can_share(model: Any) -> bool:
-    """Return whether all state of a model is in variables that can be set back."""
+    """Return whether a description tells all of a model, and its state can be set back."""
     if user_step(model) is not None or replica_count(model) > 1 or model.run_eagerly:
         return False
-    # Kinds of the user's own may keep state anywhere.
-    if not model.built or not all(_is_keras(one) for one in layers_of(model)):
+    if not model.built or sum(math.prod(one.shape) for one in model.weights) > _MOST_WEIGHTS:
         return False
-    if any(own_code(layer) is not None for layer in layers_of(model)):  # A `Lambda`.
+    if getattr(installed_step(model), "loss_denominator", None) is not None:
         return False
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     rate = rate_of(optimizer)
     if type(optimizer) not in _OPTIMIZERS or not isinstance(rate, keras.Variable):
         return False
-    if any(weight.dtype != "float32" for weight in model.trainable_weights):
+    if excludes_from_decay(optimizer):
+        return False
+    kinds = {weight.dtype for weight in model.weights}
+    if kinds & {"float16", "bfloat16", "float64"}:  # A `GraphNumber` is a float32.
+        return False
+    if not all(map(_is_known_layer, layers_of(model))):
+        return False
+    if not all(_is_of_libraries(rule) for weight in model.weights for rule in _rules(weight)):
         return False
     compiled = compile_arguments(model)
     parts = [keras.tree.flatten(v) for name, v in compiled.items() if name != "optimizer"]
-    return all(_is_keras(one) or hasattr(one, "__code__") for each in parts for one in each)
+    return all(_is_known(one) for each in parts for one in each)
 
 
-def _is_keras(part: Any) -> bool:
-    kind = part if isinstance(part, type) else type(part)
-    return kind.__module__.split(".")[0] in ("keras", "builtins")
+def _is_known_layer(layer: Any) -> bool:
+    """Return whether a layer is Keras's own, all through, and keeps its state in variables."""
+    # Kinds of the user's own may keep state anywhere, and a configuration gives only the name of
+    # a function of their own. A vocabulary is a table, and recurrent states are in no list.
+    adapts = hasattr(layer, "adapt") and not isinstance(layer, keras.layers.Normalization)
+    if adapts or getattr(layer, "stateful", False) or not _is_of_libraries(layer):
+        return False
+    if isinstance(layer, keras.layers.Lambda):
+        return False
+    held = {name: value for name, value in vars(layer).items() if name != "loss"}  # Of `compile`.
+    return all(map(_is_of_libraries, held.values()))
+
+
+def _is_known(part: Any) -> bool:
+    """Return whether a description tells all of a loss, a metric or another part of `compile`."""
+    if isinstance(part, types.FunctionType) and not _is_of_libraries(part):
+        return tells_all(part)
+    if isinstance(part, keras.Variable) or not _is_of_libraries(part):
+        return False
+    return all(map(_is_of_libraries, getattr(part, "__dict__", {}).values()))
+
+
+def _is_of_libraries(part: Any) -> bool:
+    module = getattr(part, "__module__", type(part).__module__) or ""
+    return module.split(".")[0] in _LIBRARIES
 
 
 def _set_state(kept: Any, fresh: Any) -> None:
@@ -178,6 +277,8 @@ def _set_state(kept: Any, fresh: Any) -> None:
     settings = zip(followed_settings(kept), followed_settings(fresh), strict=True)
     for (mine, name), (its, _) in settings:
         setattr(mine, name, getattr(mine, name).changed(getattr(its, name)))
+    if kept.steps_per_execution != fresh.steps_per_execution:
+        kept.predict_function = None  # Its kind follows the number of steps.
     kept.steps_per_execution = kept.steps_per_execution.changed(fresh.steps_per_execution)
     for model in (kept, fresh):
         if not model.optimizer.built:

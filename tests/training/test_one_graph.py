@@ -1,6 +1,6 @@
 """One graph for all sizes: law: what is trained with it equals a fresh build's to the last bit."""
 
-import itertools
+import functools
 
 import keras
 import numpy as np
@@ -111,21 +111,26 @@ def test_a_loss_scale_is_set_back(rows):
     assert_same(trained(shared, rows, 32), expected)
 
 
-def test_the_step_is_traced_once(rows):
-    # A list would be part of the loss, which then differs after each trace.
-    calls = itertools.count()
+def test_the_step_is_traced_once(rows, monkeypatch):
+    calls, plain = [], keras.Model.compute_loss
 
-    def loss(y_true, y_pred):
-        next(calls)
-        return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
+    def counted(*args, **kwargs):
+        calls.append(1)
+        return plain(*args, **kwargs)
 
+    monkeypatch.setattr(keras.Model, "compute_loss", counted)
     graph = OneGraph()
-    trained(graph.model(built(OPTIMIZERS["adamw"], 8, loss=loss)), rows, 8, steps=2)
-    traced = next(calls)
+    trained(graph.model(built(OPTIMIZERS["adamw"], 8, loss=_loss)), rows, 8, steps=2)
+    traced = len(calls)
+    assert traced
     for batch_size in (16, 32):
-        shared = graph.model(built(OPTIMIZERS["adamw"], batch_size, loss=loss))
+        shared = graph.model(built(OPTIMIZERS["adamw"], batch_size, loss=_loss))
         trained(shared, rows, batch_size, steps=batch_size // 8)
-    assert next(calls) == traced + 1
+    assert len(calls) == traced
+
+
+def _loss(y_true, y_pred):
+    return keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
 
 
 def test_another_model_has_a_graph_of_its_own(rows):
@@ -149,60 +154,116 @@ class _Own(keras.layers.Layer):
         return x
 
 
-def _functional(*layers):
-    inputs = keras.Input((6,))
-    outputs = inputs
-    for layer in layers:
-        outputs = layer(outputs)
-    model = keras.Model(inputs, outputs)
-    model.compile("adam", "mse")
-    return model
-
-
-def _with_schedule():
-    model = _functional(keras.layers.Dense(1))
-    model.compile(keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10)), "mse")
-    return model
+class _OwnRegularizer(keras.regularizers.Regularizer):
+    def __call__(self, x):
+        return keras.ops.sum(x)
 
 
 class _OwnOptimizer(keras.optimizers.Adam):
     pass
 
 
-def _with_own_optimizer():
-    model = _functional(keras.layers.Dense(1))
-    model.compile(_OwnOptimizer(), "mse")
-    return model
-
-
 class _OwnMetric(keras.metrics.Mean):
     pass
 
 
-def _with_own_metric():
-    model = _functional(keras.layers.Dense(1))
-    model.compile("adam", "mse", metrics=[_OwnMetric()])
+class _Losses:
+    factor = 2.0
+
+    def weighed(self, y_true, y_pred):
+        return self.factor * keras.losses.mean_squared_error(y_true, y_pred)
+
+
+def _functional(*layers, optimizer="adam", loss="mse", **compiled):
+    inputs = keras.Input((6,))
+    outputs = inputs
+    for layer in layers:
+        outputs = layer(outputs)
+    model = keras.Model(inputs, keras.layers.Dense(1)(outputs))
+    model.compile(optimizer, loss, **compiled)
     return model
 
 
-def _eager():
-    model = _functional(keras.layers.Dense(1))
-    model.compile("adam", "mse", run_eagerly=True)
+def _wrapped(y_true, y_pred):
+    return keras.losses.mean_squared_error(y_true, y_pred)
+
+
+_WEIGHTS = np.ones(6, "float32")
+
+
+def _weighed_by_rows_of_a_global(y_true, y_pred):
+    return _WEIGHTS[0] * keras.losses.mean_squared_error(y_true, y_pred)
+
+
+def _noisy(y_true, y_pred):
+    noise = keras.random.normal(keras.ops.shape(y_pred))
+    return keras.losses.mean_squared_error(y_true, y_pred + noise)
+
+
+def _with_decay_excluded():
+    optimizer = keras.optimizers.AdamW()
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return _functional(optimizer=optimizer)
+
+
+def _with_an_own_loss_of_the_model():
+    model = _functional()
+    plain = model.compute_loss
+    model.compute_loss = lambda *args, **kwargs: 2.0 * plain(*args, **kwargs)
     return model
 
 
-@pytest.mark.parametrize(
-    "build",
-    [
-        lambda: _functional(_Own(), keras.layers.Dense(1)),
-        lambda: _functional(keras.layers.Lambda(lambda x: x), keras.layers.Dense(1)),
-        _with_schedule,
-        _with_own_optimizer,
-        _with_own_metric,
-        _eager,
-    ],
-    ids=["own layer", "lambda", "schedule", "own optimizer", "own metric", "eager"],
-)
+def _with_a_vocabulary():
+    layer = keras.layers.IntegerLookup(output_mode="multi_hot")
+    layer.adapt(np.arange(6))
+    return _functional(layer)
+
+
+def _with_an_own_rule_of_a_weight():
+    model = _functional()
+    model.layers[-1].kernel.regularizer = _OwnRegularizer()
+    return model
+
+
+def _stateful():
+    inputs = keras.Input(batch_shape=(8, 2, 3))
+    model = keras.Model(inputs, keras.layers.LSTM(1, stateful=True)(inputs))
+    model.compile("adam", "mse")
+    return model
+
+
+_OF_ITS_OWN = {
+    "own layer": lambda: _functional(_Own()),
+    "lambda": lambda: _functional(keras.layers.Lambda(lambda x: x)),
+    "own activation": lambda: _functional(keras.layers.Dense(2, activation=lambda x: x)),
+    "own regularizer": lambda: _functional(
+        keras.layers.Dense(2, kernel_regularizer=_OwnRegularizer())
+    ),
+    "own rule of a weight": _with_an_own_rule_of_a_weight,
+    "own loss of the model": _with_an_own_loss_of_the_model,
+    "vocabulary": _with_a_vocabulary,
+    "stateful": _stateful,
+    "float64 statistics": lambda: _functional(
+        keras.layers.BatchNormalization(scale=False, center=False, dtype="float64")
+    ),
+    "schedule": lambda: _functional(
+        optimizer=keras.optimizers.Adam(keras.optimizers.schedules.CosineDecay(0.1, 10))
+    ),
+    "own optimizer": lambda: _functional(optimizer=_OwnOptimizer()),
+    "excluded from decay": _with_decay_excluded,
+    "own metric": lambda: _functional(metrics=[_OwnMetric()]),
+    "function in a metric": lambda: _functional(
+        metrics=[keras.metrics.MeanMetricWrapper(_wrapped, name="own")]
+    ),
+    "method": lambda: _functional(loss=_Losses().weighed),
+    "wrapped": lambda: _functional(loss=functools.wraps(_wrapped)(lambda y, p: 2 * _wrapped(y, p))),
+    "array of a loss": lambda: _functional(loss=_weighed_by_rows_of_a_global),
+    "draws in a loss": lambda: _functional(loss=_noisy),
+    "eager": lambda: _functional(run_eagerly=True),
+}
+
+
+@pytest.mark.parametrize("build", _OF_ITS_OWN.values(), ids=_OF_ITS_OWN)
 def test_a_model_that_may_keep_state_elsewhere_is_built_each_time(build):
     assert not can_share(build())
     graph = OneGraph()
@@ -210,6 +271,125 @@ def test_a_model_that_may_keep_state_elsewhere_is_built_each_time(build):
     assert graph.model(first) is first
     second = build()
     assert graph.model(second) is second
+
+
+_FACTOR = 1.0
+
+
+def _by_a_global(y_true, y_pred):
+    return _FACTOR * keras.losses.mean_squared_error(y_true, y_pred)
+
+
+def test_a_number_that_a_loss_reads_is_a_part_of_the_graph(monkeypatch):
+    graph = OneGraph()
+    first = graph.model(_functional(loss=_by_a_global))
+    assert graph.model(_functional(loss=_by_a_global)) is first
+    monkeypatch.setitem(globals(), "_FACTOR", 3.0)
+    assert graph.model(_functional(loss=_by_a_global)) is not first
+
+
+def _adapted(factor):
+    layer = keras.layers.Normalization()
+    layer.adapt(factor * np.arange(12.0).reshape(2, 6))
+    return _functional(layer)
+
+
+def _frozen_within(name):
+    layer = keras.layers.MultiHeadAttention(2, 3)
+    inputs = keras.Input((2, 3))
+    outputs = layer(inputs, inputs)
+    getattr(layer, name).trainable = False
+    model = keras.Model(inputs, outputs)
+    model.compile("adam", "mse")
+    return model
+
+
+def _with_rule(factor):
+    model = _functional()
+    model.layers[-1].kernel.regularizer = keras.regularizers.L2(factor)
+    return model
+
+
+@pytest.mark.parametrize(
+    ("build", "values"),
+    [
+        (_adapted, (1.0, 2.0)),
+        (_frozen_within, ("_query_dense", "_key_dense")),
+        (_with_rule, (0.1, 0.2)),
+        (lambda name: _functional(metrics=[keras.metrics.MeanSquaredError(name=name)]), "ab"),
+    ],
+    ids=["adapted", "frozen within", "rule of a weight", "name of a metric"],
+)
+def test_what_a_configuration_does_not_tell_tells_models_apart(build, values):
+    graph = OneGraph()
+    first = graph.model(build(values[0]))
+    assert graph.model(build(values[0])) is first
+    assert graph.model(build(values[1])) is not first
+
+
+def test_models_that_have_a_layer_in_common_share_no_graph():
+    layer, graph = keras.layers.BatchNormalization(), OneGraph()
+    first = graph.model(_functional(layer))
+    second = _functional(layer)
+    assert graph.model(second) is second is not first
+
+
+def _recompiled(model):
+    model.compile(keras.optimizers.AdamW(1e-2), model.loss)
+
+
+def _set(name, value, of=lambda model: model):
+    return lambda model: setattr(of(model), name, value)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        _set("weight_decay", 0.5, of=lambda model: model.optimizer),
+        _set("beta_1", 0.5, of=lambda model: model.optimizer),
+        _set(
+            "learning_rate",
+            keras.optimizers.schedules.CosineDecay(0.1, 9),
+            of=lambda model: model.optimizer,
+        ),
+        _set("momentum", 0.5, of=lambda model: model.layers[2]),
+        _set("trainable", False, of=lambda model: model.layers[1]),
+        _set("seen", True),
+        _set("seen", True, of=lambda model: model.layers[1]),
+        _set("loss", _noisy),
+        _set("steps_per_execution", 2),
+        _recompiled,
+    ],
+    ids=[
+        *("decay", "beta_1", "schedule", "momentum", "frozen", "of the model", "of a layer"),
+        *("loss", "steps", "recompiled"),
+    ],
+)
+def test_a_model_that_a_callback_changed_is_not_used_again(change):
+    def build():
+        layers = (keras.layers.Dense(4), keras.layers.BatchNormalization())
+        return _functional(*layers, optimizer=keras.optimizers.AdamW(1e-2))
+
+    graph = OneGraph()
+    first = graph.model(build())
+    assert graph.model(build()) is first
+    change(first)
+    second = build()
+    assert graph.model(second) is second
+
+
+def test_predictions_follow_the_number_of_steps(rows):
+    graph = OneGraph()
+
+    def build(steps):
+        model = _functional()
+        model.steps_per_execution = steps
+        return model
+
+    shared = graph.model(build(1))
+    shared.predict(rows[0], batch_size=5, verbose=0)
+    assert graph.model(build(4)) is shared
+    assert len(shared.predict(rows[0], batch_size=5, verbose=0)) == ROWS
 
 
 def test_a_graph_reads_a_number_each_time_it_runs():
