@@ -88,11 +88,6 @@ def test_it_lies_in_the_window_or_says_why_not(found):
     assert (found.device, found.dtype_policy, found.training) == ("CPU:0", "float32", True)
 
 
-def test_the_result_is_read_as_it_was_written(found, tmp_path):
-    found.save(tmp_path / "found.json")
-    assert kbatch.MaxBatchSizeResult.load(tmp_path / "found.json") == found
-
-
 def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
     weights = sum(np.prod(w.shape) for w in wide_net().weights) * 4
     assert found.weights_bytes == pytest.approx(3 * weights, abs=64)
@@ -313,12 +308,6 @@ WIDE = np.zeros((8, 1000), "float32"), np.zeros((8, 1), "float32")
 
 
 @pytest.mark.slow
-def test_a_limit_below_the_weights_names_both():
-    with pytest.raises(OutOfMemoryError, match=r"below the weights.*19.1 MiB.*28.7 MiB"):
-        kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=20_000_000)
-
-
-@pytest.mark.slow
 def test_one_example_that_runs_out_is_told_with_what_it_needs():
     with pytest.raises(OutOfMemoryError, match="One example does not fit") as caught:
         kbatch.find_max_batch_size(wide, *WIDE, memory_limit_bytes=32 * MB)
@@ -351,52 +340,38 @@ def test_a_crash_at_one_example_is_told_with_its_status_and_last_words():
     assert isinstance(caught.value.__cause__.__cause__, WorkerDied)
 
 
-@pytest.mark.parametrize("window", [(0.9, 0.8), (0, 0.5), (0.5, 1.1), 0.8, (0.1, 0.2, 0.3), None])
-def test_a_window_that_is_none_is_refused(window):
-    with pytest.raises(ValueError, match=r"0 < low < high <= 1"):
-        kbatch.find_max_batch_size(models.mlp, *models.rows(8), memory_window=window)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"memory_limit_bytes": 2e9}, TypeError, "memory_limit_bytes=2000000000.0"),
-        ({"memory_limit_bytes": True}, TypeError, "memory_limit_bytes=True"),
-        ({"memory_limit_bytes": 5}, ValueError, "memory_limit_bytes=5"),
-        ({"max_batch_size": 0}, ValueError, "max_batch_size=0"),
-        ({"max_batch_size": 1.5}, TypeError, r"max_batch_size=1\.5"),
-    ],
-)
-def test_a_bound_that_is_none_is_refused(arguments, error, message):
-    with pytest.raises(error, match=message):
-        kbatch.find_max_batch_size(models.mlp, *models.rows(8), **arguments)
-
-
 X, Y = models.rows(8)
 
 
-@pytest.mark.parametrize(
-    ("data", "message"),
-    [
-        ((X[:1], Y[:1]), "one example"),
-        ((tf.data.Dataset.from_tensor_slices((X, Y)), Y), "leave out `y`"),
-        ((rows_function, Y), "leave out `y`"),
-        ((tf.data.Dataset.from_tensor_slices((X[:0], Y[:0])),), "empty"),
-        ((X, Y[:4]), "as many rows"),
-        ((X,), "needs targets.*give `y`"),
-        ((5,), "Training data are arrays"),
-        ((tf.RaggedTensor.from_row_splits(X[:, 0], [0, 3, 8]), Y[:2]), "RaggedTensor"),
-    ],
-)
-def test_data_that_cannot_be_used_are_refused(data, message):
-    with pytest.raises(InputError, match=message):
-        kbatch.find_max_batch_size(models.Locked(mlp), *data, memory_limit_bytes=100 * MB)
+X, Y = models.rows(8)
+ROWS = tf.data.Dataset.from_tensor_slices((X, Y))
+REFUSED = [
+    *(
+        ((X, Y), {"memory_window": window}, ValueError, "0 < low < high <= 1")
+        for window in ((0.9, 0.8), (0.8, 0.8), (0, 0.5), (0.5, 1.1), 0.8, (0.1, 0.2, 0.3), None)
+    ),
+    ((X, Y), {"memory_limit_bytes": 2e9}, TypeError, "memory_limit_bytes=2000000000.0"),
+    ((X, Y), {"memory_limit_bytes": True}, TypeError, "memory_limit_bytes=True"),
+    ((X, Y), {"memory_limit_bytes": 5}, ValueError, "memory_limit_bytes=5"),
+    ((X, Y), {"max_batch_size": 0}, ValueError, "max_batch_size=0"),
+    ((X, Y), {"max_batch_size": 1.5}, TypeError, r"max_batch_size=1\.5"),
+    ((X[:1], Y[:1]), {}, InputError, "one example"),
+    ((ROWS, Y), {}, InputError, "leave out `y`"),
+    ((rows_function, Y), {}, InputError, "leave out `y`"),
+    ((ROWS.take(0),), {}, InputError, "empty"),
+    ((lambda size: ROWS.batch(size).take(0),), {}, InputError, "returned no batch"),
+    ((X, Y[:4]), {}, InputError, "as many rows"),
+    ((X,), {}, InputError, "needs targets.*give `y`"),
+    ((5,), {}, InputError, "Training data are arrays"),
+    ((tf.RaggedTensor.from_row_splits(X[:, 0], [0, 3, 8]), Y[:2]), {}, InputError, "RaggedTensor"),
+]
 
 
-def test_a_function_without_examples_is_refused():
-    with pytest.raises(InputError, match="returned no batch"):
+@pytest.mark.parametrize(("data", "changed", "error", "message"), REFUSED)
+def test_what_cannot_be_searched_is_refused(data, changed, error, message):
+    with pytest.raises(error, match=message):
         kbatch.find_max_batch_size(
-            models.Locked(mlp), lambda size: rows_function(size).take(0), memory_limit_bytes=99 * MB
+            models.Locked(mlp), *data, **({"memory_limit_bytes": 100 * MB} | changed)
         )
 
 

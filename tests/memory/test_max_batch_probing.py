@@ -12,7 +12,7 @@ from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
-from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.errors import OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import (
     ProcessProbes,
@@ -295,11 +295,6 @@ def test_a_limit_below_the_weights_names_both_and_runs_nothing():
     with pytest.raises(OutOfMemoryError, match=r"9.77 KiB.*11.8 MiB"):
         probe(probes)
     assert probes.runs == []
-
-
-def test_one_example_of_data_is_too_few():
-    with pytest.raises(InputError, match="second size"):
-        probe(ComputedProbes(examples=1))
 
 
 def host_with(monkeypatch, **processes):

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.memory.search import MEMORY_WINDOW, REACHED_DATA, MaxBatchSearch, check_window
+from kbatch.memory.search import MEMORY_WINDOW, MaxBatchSearch
 
 GB = 1e9
 
@@ -91,13 +91,6 @@ def test_where_the_window_cannot_be_reached_it_says_why(fixed, each, cap, size, 
     assert search.answer == (size, reason, False)
 
 
-def test_the_bound_is_called_by_its_name():
-    search = searched(
-        lambda b: GB + b, limit_bytes=8 * GB, max_batch_size=1797, cap_reason=REACHED_DATA
-    )
-    assert search.answer == (1797, "reached the data set", False)
-
-
 def test_memory_that_does_not_grow_ends_the_search():
     search = searched(lambda b: 1 * GB, limit_bytes=8 * GB)
     assert not search.answer.in_window
@@ -132,12 +125,6 @@ def test_a_size_above_the_window_that_fitted_is_used():
 
     answer = searched(probe, limit_bytes=8 * GB).answer
     assert answer == (3, "one example is 20 % of memory: 4 reach 95 %", False)
-
-
-@pytest.mark.parametrize("window", [(0.0, 0.9), (0.9, 0.8), (0.8, 0.8), (0.8, 1.1)])
-def test_a_window_that_is_none_is_refused(window):
-    with pytest.raises(ValueError, match="memory_window"):
-        check_window(window)
 
 
 @pytest.mark.parametrize("jump", [None, 0.97])
