@@ -18,7 +18,6 @@ from fake_nvml import FakeGpu, FakeNvml
 from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.client import device_lib
 
-import kbatch
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import block_length
 
@@ -147,12 +146,6 @@ def test_model_and_data_are_as_before(starved):
     for one, other in zip(before, state(model), strict=True):
         np.testing.assert_array_equal(one, other)
     assert [len(x) for x, _ in dataset] == [8] * 5
-
-
-def test_the_record_survives_its_file(starved, tmp_path):
-    found = starved[-1]
-    found.save(tmp_path / "input.json")
-    assert kbatch.InputPipelineProfile.load(tmp_path / "input.json") == found
 
 
 def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
@@ -344,63 +337,32 @@ def test_a_gpu_is_read_beside_the_rates(monkeypatch):
     assert any("How busy the GPU was is not known. There is no" in n for n in found.notes)
 
 
+BATCHES = examples(20).batch(8)
+TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
+
+
 @pytest.mark.parametrize(
-    ("make", "settings", "error", "words"),
+    ("given", "error", "words"),
     [
-        (
-            lambda: (3, examples().batch(8)),
-            {},
-            TypeError,
-            "that builds one.*Received: 3, a int",
-        ),
-        (lambda: (lambda: None, examples().batch(8)), {}, TypeError, "return model"),
-        (
-            lambda: (keras.Sequential([keras.layers.Dense(1)]), examples().batch(8)),
-            {},
-            ValueError,
-            "must be compiled",
-        ),
-        (lambda: (models.linear(), examples(0).batch(8)), {}, InputError, "no batches"),
-        (lambda: (models.linear(), (r for r in [])), {}, InputError, "used up by reading"),
-        (lambda: (models.linear(), examples()), {}, InputError, "single examples"),
-        (lambda: (models.linear(), examples().batch(8)), {"budget_s": 0}, ValueError, "budget_s=0"),
-        (
-            lambda: (models.linear(), examples().batch(8)),
-            {"budget_s": float("inf")},
-            ValueError,
-            "budget_s=inf",
-        ),
-        (
-            lambda: (models.linear(), examples().batch(8)),
-            {"cache_bytes": -1},
-            ValueError,
-            "cache_bytes=-1",
-        ),
-        (
-            lambda: (models.linear(), examples().batch(8)),
-            {"budget_s": "2"},
-            ValueError,
-            "budget_s='2'",
-        ),
-        (lambda: (models.linear(), models.rows(9)), {"batch_size": 2**70}, InputError, r"2\*\*53"),
-        (
-            lambda: (models.linear(), models.rows(9)),
-            {"batch_size": 1.5},
-            InputError,
-            "batch_size=1.5",
-        ),
-        (
-            lambda: (models.linear(), (models.rows(3)[0], np.array(["a", "b", "c"]))),
-            {},
-            InputError,
-            "give each label's index",
-        ),
+        ({"model": 3}, TypeError, "that builds one.*Received: 3, a int"),
+        ({"model": lambda: None}, TypeError, "return model"),
+        ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "must be compiled"),
+        ({"data": BATCHES.take(0)}, InputError, "no batches"),
+        ({"data": (r for r in [])}, InputError, "used up by reading"),
+        ({"data": examples()}, InputError, "single examples"),
+        ({"data": TEXTS}, InputError, "give each label's index"),
+        ({"budget_s": 0}, ValueError, "budget_s=0"),
+        ({"budget_s": float("inf")}, ValueError, "budget_s=inf"),
+        ({"budget_s": "2"}, ValueError, "budget_s='2'"),
+        ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
+        ({"data": models.rows(9), "batch_size": 2**70}, InputError, r"2\*\*53"),
+        ({"data": models.rows(9), "batch_size": 1.5}, InputError, r"batch_size=1\.5"),
     ],
 )
-def test_bad_input_says_what_to_give(make, settings, error, words):
-    model, data = make()
+def test_bad_input_says_what_to_give(given, error, words):
+    given = {"model": models.linear, "data": BATCHES} | given
     with pytest.raises(error, match=words):
-        profile(model, data, **settings)
+        profile(given.pop("model"), given.pop("data"), **given)
 
 
 def test_blocks_fit_in_the_budget():

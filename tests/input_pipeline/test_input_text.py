@@ -27,89 +27,76 @@ def test_the_verdict_comes_first_with_its_evidence():
     assert lines[-1] == "5 of 9 rounds were made."
 
 
-@pytest.mark.parametrize(
-    ("changed", "words"),
-    [
-        ({"pipeline": 2400, "step": 800, "wait_share": 0.02}, "the pipeline keeps up with the"),
-        ({"pipeline": 2400, "step": 800, "wait_share": 0.3}, "does not overlap with the step"),
-        ({"pipeline": 1000, "step": 1000}, "equally fast within 5 %"),
-        ({"pipeline": 800, "step": 2400, "together": 400}, "hold each other up, and not for want"),
-        ({"pipeline": 800, "step": 2400}, "side by side it would be 800, one after the other 600"),
-    ],
-)
-def test_what_the_rates_mean_is_said(changed, words):
-    assert words in text(make_profile(**changed))
+def with_rates(profile=None, **rates):
+    return dataclasses.replace(profile or make_profile(), **rates)
 
 
-def test_cores_are_wanted_only_where_both_sides_keep_them_busy():
-    profile = make_profile(pipeline=800, step=2400, together=400)
-    busy = {"pipeline": make_rate(800, cores=8.0), "step": make_rate(2400, cores=6.0)}
-    assert "want the same cores" in text(dataclasses.replace(profile, **busy))
+def all_sides(rate, **changed):
+    return with_rates(pipeline=rate, step=rate, together=rate, **changed)
 
 
-def test_rounds_and_a_long_reading_on_different_sides_are_told():
-    profile = make_profile(pipeline=2700, step=2400, long_run=make_long_run(2200))
-    assert profile.verdict == "undetermined"
-    assert "in the rounds and 0.917 over one long reading, on the other side of 1" in text(profile)
+UNEVEN = RateRecord((100,) * 4, (0.1, 0.2, 0.1, 0.25))
+CHUNKS = make_profile(pipeline=2400, step=800, long_run=make_long_run(400, waiting=0.6))
+ONE_CHUNK = make_profile(pipeline=2400, step=800, long_run=make_long_run(400, 2400, waiting=0.6))
+BUSY = {"pipeline": make_rate(800, cores=8.0), "step": make_rate(2400, cores=6.0)}
+BENT = (make_smaller_steps()[0], SmallerStepRecord(4, make_rate(1200)))
+COSTS = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
+
+
+def crossed(pipeline, overhead_examples):
+    steps = make_smaller_steps(overhead_examples=overhead_examples)
+    return make_profile(pipeline=pipeline, smaller_steps=steps)
 
 
 @pytest.mark.parametrize(
-    ("bounds", "words"),
+    ("profile", "words"),
     [
-        ((400,), "(whole chunks with the pauses between them)"),
-        ((400, 2400), "Note that one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
-        ((400, 2400), "Undetermined: the batches come unevenly"),
-        ((400, 2400), "whether such a pause comes again was not seen"),
-    ],
-)
-def test_a_long_reading_that_differs_is_told(bounds, words):
-    long_run = make_long_run(*bounds, waiting=0.6)
-    found = text(make_profile(pipeline=2400, step=800, long_run=long_run))
-    assert words in found
-    assert "60 % of each step" in found
-    assert "Note that one reading" not in text(make_profile(long_run=make_long_run(800)))
-
-
-def test_an_interval_around_one_and_too_few_rounds_ask_for_more():
-    uneven = RateRecord((100,) * 4, (0.1, 0.2, 0.1, 0.25))
-    profile = dataclasses.replace(
-        make_profile(), pipeline=uneven, step=make_rate(700, rounds=4), together=uneven
-    )
-    profile = dataclasses.replace(profile, smaller_steps=())
-    assert profile.verdict == "undetermined"
-    assert "which does not tell them apart" in text(profile)
-    few = [make_rate(700, rounds=2)] * 3
-    profile = dataclasses.replace(
-        profile, **dict(zip(("pipeline", "step", "together"), few, strict=True))
-    )
-    assert "too few rounds" in text(profile)
-
-
-@pytest.mark.parametrize(
-    ("overhead_examples", "pipeline", "words"),
-    [
+        (make_profile(pipeline=2400, step=800, wait_share=0.02), "keeps up with the"),
+        (make_profile(pipeline=2400, step=800, wait_share=0.3), "does not overlap with the step"),
+        (make_profile(pipeline=1000, step=1000), "equally fast within 5 %"),
+        (make_profile(together=400), "hold each other up, and not for want"),
+        (make_profile(), "side by side it would be 800, one after the other 600"),
+        (with_rates(make_profile(together=400), **BUSY), "want the same cores"),
+        # A long reading that differs from the rounds.
         (
-            16,
-            800,
-            "size 6 (6 to 6) the step is slower, above it the pipeline, if",
+            make_profile(pipeline=2700, step=2400, long_run=make_long_run(2200)),
+            "in the rounds and 0.917 over one long reading, on the other side of 1",
         ),
-        (0.001, 800, "The pipeline is the slower one at every batch size."),
-        (16, 9000, "keeps up at every batch size"),
-        (100, 4800, "(far from the sizes 4 to 64 that were measured)"),
+        (CHUNKS, "(whole chunks with the pauses between them)"),
+        (CHUNKS, "60 % of each step"),
+        (ONE_CHUNK, "Note that one reading of 3.00 s gave 400 to 2,400 samples/s, 0.5"),
+        (ONE_CHUNK, "Undetermined: the batches come unevenly"),
+        (ONE_CHUNK, "whether such a pause comes again was not seen"),
+        # Too little to tell.
+        (
+            with_rates(pipeline=UNEVEN, step=make_rate(700, rounds=4), together=UNEVEN),
+            "which does not tell them apart",
+        ),
+        (all_sides(make_rate(700, rounds=2), smaller_steps=()), "too few rounds"),
+        # The batch size at which both take as long.
+        (crossed(800, 16), "size 6 (6 to 6) the step is slower, above it the pipeline, if"),
+        (crossed(800, 0.001), "The pipeline is the slower one at every batch size."),
+        (crossed(9000, 16), "keeps up at every batch size"),
+        (crossed(4800, 100), "(far from the sizes 4 to 64 that were measured)"),
+        (make_profile(pipeline=3010), "cannot be told from these rounds"),
+        (make_profile(smaller_steps=BENT), "not linear in the batch size: it is off the line by"),
+        # What was measured beside the rates.
+        (make_profile(), "by this process, of 16: pipeline 1.5, step 1.5 and together 1.5"),
+        (
+            with_rates(step=dataclasses.replace(make_rate(800), gpu_busy_share=0.5)),
+            "GPU busy: step 50 %.",
+        ),
+        (make_profile(costs=COSTS), "Slicing rows in order: 1.00 ms a batch (0.7"),
     ],
 )
-def test_the_crossing_is_put_in_words(overhead_examples, pipeline, words):
-    smaller = make_smaller_steps(overhead_examples=overhead_examples)
-    assert words in text(make_profile(pipeline=pipeline, smaller_steps=smaller))
+def test_what_the_rates_mean_is_said(profile, words):
+    assert words in text(profile)
 
 
-def test_what_the_rounds_do_not_tell_of_the_crossing_is_said():
-    assert "cannot be told from these rounds" in text(make_profile(pipeline=3010))
-    line, _ = make_smaller_steps()
-    bent = (line, SmallerStepRecord(4, make_rate(1200)))
-    found = text(make_profile(smaller_steps=bent))
-    assert "not linear in the batch size: it is off the line by up to" in found
+def test_what_is_not_so_is_not_said():
+    assert "Note that one reading" not in text(make_profile(long_run=make_long_run(800)))
     assert "not linear" not in text(make_profile())
+    assert "kept busy by" not in text(all_sides(make_rate(800, cores=None)))
 
 
 def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
@@ -133,21 +120,6 @@ def test_remedies_stand_best_first_and_only_clear_gains_are_claimed():
     assert tried.rows[1].texts[4] == "the function is called from several threads"
     assert untried.rows[0].texts == ("any order", "code of any order", "no parallel stage")
     assert input_section(make_profile(remedies=())).tables == (untried,)
-
-
-def test_processor_gpu_and_costs_are_told_where_they_were_measured():
-    assert (
-        "Cores kept busy by this process, of 16: pipeline 1.5, step 1.5 and together 1.5"
-        in text(make_profile())
-    )
-    silent = make_rate(800, cores=None)
-    none = make_profile()
-    none = dataclasses.replace(none, pipeline=silent, step=silent, together=silent)
-    assert "kept busy by" not in text(none)
-    busy = dataclasses.replace(make_rate(800), gpu_busy_share=0.5)
-    assert "GPU busy: step 50 %." in text(dataclasses.replace(make_profile(), step=busy))
-    costs = (CostRecord("slicing rows in order", (1e-3, 1.1e-3, 0.9e-3)),)
-    assert "Slicing rows in order: 1.00 ms a batch (0.7" in text(make_profile(costs=costs))
 
 
 def test_an_impossible_order_of_rates_is_the_reason_for_no_verdict():

@@ -128,14 +128,6 @@ def test_of_sizes_that_were_executed_more_or_less_often_what_both_have_is_compar
     assert "One execution of each size is compared" in answer(study).certainty
 
 
-def test_a_single_timing_window_is_told():
-    short = make_trial(16, window_examples=(100,), window_durations_s=(0.1,))
-    (text,) = caveat(make_study(short, make_trial(32)), "one window only")
-    assert "at batch size 16:" in text
-    assert "Train longer for a spread" in text
-    assert caveat(make_study(), "one window only") == []
-
-
 def test_a_diverged_trial_is_told_once():
     study = make_study(make_trial(16), make_diverged(32, "diverged: loss nan"))
     assert caveat(study, "Batch size 32") == [
@@ -189,50 +181,6 @@ def test_the_only_completed_trial_was_not_compared():
     assert "only trial that completed" in answer(study).certainty
 
 
-def test_equal_epochs_are_said_to_favour_small_batches():
-    (text,) = caveat(make_study(), "Equal-epochs budget")
-    assert "batch size 512 made 6 updates on 2,874 examples and batch size 16 made 180 on" in text
-    assert "favours small batches" in text
-    assert caveat(make_study(make_trial(64)), "Equal-epochs") == []
-    other = make_study(make_trial(16), make_trial(32, accuracies=(0.9,)))
-    assert caveat(other, "Equal-epochs") == []
-    assert caveat(other, "executions had 1 to 2 epochs") != []
-
-
-@pytest.mark.parametrize(("share", "said"), [(0.19, False), (0.21, True)])
-def test_much_waiting_for_data_measures_the_input_pipeline(share, said):
-    waiting = make_epochs((0.9, 0.97), train_s=1.0, data_wait_s=share)
-    study = make_study(make_trial(16, epochs=waiting), make_trial(32))
-    found = caveat(study, "input pipeline")
-    assert bool(found) is said
-    assert all("batch size 16:" in text for text in found)
-    assert all("a comparison of batch sizes by them" in text for text in found)
-
-
-@pytest.mark.parametrize(("slow_s", "said"), [(0.1, False), (0.2, True)])
-def test_unstable_timing_is_named(slow_s, said):
-    durations = (0.1, 0.1, slow_s, slow_s)
-    study = make_study(
-        make_trial(16, window_examples=(10,) * 4, window_durations_s=durations), make_trial(32)
-    )
-    assert bool(caveat(study, "not stable at batch size 16")) is said
-
-
-@pytest.mark.parametrize(("slow_s", "said"), [(0.18, False), (0.3, True)])
-def test_steps_that_take_longer_than_most_are_named(slow_s, said):
-    uneven = {"window_examples": (100,) * 9, "window_durations_s": (0.1,) * 8 + (slow_s,)}
-    study = make_study(make_trial(16, **uneven), make_trial(32))
-    found = caveat(study, "far longer than most at batch size 16.")
-    assert bool(found) is said
-    assert all("median of the timing windows: 818 against 1,000." in text for text in found)
-
-
-@pytest.mark.parametrize(("load", "said"), [(None, False), (8.0, False), (8.1, True)])
-def test_a_busy_machine_is_named(load, said):
-    search = dataclasses.replace(make_search(), environment=make_environment(load_average=load))
-    assert bool(caveat(make_study(search=search), "load average")) is said
-
-
 def test_failures_problems_and_notes_are_told_with_their_batch_size():
     study = make_study(
         make_trial(16, notes=(RunNote.of("resumed", epoch=3), RunNote.of("loss_a_row"))),
@@ -258,12 +206,6 @@ def test_sizes_that_go_through_whole_share_one_note():
         "faster.",
         "At batch size 64: Micro-batches of 32: smaller ones are never faster.",
     ]
-
-
-def test_a_smaller_batch_than_asked_for_is_told():
-    study = make_study(make_trial(64, batch_size_seen=40), make_trial(32))
-    assert "read this trial as batch size 40" in caveat(study, "Batch size 64 was asked for")[0]
-    assert caveat(study, "Batch size 32 was asked for") == []
 
 
 def test_a_single_execution_is_told():
@@ -321,16 +263,54 @@ def test_an_epoch_without_the_metric_leaves_a_trial_without_the_objective():
     assert "no completed trial has the objective val_auc" in answer(study).headline
 
 
+def beside(**changed):
+    """A trial that is so, and a usual one."""
+    return make_study(make_trial(16, **changed), make_trial(32))
+
+
+def windows(*durations_s, each=100):
+    examples = (each,) * len(durations_s)
+    return beside(window_examples=examples, window_durations_s=durations_s)
+
+
+def waiting(share):
+    return beside(epochs=make_epochs((0.9, 0.97), train_s=1.0, data_wait_s=share))
+
+
+def measured_on(*policies, **environment):
+    trials = [make_trial(16 * (1 + i), dtype_policy=p) for i, p in enumerate(policies)]
+    search = dataclasses.replace(make_search(), environment=make_environment(**environment))
+    return make_study(*trials, search=search)
+
+
+ON_GPU = {"devices": ("GPU:0 Example",)}
+
+
 @pytest.mark.parametrize(
-    ("policies", "devices", "said"),
+    ("study", "words", "count"),
     [
-        (("mixed_float16",), ("CPU",), 1),
-        (("mixed_float16", "float32"), ("CPU",), 0),
-        (("float32",), ("CPU",), 0),
-        (("mixed_float16",), ("GPU:0 Example",), 0),
+        (windows(0.1), "one window only", 1),
+        (make_study(), "one window only", 0),
+        (windows(0.1, 0.1, 0.2, 0.2, each=10), "not stable at batch size 16", 1),
+        (windows(0.1, 0.1, 0.1, 0.1, each=10), "not stable at batch size 16", 0),
+        (windows(*[0.1] * 8, 0.3), "the timing windows: 818 against 1,000.", 1),
+        (windows(*[0.1] * 8, 0.18), "far longer than most at batch size 16.", 0),
+        (waiting(0.21), "input pipeline", 1),
+        (waiting(0.19), "input pipeline", 0),
+        (measured_on(load_average=8.1), "load average", 1),
+        (measured_on(load_average=8.0), "load average", 0),
+        (measured_on(load_average=None), "load average", 0),
+        (measured_on("mixed_float16", devices=("CPU",)), "on a processor", 1),
+        (measured_on("mixed_float16", "float32", devices=("CPU",)), "on a processor", 0),
+        (measured_on("float32", devices=("CPU",)), "on a processor", 0),
+        (measured_on("mixed_float16", **ON_GPU), "on a processor", 0),
+        (beside(batch_size_seen=10), "read this trial as batch size 10", 1),
+        (make_study(), " was asked for", 0),
+        (make_study(), "batch size 512 made 6 updates on 2,874 examples", 1),
+        (make_study(make_trial(64)), "Equal-epochs", 0),
+        (beside(accuracies=(0.9,)), "Equal-epochs", 0),
+        (beside(accuracies=(0.9,)), "executions had 1 to 2 epochs", 1),
     ],
 )
-def test_float16_on_a_processor_is_questioned(policies, devices, said):
-    trials = [make_trial(16 * (1 + i), dtype_policy=p) for i, p in enumerate(policies)]
-    search = dataclasses.replace(make_search(), environment=make_environment(devices=devices))
-    assert len(caveat(make_study(*trials, search=search), "on a processor")) == said
+def test_a_caveat_is_told_where_it_is_so(study, words, count):
+    assert len(caveat(study, words)) == count
