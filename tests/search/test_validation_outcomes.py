@@ -16,6 +16,7 @@ from small_models import rows
 import kbatch
 from kbatch.search.timed_fit import TimedFit
 from kbatch.study.trial import Objective
+from kbatch.training.one_graph import OneGraph
 
 VAL_ACCURACY = Objective("val_accuracy", "max")
 VAL_LOSS = Objective("val_loss", "min")
@@ -178,7 +179,7 @@ def test_a_block_is_never_larger_than_a_validation_batch_and_takes_several():
     seen, evaluate = [], model.test_function
 
     def watched(batches):
-        (batch,) = batches
+        batch = next(batches)
         seen.append(len(batch[1]))
         return evaluate(iter((batch,)))
 
@@ -186,6 +187,36 @@ def test_a_block_is_never_larger_than_a_validation_batch_and_takes_several():
     outcomes = timed.outcomes()
     assert (max(seen), outcomes.block_examples, len(outcomes.values)) == (2, 4, 150)
     assert mean_of(outcomes) == pytest.approx(best_value(timed)[1], rel=1e-4)
+
+
+@pytest.mark.parametrize("steps", [1, 3])
+@pytest.mark.parametrize("batch_size", [2, 32])
+def test_blocks_of_arrays_take_the_graph_by_which_fit_validated(steps, batch_size):
+    traced = []
+
+    def counted(y, p):
+        traced.append(len(traced))
+        return small_models.own_loss(y, p)
+
+    model = small_models.stock()
+    model.compile("sgd", counted, metrics=["accuracy"], steps_per_execution=steps)
+    # The count of steps is read by the graph, as in a search.
+    assert OneGraph().model(model) is model
+    x, y = rows(601, seed=1)
+    settings = {"validation_batch_size": batch_size}
+    timed = trained(model, validation_data=(x, y), plan=settings, epochs=1)
+    before = len(traced)
+    outcomes = timed.outcomes()
+    assert len(traced) == before
+    count = model.steps_per_execution
+    assert int(count) == int(tf.convert_to_tensor(count)) == steps
+    size = outcomes.block_examples
+    losses = small_models.own_loss(y, model.predict(x, verbose=0)).numpy()
+    expected = [losses[start : start + size].mean() for start in range(0, 601, size)]
+    np.testing.assert_allclose(outcomes.values, expected, rtol=1e-4)
+    traced.clear()
+    model.evaluate(x, y, batch_size=batch_size, verbose=0)
+    assert not traced
 
 
 def test_the_model_is_as_before():
@@ -229,14 +260,6 @@ class Failing(keras.callbacks.Callback):
         self.model.test_step, self.model.test_function = fail, None
 
 
-class Rows(keras.utils.PyDataset):
-    def __len__(self):
-        return 1
-
-    def __getitem__(self, index):
-        return VALIDATION
-
-
 class Largest(keras.metrics.Metric):
     """A metric that is no mean: the largest target."""
 
@@ -256,7 +279,6 @@ class Largest(keras.metrics.Metric):
     [
         (VAL_LOSS, {"validation_data": None}, shared, "no epoch was validated"),
         (Objective("loss", "min"), {}, shared, "loss is a metric of training"),
-        (VAL_LOSS, {"validation_data": Rows()}, shared, "which a Rows does not allow"),
         (VAL_LOSS, {"callbacks": [Failing()]}, small_models.stock, "not be measured: Resource"),
         (
             Objective("val_largest", "max"),

@@ -41,7 +41,7 @@ class Batches(NamedTuple):
 
 def in_batches(
     data: FitData,
-    model: keras.Model,
+    model: Any,  # For arrays it may be None.
     *,
     batch_size: int,
     largest_batch_size: int,
@@ -69,10 +69,16 @@ def in_batches(
             dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
     else:
-        arrays, examples = tensors_of(data)
+        arrays, examples = arrays_of(data)
+        with tf.device("CPU:0"):
+            arrays = each_part(tf.convert_to_tensor, arrays)
         dataset = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
-    if examples is not None:
-        check_fills_a_batch(examples, largest_batch_size)
+    if examples is not None and examples < largest_batch_size:
+        raise InputError(
+            "A batch cannot be larger than the training set: leave out the batch sizes above "
+            f"{examples}. Received: batch_size={largest_batch_size} for {examples} training "
+            "examples."
+        )
     validation: Any = data.validation_data
     if isinstance(validation, Iterator):
         raise InputError(
@@ -103,14 +109,6 @@ def _split(data: FitData) -> FitData:
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
 
 
-def check_fills_a_batch(examples: int, batch_size: int) -> None:
-    if examples < batch_size:
-        raise InputError(
-            "A batch cannot be larger than the training set: leave out the batch sizes above "
-            f"{examples}. Received: batch_size={batch_size} for {examples} training examples."
-        )
-
-
 def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
     """Return the most examples that a dataset can have, from its length and its first batch."""
     cardinality = int(dataset.cardinality())
@@ -128,13 +126,6 @@ def _is_padded(dataset: tf.data.Dataset, model: keras.Model) -> bool:
     return is_batched(dataset.element_spec, model) and not all(
         spec.shape.rank and spec.shape[1:].is_fully_defined() for spec in dense
     )
-
-
-def tensors_of(data: FitData) -> tuple[Any, int]:
-    """Return inputs, targets and sample weights as tensors, and their number of rows."""
-    arrays, rows = arrays_of(data)
-    with tf.device("CPU:0"):
-        return each_part(tf.convert_to_tensor, arrays), rows
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):

@@ -5,7 +5,7 @@ from typing import Any
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.batches import array_batches, check_fills_a_batch, tensors_of
+from kbatch.training.data.batches import in_batches
 from kbatch.training.data.forms import FitData, gives_batches
 from kbatch.training.state import check_seed, seed_of
 
@@ -56,11 +56,13 @@ def training_dataset(
             "Arrays only are put into batches here: give `fit` the dataset itself. "
             f"Received: x of type {type(x).__name__}."
         )
-    if x is None:
-        raise InputError("There is no training data: `x` is missing. Received: x=None.")
-    arrays, examples = tensors_of(FitData(x, y, sample_weight))
-    check_fills_a_batch(examples, batch_size)
-    # As in the first `fit` of an execution, from its first epoch.
-    return array_batches(
-        arrays, batch_size=int(batch_size), shuffle=shuffle, seed=seed_of(check_seed(seed), 0, 0)
-    )
+    size = int(batch_size)
+    return in_batches(
+        FitData(x, y, sample_weight, shuffle=shuffle),
+        None,
+        batch_size=size,
+        largest_batch_size=size,
+        validation_batch_size=size,
+        # As in the first `fit` of an execution, from its first epoch.
+        seed=seed_of(check_seed(seed), 0, 0),
+    ).dataset
