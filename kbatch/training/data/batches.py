@@ -76,8 +76,7 @@ def in_batches(
     if examples is not None and examples < largest_batch_size:
         raise InputError(
             "A batch cannot be larger than the training set: leave out the batch sizes above "
-            f"{examples}. Received: batch_size={largest_batch_size} for {examples} training "
-            "examples."
+            f"{examples}. Received: batch_size={largest_batch_size} for {examples} examples."
         )
     validation: Any = data.validation_data
     if isinstance(validation, Iterator):
@@ -87,8 +86,11 @@ def in_batches(
         )
     if gives_batches(validation):
         validation = as_dataset(validation)
+        spec = validation.element_spec if is_dataset(validation) else None
+        dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
+        padded = not all(shape.rank and shape[1:].is_fully_defined() for shape in dense)
         # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
-        if not (is_dataset(validation) and _is_padded(validation, model)):
+        if not (padded and is_batched(spec, model)):
             validation = batches_of(validation, model, validation_batch_size)
     return Batches(dataset, validation, examples)
 
@@ -118,14 +120,6 @@ def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
         return cardinality
     first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
     return cardinality * first[0].shape[0] if first else 0
-
-
-def _is_padded(dataset: tf.data.Dataset, model: keras.Model) -> bool:
-    """Return whether batches of a dataset may differ in more axes than their first."""
-    dense = [s for s in tf.nest.flatten(dataset.element_spec) if isinstance(s, tf.TensorSpec)]
-    return is_batched(dataset.element_spec, model) and not all(
-        spec.shape.rank and spec.shape[1:].is_fully_defined() for spec in dense
-    )
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
