@@ -4,7 +4,7 @@ import inference_factory
 import input_profile_factory as inputs
 from figure_studies import learned_study, max_batch_result
 from inference_factory import make_check
-from recommendation_factory import NOTHING, make_pilot, make_recommendation
+from recommendation_factory import NOTHING, make_pilot, make_recommendation, make_timings
 from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
@@ -48,5 +48,6 @@ FORMS = RECORDS | {
     "recommendation of nothing": make_recommendation(
         **NOTHING, unknown={"memory": "there is none"}, base_learning_rate=None
     ),
+    "recommendation of one size": make_recommendation(timings=make_timings(sizes=(8,))),
     "recommendation without a noise scale": make_recommendation(pilot=make_pilot(scatter=30.0)),
 }

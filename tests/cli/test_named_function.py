@@ -44,21 +44,6 @@ def test_a_file_elsewhere_is_found_by_its_path(folder, tmp_path_factory, monkeyp
     assert named(f"{folder}/given_module.py:build", "--build")() == "built"
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("given_module", "package.module:function"),
-        (":build", "package.module:function"),
-        ("other_module:build", "not found from"),
-        ("given_module:bild", "one of Nested, batches, build, data, three"),
-    ],
-)
-def test_a_wrong_name_says_what_to_give(folder, text, message):
-    with pytest.raises(ValueError, match=message) as caught:
-        named(text, "--build")
-    assert f"Received: --build {text}" in str(caught.value)
-
-
 def test_the_present_folder_hides_no_module_of_the_standard_library(folder):
     (folder / "colorsys.py").write_text("raise AssertionError('this is not that of Python')")
     (folder / "given_module.py").write_text("import colorsys\n" + MODULE)
@@ -90,12 +75,18 @@ def test_a_module_that_the_named_one_imports_is_missing_by_its_own_name(folder):
         ("other_package.module:build", "not found from"),
     ],
 )
-def test_a_wrong_name_is_seen_before_anything_is_imported(folder, text, message):
+@pytest.mark.parametrize("look_up", [named, split_name])
+def test_a_wrong_name_says_what_to_give(folder, text, message, look_up):
     with pytest.raises(ValueError, match=message) as caught:
-        split_name(text, "--build")
+        look_up(text, "--build")
     assert f"Received: --build {text}" in str(caught.value)
-    split_name("given_module:nothing_there", "--build")
+
+
+def test_names_in_a_module_are_seen_once_it_is_imported(folder):
+    split_name("given_module:bild", "--build")
     assert "given_module" not in sys.modules
+    with pytest.raises(ValueError, match="one of Nested, batches, build, data, three"):
+        named("given_module:bild", "--build")
 
 
 def test_what_builds_a_model_can_be_called_or_has_a_build(folder):

@@ -3,24 +3,12 @@ import pytest
 from recommendation_factory import (
     NOTHING,
     SIZES,
-    make_memory,
     make_pilot,
     make_recommendation,
-    make_timings,
 )
 
 from kbatch.plotting.palette import ALARM_TEXT
 from kbatch.recommendation.report import PROGRESS, THROUGHPUT, WORTH, limits_info, plot_limits
-
-CASES = [
-    {},
-    NOTHING,
-    {"pilot": make_pilot(scatter=30.0)},
-    {"timings": make_timings(300, fits=32), "memory": make_memory(40)},
-    {"timings": make_timings(sizes=(8,))},
-    {"input_rate": 15_000.0},
-    {"noise_scale": 0.5},
-]
 
 
 def panels(recommendation, ax=None):
@@ -93,10 +81,3 @@ def test_the_drawing_has_labels_units_the_start_and_the_range():
         assert part in words
     described = upper.get_label()
     assert described.startswith(f"{title}. Limits on a common batch axis: memory: 1,437 examples")
-
-
-@pytest.mark.parametrize("changed", CASES)
-def test_every_recommendation_can_be_drawn(changed):
-    upper, lower = panels(make_recommendation(**changed))
-    upper.figure.draw_without_rendering()
-    assert len(lower.get_yticklabels()) == 4
