@@ -105,27 +105,6 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     assert monitor.usage.gpu_energy_j == 0
 
 
-def test_a_gpu_that_tensorflow_does_not_use_is_not_counted(monkeypatch, clock):
-    library = two_gpus()
-    with monitor_of(monkeypatch, library, clock, devices={SECOND: ("GPU:0",)}) as monitor:
-        library.gpus[0].energy_mj += 50_000
-        library.gpus[1].energy_mj += 7_000
-    assert [gpu.name for gpu in monitor.gpus] == ["Other"]
-    assert monitor.usage.gpu_energy_j == 7.0
-
-
-def test_the_energy_of_several_gpus_is_known_where_each_is(monkeypatch, clock):
-    library = two_gpus()
-    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
-    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
-        clock.time_s += 1.0
-        library.gpus[0].energy_mj += 50_000
-        library.gpus[1].lost = True
-    assert [gpu.energy_j for gpu in monitor.gpus] == [50.0, None]
-    assert monitor.usage.gpu_energy_j is None
-    assert monitor.usage.gpu_power_w == 600.0
-
-
 def test_a_gpu_that_is_lost_from_the_start_leaves_the_others(monkeypatch, clock):
     library = two_gpus()
     library.gpus[0].lost = True
