@@ -1,85 +1,90 @@
 """The command about the machine, `doctor`."""
 
 import argparse
+import importlib.metadata
 import os
 import sys
 import textwrap
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from kbatch.device.doctor import Examination
+    from kbatch.device.doctor import Finding
 
 
 def add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="examine versions, devices, memory and speed")
-    doctor.add_argument("--json", action="store_true", help="print the record as JSON")
     doctor.set_defaults(run=_run_doctor)
 
 
-def _run_doctor(options: argparse.Namespace) -> None:
+def _run_doctor(_: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.records.json_codec import record_text
 
-    if not options.json:
-        print("Starting TensorFlow and timing train steps ...", flush=True)
+    print("Starting TensorFlow and timing train steps ...", flush=True)
     variables = dict(os.environ)
     # Else the few seconds take all memory of a GPU on which others train.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
     with quiet_start():
-        examination = _examine(variables)
-    print(record_text(examination) if options.json else examination_text(examination))
-    if not examination.complete:
+        findings = _examine(variables)
+    print(examination_text(findings))
+    if any(finding.status == "missing" for finding in findings):
         sys.exit(1)
 
 
-def _examine(variables: Mapping[str, str]) -> "Examination":
-    """Examine versions, devices, memory and the speed of policies as far as packages are there."""
-    from kbatch.device.doctor import Examination, Finding, read_package_findings
-
-    packages = read_package_findings()
-    if any(finding.status == "missing" for finding in packages):
-        return Examination(packages, (), None)
+def _examine(variables: Mapping[str, str]) -> "tuple[Finding, ...]":
+    """Examine packages, devices, memory and the speed of policies as far as packages are there."""
     from kbatch.device.doctor import (
-        nvidia_findings,
-        read_host_findings,
-        read_nvidia,
-        read_tensorflow_build,
+        Finding,
+        backend_findings,
+        gpu_findings,
+        memory_finding,
+        package_findings,
+        policy_finding,
     )
 
-    nvidia = read_nvidia()  # Before TensorFlow starts.
+    try:
+        packages = package_findings(importlib.metadata.requires("kbatch-tuner") or ())
+    except importlib.metadata.PackageNotFoundError:
+        text = "kbatch is on the path but not installed: what it requires is unknown"
+        packages = (Finding("packages", "warning", text, "pip install ."),)
+    later = Finding("devices", "warning", "not examined before that is mended")
+    if any(finding.status == "missing" for finding in packages):
+        return (*packages, later)
+    if backend := backend_findings():
+        return (*packages, *backend, later)
+
+    import psutil
     import tensorflow as tf
 
     from kbatch.device.environment import read_environment
     from kbatch.device.failures import failure_text
-    from kbatch.training.dtype_policy import measure_policy_speeds, policy_finding
+    from kbatch.device.memory import available_bytes
+    from kbatch.training.dtype_policy import measure_policy_speeds
 
-    environment = read_environment()
-    host = read_host_findings(environment.cpu_count, variables=variables)
-    device = "CPU" if environment.devices == ("CPU",) else "GPU"
+    gpus = gpu_findings(lambda: read_environment().devices, variables)
+    memory = memory_finding(psutil.virtual_memory().total, available_bytes())
+    device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     try:
-        speeds = measure_policy_speeds()
-        policy = policy_finding(speeds, device)
+        policy = policy_finding(measure_policy_speeds(), device)
     except tf.errors.OpError as error:
         text = f"a train step fails on this {device}: {failure_text(error)}"
-        speeds, policy = (), Finding("dtype policy", "missing", text)
-    build = read_tensorflow_build()
-    devices = nvidia_findings(nvidia, environment.devices, build=build, variables=variables)
-    return Examination((*packages, *devices, *host, policy), speeds, environment)
+        policy = Finding("dtype policy", "missing", text)
+    return (*packages, *gpus, memory, policy)
 
 
-def examination_text(examination: "Examination") -> str:
+def examination_text(findings: "Sequence[Finding]") -> str:
     lines = []
-    for finding in examination.findings:
+    for finding in findings:
         head = f"{finding.status:<9}{finding.topic:<14} "
         indent, width = " " * len(head), 76 + len(head)
-        lines += textwrap.wrap(finding.text, width, initial_indent=head, subsequent_indent=indent)
+        lines += textwrap.wrap(
+            finding.text,
+            width,
+            initial_indent=head,
+            subsequent_indent=indent,
+            break_on_hyphens=False,
+        )
         lines += [f"{indent}$ {finding.command}"] if finding.command else []
-    missing = [finding.topic for finding in examination.findings if finding.status == "missing"]
-    if missing:
-        lines.append(f"\nmissing: {', '.join(missing)}")
-        if examination.environment is None:
-            lines.append("Devices, memory and speed are examined once that is fixed.")
-    else:
-        lines.append("\nnothing that is needed is missing")
-    return "\n".join(lines)
+    missing = [finding.topic for finding in findings if finding.status == "missing"]
+    last = f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing"
+    return "\n".join([*lines, "", last])

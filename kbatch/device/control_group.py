@@ -15,28 +15,23 @@ class ControlGroup(NamedTuple):
 
     memory_limit_bytes: int | None
     memory_left_bytes: int | None
-    cpu_quota: float | None  # Processor time, in processors.
 
 
 def read_control_group(root: Path = _ROOT, membership: str | None = None) -> ControlGroup:
     """Read the limits of the groups that a process is in, in versions 1 and 2."""
-    limits, left, quotas = [], [], []
-    for folder in _folders(root, membership, "memory"):
+    limits, left = [], []
+    for folder in _folders(root, membership):
         limit = _numbers(folder, "memory.max", "memory.limit_in_bytes")
         used = _numbers(folder, "memory.current", "memory.usage_in_bytes")
         if limit and limit[0] < _NO_LIMIT_BYTES:
             limits += limit
             left += [max(0, limit[0] - bytes_used) for bytes_used in used]
-    for folder in _folders(root, membership, "cpu"):
-        quota = _numbers(folder, "cpu.max", "cpu.cfs_quota_us", "cpu.cfs_period_us")
-        if len(quota) == 2:
-            quotas.append(quota[0] / quota[1])
-    return ControlGroup(*(min(found, default=None) for found in (limits, left, quotas)))
+    return ControlGroup(*(min(found, default=None) for found in (limits, left)))
 
 
 def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
     """Count the processes of this group that the kernel has killed for want of memory."""
-    for folder in _folders(root, membership, "memory"):
+    for folder in _folders(root, membership):
         for name in ("memory.events", "memory.oom_control"):
             with contextlib.suppress(OSError):
                 text = (folder / name).read_text(encoding="utf-8")
@@ -45,16 +40,16 @@ def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
     return 0
 
 
-def _folders(root: Path, membership: str | None, controller: str) -> list[Path]:
-    """List the folders of the groups of this process, the innermost of each hierarchy first."""
+def _folders(root: Path, membership: str | None) -> list[Path]:
+    """List the folders of the groups that limit memory, the innermost of each hierarchy first."""
     if membership is None:
         file = Path("/proc/self/cgroup")
         membership = file.read_text(encoding="utf-8") if file.exists() else ""
     folders = []
     for line in membership.splitlines():
         _, controllers, path = line.split(":", 2)
-        if not controllers or controller in controllers.split(","):
-            base = root / controller if controllers else root
+        if not controllers or "memory" in controllers.split(","):
+            base = root / "memory" if controllers else root
             group = Path(path.lstrip("/"))
             # In a container the path may be the host's, while only the root is mounted.
             folders += [base / part for part in (group, *group.parents)]

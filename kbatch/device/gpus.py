@@ -34,10 +34,6 @@ _THROTTLE_REASONS = {
 class NvmlUnavailableError(Exception):
     """NVML cannot be used; the message says why in one line."""
 
-    def __init__(self, message: str, *, mismatch: bool):
-        super().__init__(message)
-        self.mismatch = mismatch  # Whether the driver and its library differ in version.
-
 
 class NvmlGpu(NamedTuple):
     """One GPU; what the driver does not tell is None."""
@@ -48,7 +44,6 @@ class NvmlGpu(NamedTuple):
     memory_total_bytes: int | None  # Of the board; None where GPU and host share one.
     uuid: str | None = None  # Its name for `CUDA_VISIBLE_DEVICES`.
     power_cap_w: float | None = None
-    compute_capability: tuple[int, int] | None = None
     mig: bool = False  # Whether it is split into instances: readings are the whole board's.
     index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
@@ -79,28 +74,13 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
     except pynvml.NVMLError as error:
         code: Any = error
         reason = _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
-        mismatch = code.value == pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH
-        raise NvmlUnavailableError(reason, mismatch=mismatch) from error
+        raise NvmlUnavailableError(reason) from error
     try:
         yield tuple(gpu for gpu in map(_gpu, range(read_gpu_count())) if gpu is not None)
     finally:
         # A driver that went away has nothing left to close.
         with contextlib.suppress(pynvml.NVMLError):
             pynvml.nvmlShutdown()
-
-
-def read_driver() -> tuple[str | None, tuple[int, int] | None, tuple[str, ...]]:
-    """Read the driver's version, the newest CUDA that it runs, and the GPUs it cannot reach."""
-    cuda = _known(pynvml.nvmlSystemGetCudaDriverVersion_v2)
-    silent = []
-    for index in range(read_gpu_count()):
-        try:
-            pynvml.nvmlDeviceGetPciInfo(pynvml.nvmlDeviceGetHandleByIndex(index))
-        except pynvml.NVMLError as error:
-            silent.append(f"GPU {index} ({error})")
-    # 12040 is CUDA 12.4.
-    cuda_version = None if cuda is None else (cuda // 1000, cuda % 1000 // 10)
-    return read_driver_version(), cuda_version, tuple(silent)
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
@@ -169,7 +149,6 @@ def _gpu(index: int) -> NvmlGpu | None:
         memory_total_bytes=None if memory is None else memory.total,
         uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
         power_cap_w=None if cap_mw is None else cap_mw / 1e3,
-        compute_capability=_known(pynvml.nvmlDeviceGetCudaComputeCapability, handle),
         mig=(_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
         index=index,
     )

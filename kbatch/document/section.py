@@ -89,16 +89,12 @@ def neighbours_text(processes: Sequence[GpuProcess]) -> str:
     if not processes:
         return ""
     who = "Another process holds" if len(processes) == 1 else "Other processes hold"
-    return f"{who} memory of the GPU: {processes_text(processes)}."
-
-
-def processes_text(processes: Sequence[GpuProcess]) -> str:
-    """Name processes with what each holds of a GPU's memory."""
-    return join_words(
+    named = join_words(
         f"process {p.pid} {(p.name and f'({p.name}) ') or ''}"
         + ("an unknown part" if p.memory_bytes is None else memory_text(p.memory_bytes))
         for p in processes
     )
+    return f"{who} memory of the GPU: {named}."
 
 
 def throttled_text(gpus: Iterable[GpuUsage]) -> str:

@@ -10,12 +10,11 @@ import sys
 import pynvml
 
 import kbatch
-from kbatch.device.doctor import TensorFlowBuild, nvidia_findings, read_nvidia
+from kbatch.device.doctor import gpu_findings
 from kbatch.device.gpus import TensorFlowMemory
 from kbatch.study.figures.gpu_timeline import alt_text, gpu_timeline_info
 
 GIB = 2**30
-BUILD = TensorFlowBuild((12, 5), ((6, 0), (7, 0), (8, 0), (9, 0)))
 
 
 class Gpu(ctypes.Structure):
@@ -24,7 +23,7 @@ class Gpu(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_char * size) for name, size in (("bus_id", 32), ("name", 96))),
         ("uuid", ctypes.c_char * 96),
-        *((name, ctypes.c_int) for name in ("error", "major", "minor", "mig", "old_driver")),
+        *((name, ctypes.c_int) for name in ("error", "mig", "old_driver")),
         ("pid", ctypes.c_uint),
         *((name, ctypes.c_longlong) for name in ("pid_bytes", "total", "used", "utilization")),
         *((name, ctypes.c_longlong) for name in ("power_mw", "temperature")),
@@ -41,14 +40,13 @@ def set_number(name, value):
     ctypes.c_int.in_dll(stub, name).value = value
 
 
-def install(*changes, init_error=0, cuda_version=12040):
+def install(*changes, init_error=0):
     """Puts GPUs into the stub, each like the first but for its changes."""
     for index, changed in enumerate(changes):
         usual = {
             "bus_id": f"00000000:{index + 1:02X}:00.0".encode(),
             "name": b"Stub H100",
             "uuid": f"GPU-{index}000".encode(),
-            "major": 9,
             "mig": -1,
             "total": 80 * GIB,
             "used": GIB,
@@ -63,7 +61,6 @@ def install(*changes, init_error=0, cuda_version=12040):
         gpus[index] = Gpu(**usual | changed)
     set_number("gpu_count", len(changes))
     set_number("init_error", init_error)
-    set_number("cuda_version", cuda_version)
 
 
 def watch(*steps, devices=None):
@@ -107,9 +104,9 @@ def watch(*steps, devices=None):
     return found
 
 
-def doctor(devices=("CPU",), build=BUILD, **variables):
+def doctor(devices=("CPU",), **variables):
     """What `kbatch doctor` says of the GPUs, by topic."""
-    findings = nvidia_findings(read_nvidia(), devices, build=build, variables=variables)
+    findings = gpu_findings(lambda: devices, variables)
     return {one.topic: [one.status, one.text, one.command] for one in findings}
 
 
@@ -140,32 +137,21 @@ def run():
     install({"mig": 1, "utilization": -1}, {})
     found["an instance"] = watch({})
     found["doctor: an instance"] = doctor(["GPU:0 Stub H100 MIG 1g.10gb"])
-    install({"mig": 1})
-    found["doctor: no instance"] = doctor()
 
-    install({"total": -1, "name": b"Stub GB10", "major": 12})
+    install({"total": -1, "name": b"Stub GB10"})
     found["unified memory"] = watch({})
     found["doctor: unified memory"] = doctor(["GPU:0 Stub GB10"])
 
     install({}, init_error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     found["driver mismatch"] = watch({})
-    found["doctor: driver mismatch"] = doctor()
 
-    install({}, cuda_version=11040)
-    found["doctor: old driver"] = doctor()
-    install({"major": 5, "minor": 2})
-    found["doctor: old GPU"] = doctor()
-    install({"major": 6, "minor": 1})
-    found["doctor: no tensor cores"] = doctor(["GPU:0 Stub P40"])
     install({"pid": 1, "pid_bytes": 60 * GIB, "used": 61 * GIB})
     found["doctor: a GPU in use"] = doctor(["GPU:0 Stub H100"])
     found["doctor: no such GPU"] = doctor(CUDA_VISIBLE_DEVICES="7")
     found["doctor: no such UUID"] = doctor(CUDA_VISIBLE_DEVICES="GPU-7")
     found["doctor: hidden"] = doctor(CUDA_VISIBLE_DEVICES="-1")
-    found["doctor: CPU only"] = doctor(build=TensorFlowBuild(None))
-    libraries = TensorFlowBuild((12, 5), BUILD.compute_capabilities, ("nvidia-cudnn-cu12",))
-    found["doctor: missing library"] = doctor(build=libraries, CUDA_VISIBLE_DEVICES="GPU-0000")
-    found["doctor: unloadable library"] = doctor()
+    found["doctor: not seen"] = doctor()
+    found["doctor: named and not seen"] = doctor(CUDA_VISIBLE_DEVICES="GPU-0000")
 
     found["users"] = ctypes.c_int.in_dll(stub, "users").value
     found["tensorflow"] = "tensorflow" in sys.modules

@@ -6,14 +6,14 @@ enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7,
 /* A reading of -1 is not supported; `error` is what every call on the GPU returns. */
 struct gpu {
     char bus_id[32], name[96], uuid[96];
-    int error, major, minor, mig, old_driver;
+    int error, mig, old_driver;
     unsigned pid;
     long long pid_bytes, total, used, utilization, power_mw, temperature;
     long long power_cap_mw, clock_reasons;
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
 struct gpu gpus[8];
-int gpu_count, init_error, users, cuda_version = 12040;
+int gpu_count, init_error, users;
 
 static int answer(struct gpu *gpu, long long value) {
     if (!users) return UNINITIALIZED;
@@ -31,11 +31,6 @@ int nvmlShutdown(void) { return users ? (users--, OK) : UNINITIALIZED; }
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
     strncpy(text, "550.54.15", size);
     return users ? OK : UNINITIALIZED;
-}
-
-int nvmlSystemGetCudaDriverVersion_v2(int *version) {
-    *version = cuda_version;
-    return OK; /* The one call that needs no initialisation. */
 }
 
 int nvmlDeviceGetCount_v2(unsigned *count) {
@@ -61,11 +56,6 @@ int nvmlDeviceGetName(struct gpu *gpu, char *text, unsigned size) {
 
 int nvmlDeviceGetUUID(struct gpu *gpu, char *text, unsigned size) {
     strncpy(text, gpu->uuid, size);
-    return answer(gpu, 0);
-}
-
-int nvmlDeviceGetCudaComputeCapability(struct gpu *gpu, int *major, int *minor) {
-    *major = gpu->major, *minor = gpu->minor;
     return answer(gpu, 0);
 }
 

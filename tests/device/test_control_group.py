@@ -9,44 +9,40 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def limits(root, membership):
-    group = read_control_group(root, membership)
-    return group.memory_limit_bytes, group.cpu_quota
+def limit(root, membership):
+    return read_control_group(root, membership).memory_limit_bytes
 
 
 def test_without_groups_there_is_no_limit(tmp_path):
-    assert limits(tmp_path, "") == (None, None)
-    assert limits(tmp_path, "0::/\n") == (None, None)
+    assert limit(tmp_path, "") is None
+    assert limit(tmp_path, "0::/\n") is None
 
 
 def test_version_2_takes_the_smallest_limit_above_the_process(tmp_path):
-    write(tmp_path / "jobs", memory__max=8 * GIB, cpu__max="300000 100000")
-    write(tmp_path / "jobs" / "mine", memory__max="max", cpu__max="150000 100000")
-    assert limits(tmp_path, "0::/jobs/mine\n") == (8 * GIB, 1.5)
-    assert limits(tmp_path, "0::/jobs\n") == (8 * GIB, 3.0)
+    write(tmp_path / "jobs", memory__max=8 * GIB)
+    write(tmp_path / "jobs" / "mine", memory__max="max")
+    assert limit(tmp_path, "0::/jobs/mine\n") == 8 * GIB
     write(tmp_path / "jobs" / "mine", memory__max=16 * GIB)
-    assert limits(tmp_path, "0::/jobs/mine\n") == (8 * GIB, 1.5)
+    assert limit(tmp_path, "0::/jobs/mine\n") == 8 * GIB
 
 
 def test_no_limit_is_none_in_both_versions(tmp_path):
-    write(tmp_path, memory__max="max", cpu__max="max 100000")
-    assert limits(tmp_path, "0::/\n") == (None, None)
+    write(tmp_path, memory__max="max")
+    assert limit(tmp_path, "0::/\n") is None
     write(tmp_path / "memory", memory__limit_in_bytes=9223372036854771712)
-    write(tmp_path / "cpu", cpu__cfs_quota_us=-1, cpu__cfs_period_us=100000)
-    assert limits(tmp_path, "4:memory:/\n3:cpu,cpuacct:/\n") == (None, None)
+    assert limit(tmp_path, "4:memory:/\n3:cpu,cpuacct:/\n") is None
 
 
 def test_version_1_keeps_each_controller_apart(tmp_path):
     write(tmp_path / "memory" / "job", memory__limit_in_bytes=4 * GIB)
-    write(tmp_path / "cpu" / "job", cpu__cfs_quota_us=200000, cpu__cfs_period_us=100000)
     write(tmp_path / "memory" / "other", memory__limit_in_bytes=GIB)
-    assert limits(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n5:pids:/other\n") == (4 * GIB, 2.0)
+    assert limit(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n5:pids:/other\n") == 4 * GIB
 
 
 def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
     """The path is the host's, the mount the container's."""
     write(tmp_path, memory__max=2 * GIB)
-    assert limits(tmp_path, "0::/docker/abc\n") == (2 * GIB, None)
+    assert limit(tmp_path, "0::/docker/abc\n") == 2 * GIB
 
 
 def test_what_a_limit_leaves_is_less_what_is_in_use(tmp_path):

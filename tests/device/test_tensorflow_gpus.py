@@ -3,7 +3,6 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 
-from kbatch.device.doctor import read_tensorflow_build
 from kbatch.device.memory import tensorflow_gpus, tensorflow_memory
 
 
@@ -40,13 +39,6 @@ def test_the_device_list_of_the_installed_tensorflow_takes_those_settings():
         if device.device_type == "CPU"
     ]
     assert (cpu.name, cpu.physical_device_desc) == ("/device:CPU:0", "")
-
-
-def test_what_tensorflow_was_built_for_is_read():
-    build = read_tensorflow_build()
-    assert build.cuda_version is None or build.cuda_version >= (11, 0)
-    assert (build.cuda_version is None) == (build.compute_capabilities == ())
-    assert all((3, 0) <= capability < (20, 0) for capability in build.compute_capabilities)
 
 
 def test_tensorflows_memory_of_a_device_is_its_limit_and_what_tensors_hold():

@@ -15,7 +15,7 @@ from pathlib import Path
 import gpu_page
 import pytest
 
-from kbatch.device.doctor import read_nvidia
+from kbatch.device.gpus import NvmlUnavailableError, opened_nvml
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"
@@ -49,7 +49,7 @@ def scale():
 
     on_gpu = bool(tf.config.list_physical_devices("GPU"))
     if not on_gpu and not ON_CPU:
-        pytest.fail("there is an NVIDIA GPU and TensorFlow sees none: `kbatch doctor` says why")
+        pytest.fail("there is an NVIDIA GPU and TensorFlow sees none: see `kbatch doctor`")
     return Scale(on_gpu)
 
 
@@ -69,8 +69,13 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     if ON_CPU or REPORTS in os.environ:
         return
-    if read_nvidia().gpu_count == 0:
-        reason = f"needs an NVIDIA GPU. {read_nvidia().nvml_error or 'NVML lists none.'}"
+    reason = "needs an NVIDIA GPU. NVML lists none."
+    try:
+        with opened_nvml() as gpus:
+            found = bool(gpus)
+    except NvmlUnavailableError as error:
+        found, reason = False, f"needs an NVIDIA GPU. {error}"
+    if not found and not any(Path("/dev").glob("nvidia[0-9]*")):
         for item in items:
             if item.get_closest_marker("gpu"):
                 item.add_marker(pytest.mark.skip(reason=reason))

@@ -22,14 +22,12 @@ def gpus(scale):
 
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
-    from kbatch.device.doctor import nvidia_findings, read_nvidia, read_tensorflow_build
+    from kbatch.device.doctor import gpu_findings
     from kbatch.device.environment import read_environment
 
-    nvidia, environment = read_nvidia(), read_environment()
+    environment = read_environment()
     record_property("environment", dataclasses.asdict(environment))
-    findings = nvidia_findings(
-        nvidia, environment.devices, build=read_tensorflow_build(), variables=os.environ
-    )
+    findings = gpu_findings(lambda: environment.devices, os.environ)
     record_property("kbatch doctor", ", ".join(f"{one.topic} {one.status}" for one in findings))
     assert not [one for one in findings if one.status == "missing"]
     assert not scale.on_gpu or "nvidia-driver" in environment.versions

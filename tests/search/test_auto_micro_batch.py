@@ -350,7 +350,7 @@ def test_memory_that_ran_out_beside_another_process_is_not_remembered_by_later_s
 
 HOSTS = {
     "workers_on_device": lambda: 2,
-    "read_control_group": lambda: ControlGroup(10**9, 10**9, None),
+    "read_control_group": lambda: ControlGroup(10**9, 10**9),
     "psutil.virtual_memory": lambda: types.SimpleNamespace(total=10**9),
 }
 
