@@ -1,10 +1,10 @@
 """What holds for every record: its file, its report, its line in print, its cell in a notebook."""
 
 import dataclasses
-import html.parser
 import json
 
 import pytest
+from html_page import Page
 from record_samples import FORMS, RECORDS
 from records_factory import make_study, make_trial
 
@@ -12,32 +12,6 @@ from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import load_record, section_of
 from kbatch.report.pages import glued, render_html
 from kbatch.study.study import Study
-
-
-class Page(html.parser.HTMLParser):
-    """Follows the tags of HTML: what is open, which there were, and the text."""
-
-    VOID = ("br", "img", "hr", "meta", "input")
-
-    def __init__(self, text):
-        super().__init__()
-        self.open, self.tags, self.words = [], [], []
-        self.feed(text)
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        if tag not in self.VOID:
-            self.open.append(tag)
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    @property
-    def text(self):
-        return " ".join(" ".join(self.words).split())
 
 
 def loaders(record):
@@ -64,7 +38,7 @@ def test_printed_it_is_one_short_line(record):
 def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(record):
     page = Page(record._repr_html_())
     assert page.open == []
-    assert not {"script", "style", "link", "body"} & set(page.tags)
+    assert not any(map(page.found, ("script", "style", "link", "body")))
     assert section_of(record).headline.split(":")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -142,7 +116,7 @@ def test_a_study_without_trials_says_in_a_notebook_what_to_run():
 
 def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
     page = Page(make_study(*(make_trial(size) for size in range(16, 116)))._repr_html_())
-    assert page.tags.count("tr") == 1 + 40
+    assert len(page.found("tr")) == 1 + 40
     assert "60 more rows" in page.text
 
 

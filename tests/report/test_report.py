@@ -1,43 +1,15 @@
 import functools
 import re
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pytest
+from html_page import Page
 from records_factory import make_execution, make_study, make_trial
 
 from kbatch.report.pages import markdown_files, render_html, write_report
 from kbatch.study.study import Study
 
-VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
 HOSTILE = "<script>alert('x')</script> a|b\nsecond `<i>line</i>` *here* [x](y) ` *there*"
-
-
-class Page(HTMLParser):
-    """Tags in order, and those left open or closed twice."""
-
-    def __init__(self, text):
-        super().__init__()
-        self.tags, self.open, self.words = [], [], []
-        self.feed(text)
-        self.close()
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append((tag, dict(attrs)))
-
-    def handle_endtag(self, tag):
-        assert self.open.pop() == tag
-
-    def handle_data(self, data):
-        self.words.append(data)
-
-    def found(self, tag):
-        return [attributes for name, attributes in self.tags if name == tag]
 
 
 @functools.cache
@@ -68,7 +40,7 @@ def hostile_study():
 def test_the_page_is_well_formed_and_starts_with_the_decision():
     page = Page(plain_html())
     assert page.open == []
-    words = " ".join(page.words)
+    words = page.text
     assert words.index("Batch size 64 had the best validation accuracy") < words.index("Trials")
     for section in ("Caveats", "How to reproduce", "Environment"):
         assert section in words
@@ -120,7 +92,7 @@ def test_hostile_texts_stay_texts():
     page = Page(render_html(hostile_study()))
     assert len(page.found("script")) == 1
     assert page.found("b") == page.found("i") == []
-    words = " ".join(" ".join(page.words).split())
+    words = page.text
     assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
 
 
@@ -162,12 +134,12 @@ def test_what_stands_between_back_ticks_is_code():
     unread = make_study(make_trial(64), problems=("trial 3 of `results`",))
     page = render_html(unread)
     assert "Left out: trial 3 of <code>results</code>" in page
-    assert "`" not in " ".join(Page(page).words)
+    assert "`" not in Page(page).text
     assert "Left out: trial 3 of `results`" in render_markdown(unread)
 
 
 def test_both_forms_say_the_same(tmp_path):
-    page = " ".join(" ".join(Page(plain_html()).words).split())
+    page = Page(plain_html()).text
     markdown = plain_markdown().replace("\\", "")
     for words in ("39 % of the fastest of them", "5,850 (5,790 to 5,910)", "favours small batches"):
         assert words in page

@@ -1,0 +1,36 @@
+"""What stands in an HTML page."""
+
+from html.parser import HTMLParser
+
+VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
+
+
+class Page(HTMLParser):
+    """Tags with their attributes, in order, those left open, and the text."""
+
+    def __init__(self, text):
+        super().__init__()
+        self.tags, self.open, self.words = [], [], []
+        self.feed(text)
+        self.close()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.words.append(data)
+
+    def found(self, tag):
+        return [attributes for name, attributes in self.tags if name == tag]
+
+    @property
+    def text(self):
+        return " ".join(" ".join(self.words).split())
