@@ -58,6 +58,7 @@ watched_variables: Any = record.VariableWatcher  # The trainable ones that are r
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
 signature_of: Any = attrgetter("_output_signature")  # What an adapter of a PyDataset found.
+profiles_batches: Any = attrgetter("_should_trace")  # Of a `TensorBoard`.
 keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
 
 

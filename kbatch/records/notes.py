@@ -81,6 +81,7 @@ def _parts_faster(size: int, gain: float, low: float | None, high: float | None,
 
 _SIZE = ("micro-batch size", "micro_batch_size")
 _CUT = ("batch cut in micro-batches", "quality")
+_STEPS = ("steps of an execution", "samples_per_second")
 _RATE = ("learning rate", "learning_rate")
 _KINDS = {
     "batch_normalization_in_parts": _Kind(
@@ -130,6 +131,13 @@ _KINDS = {
     "fitted_by_build": _Kind(
         *_RATE,
         "`build` fits {names} to the batch size by itself, so the search left that as it is.",
+    ),
+    "steps_by_build": _Kind(
+        *_STEPS,
+        "`build` sets `steps_per_execution={steps}` by itself, so the search left that as it is.",
+    ),
+    "one_step_an_execution": _Kind(
+        *_STEPS, "Keras started each step by itself, which takes longer: {reason}."
     ),
     "resumed": _Kind(
         "rest of a training",

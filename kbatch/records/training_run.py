@@ -258,6 +258,9 @@ class ExecutionRecord:
     device: str | None = None
     #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).
     averages_validated: bool = False
+    #: Train steps that Keras started at once, None before the training. The first step, the windows
+    #: and what is counted after each are those of whole executions of so many steps.
+    steps_per_execution: int | None = None
 
     def __post_init__(self):
         check_choice(STATUSES, status=self.status)
@@ -272,6 +275,7 @@ class ExecutionRecord:
                 f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
             )
         check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
+        check_ranges(1, steps_per_execution=self.steps_per_execution)
         counts = ("batch_size_seen", "examples_seen", "batches", "updates", "overflowed_updates")
         seconds = ("first_step_s", "train_s", "data_wait_s", "total_s")
         check_ranges(0, **{name: getattr(self, name) for name in (*counts, *seconds)})

@@ -218,6 +218,7 @@ class Execution:
             budget=fit.budget,
             target=fit.target,
             notes=notes,
+            steps_per_execution=fit.steps_per_execution,
         )
         if clock.first_step_s is None:
             end = () if status == "running" else (RunNote.of("nothing_timed"),)

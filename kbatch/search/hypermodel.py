@@ -22,6 +22,7 @@ from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
+from kbatch.search.steps_per_execution import SearchSteps, Steps, check_steps
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.search.trial_files import (
     TrialFiles,
@@ -95,6 +96,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             average of the weights (`use_ema`), are taken to the power of the ratio of the batch
             sizes. `"weight_decay"` of any optimizer is multiplied by that ratio and divided by the
             factor of the learning rate. `()` leaves all as they are.
+        steps_per_execution: Train steps that Keras starts at once, which changes how long they take
+            and nothing else. `"auto"` times a few steps of the first model, which leave nothing
+            behind, so that an execution takes about 100 ms. It is 1 where the model is run eagerly
+            or on several replicas, has a `fit` or a `train_step` of its own, or where a callback
+            acts on train batches. None leaves it to the build function, and so does the rest
+            where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
         seed: Seed of weights and shuffling; a further execution of a trial adds its number.
@@ -115,6 +122,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         learning_rate_scaling: Literal["linear", "sqrt", "joint"] | None = None,
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
+        steps_per_execution: Steps = "auto",
         memory_limit_bytes: int | None = None,
         seed: int | None = None,
     ):
@@ -143,6 +151,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.base_batch_size = base_batch_size or self.batch_sizes[0]
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.validation_batch_size = self._validation_of(self.batch_sizes)
+        self.steps_per_execution = check_steps(steps_per_execution)
+        self._steps = SearchSteps(
+            self.steps_per_execution, self.batch_sizes, stock_fit=self.stock_fit
+        )
         self.seed = check_seed(seed)
         self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
@@ -168,6 +180,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "learning_rate_scaling": self.learning_rate_scaling,
             "base_batch_size": self.base_batch_size,
             "follow_batch_size": list(self.follow_batch_size),
+            "steps_per_execution": self.steps_per_execution,
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
@@ -282,6 +295,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 if self.stock_fit:
                     used = self._graph.model(used)
                 left = 1 if files is None else files.trainings_left(self.batch_sizes)
+                self._steps.directory = project
                 micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
                 plan = self._plan(hp, files, notes)
                 attempts.append(execution := Execution(used, plan, files, micro_batch, fresh))
@@ -429,6 +443,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             objective=None if files is None else files.objective,
             objective_parts=() if files is None else files.objective_parts,
             notes=notes,
+            steps=self._steps,
         )
 
     def _validation_of(self, batch_sizes: Sequence[int]) -> int:

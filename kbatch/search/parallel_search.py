@@ -29,6 +29,7 @@ from kbatch.records.json_codec import write_whole_file
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.progress import FitProgress
+from kbatch.search.steps_per_execution import STEPS_NAME
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
@@ -120,12 +121,13 @@ class ParallelTrials:
                 self._submit_next(one)
 
     def _is_deciding(self) -> bool:
-        """Return whether an execution runs that finds what fits, or the policy, for all."""
+        """Return whether an execution runs that finds sizes, steps or the policy for all."""
         if not self._open or self._first_completed:
             return False
         hypermodel = self._tuner.hypermodel
         falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        return hypermodel.micro_batch_size == "auto" or falls_back
+        found = "auto" in (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
+        return found or falls_back
 
     def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
@@ -264,6 +266,7 @@ class ParallelTrials:
     def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
         project, names = self._project, (RECORD_NAME, STATE_NAME)
         found = [*project.glob("kbatch-micro-batches/*.json"), project / RECORD_NAME]
+        found.append(project / STEPS_NAME)
         found += [project / f"trial_{one}" / name for one in trial_ids for name in names]
         return {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
 

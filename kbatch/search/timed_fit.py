@@ -19,6 +19,13 @@ from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, Target
+from kbatch.search.steps_per_execution import (
+    EndInTime,
+    SearchSteps,
+    Training,
+    check_epoch,
+    set_steps,
+)
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
@@ -47,6 +54,7 @@ class ExecutionPlan(NamedTuple):
     objective: Objective | None  # What the search optimises; None where nothing is recorded.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
+    steps: SearchSteps  # Chooses how many an execution runs.
 
 
 class TimedFit:
@@ -83,6 +91,9 @@ class TimedFit:
         self.averages_validated = False  # Moving averages of the weights.
         self.budget: Budget | None = None
         self.target: Target | None = None
+        self._most_at_once: int | None = None
+        self._built_steps = int(getattr(model, "steps_per_execution", 1))
+        self.steps_per_execution: int | None = None  # None before the first training.
 
     def __enter__(self) -> "TimedFit":
         self._model.fit = self
@@ -90,6 +101,8 @@ class TimedFit:
 
     def __exit__(self, *error: object) -> None:
         del self._model.fit
+        if self._model.steps_per_execution != self._built_steps:
+            set_steps(self._model, self._built_steps)  # It may start again.
         self._open.close()
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
@@ -112,6 +125,7 @@ class TimedFit:
         most = None if self._prepare is None else self._prepare(data, call)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
+        self._most_at_once = most
         initial_epoch = call.get("initial_epoch", 0)
         _check_epochs(call.get("epochs", 1), initial_epoch, call.get("steps_per_epoch"))
         batches = in_batches(
@@ -185,6 +199,7 @@ class TimedFit:
             if any(getattr(one.on_test_end, "__func__", None) is not stock for one in theirs):
                 first = [keras.callbacks.LambdaCallback(on_test_end=best.keep_validated)]
         copied_s = best.copy_s if best else 0.0
+        own = [self.clock, *first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
             with (
@@ -199,7 +214,7 @@ class TimedFit:
                     meter.attach(batches.dataset, batches.examples),
                     validation_data=batches.validation_data,
                     validation_batch_size=self._validation_batch_size,
-                    callbacks=[self.clock, *first, *theirs, *scalars, *last],
+                    callbacks=[*own, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,
                 )
@@ -213,6 +228,36 @@ class TimedFit:
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
         return history
+
+    def _set_steps(
+        self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
+    ) -> list[keras.callbacks.Callback]:
+        """Set how many steps an execution runs; return what ends the last one in time."""
+        plan, budget, model = self._plan, self.budget, self._model
+        found = int(batches.dataset.cardinality())
+        given, examples = call.get("steps_per_epoch"), batches.examples
+        rows = plan.batch_size if found < 0 else None
+        epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
+        # Of the search the fewest, so that it ends before the first trial.
+        fewest = -(-examples // plan.largest_batch_size) if examples and not given else epoch_steps
+        check_epoch(plan.steps.asked, fewest)
+        training = Training(
+            batch_size=plan.batch_size,
+            spec=batches.dataset.element_spec,
+            epoch_steps=epoch_steps,
+            epochs=call.get("epochs", 1) - call.get("initial_epoch", 0),
+            budget=budget,
+            callbacks=callbacks,
+            most_at_once=self._most_at_once,
+        )
+        self.steps_per_execution, notes = plan.steps.choose(model, training)
+        self.notes.extend(notes)
+        if self.steps_per_execution == 1 and model.steps_per_execution == 1:
+            return []
+        set_steps(model, self.steps_per_execution)
+        if budget is None or not (budget.updates or budget.examples):
+            return []
+        return [EndInTime(budget, self.clock, batch_size=plan.batch_size)]
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Note what ends training beside the number of epochs, and let it count by the clock."""

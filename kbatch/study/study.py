@@ -186,8 +186,8 @@ class Study(ShownRecord):
         """Make a table of the trials.
 
         The columns are `trial_id`, `status`, `batch_size`, `micro_batch_size`,
-        `accumulation_steps`, `batch_size_seen`, `dtype_policy`, `optimizer`,
-        `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
+        `accumulation_steps`, `steps_per_execution`, `batch_size_seen`, `dtype_policy`,
+        `optimizer`, `learning_rate`, `samples_per_second` with `samples_per_second_low` and `_high`
         (a 95 % interval over three executions or more, quartiles over the windows of a single one),
         `window_samples_per_second` (the median over timing windows), `first_step_s`,
         `data_wait_share`, `train_s`, `total_s`, `examples_seen`, `updates`,

@@ -75,11 +75,13 @@ def _columns(study: Study) -> list[_Made]:
     skipped = mean(lambda e: e.overflowed_updates)
     overflowed = [_number("Overflowed updates", skipped, _whole, "updates")]
     noise = [(Column("Noise scale", True, "noise_scale"), noise_scale)]
+    steps = _number("Steps an execution", lambda t: t.steps_per_execution, _whole)
     return [
         _number("Batch size", lambda t: t.batch_size, _whole, "batch_size"),
         # Not last, where a narrow page or terminal cuts it.
         (Column("Status", False, "status"), lambda t: Cell(outcomes[t.trial_id])),
         _number("Micro-batch", lambda t: t.micro_batch_size, _whole, "micro_batch_size"),
+        *([steps] if any((t.steps_per_execution or 1) > 1 for t in trials) else []),
         (Column("Policy", False), lambda t: Cell(t.dtype_policy)),
         _number("Learning rate", lambda t: t.learning_rate, setting, "learning_rate"),
         *(

@@ -23,7 +23,8 @@ from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
 TRACKERS = ("mlflow", "wandb")
 # Columns of an execution that were given or found before training; the other numbers were measured.
 _SETTINGS = ("trial_id", "execution", "seed", "batch_size", "micro_batch_size")
-_SETTINGS += ("accumulation_steps", "dtype_policy", "optimizer", "learning_rate")
+_SETTINGS += ("accumulation_steps", "steps_per_execution", "dtype_policy", "optimizer")
+_SETTINGS += ("learning_rate",)
 
 
 class TrackedRun(NamedTuple):

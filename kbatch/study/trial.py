@@ -106,6 +106,11 @@ class TrialRecord:
         return self.executions[-1].micro_batch_size
 
     @property
+    def steps_per_execution(self) -> int | None:
+        """Train steps that Keras started at once, None before they were known."""
+        return self.executions[-1].steps_per_execution
+
+    @property
     def accumulation_steps(self) -> int | None:
         """Micro-batches of a full batch, None before they are known."""
         return self.executions[-1].accumulation_steps
@@ -254,6 +259,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "batch_size": trial.batch_size,
         "micro_batch_size": trial.micro_batch_size,
         "accumulation_steps": trial.accumulation_steps,
+        "steps_per_execution": trial.steps_per_execution,
         "batch_size_seen": first.batch_size_seen,
         "dtype_policy": trial.dtype_policy,
         "optimizer": first.optimizer,

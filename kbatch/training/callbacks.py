@@ -42,8 +42,9 @@ class TimeBudget(BudgetCallback):
 
     What counts is what a record calls `train_s`: train steps with the wait for their data, the
     first one with its tracing and compiling; validation, checkpoints and other callbacks do not
-    count. It ends after the step that spends the budget, in the middle of an epoch too, and the
-    epoch is validated as any other. Give `epochs` large enough that the budget ends first.
+    count. It ends after the step that spends the budget, or the execution of several steps, in the
+    middle of an epoch too, and the epoch is validated as any other. Give `epochs` large enough that
+    the budget ends first.
 
     Example:
 

@@ -82,9 +82,11 @@ class GraphCount(int):
     """A number of steps that a traced graph reads again each time it runs."""
 
     _variable: Any
+    _after: Any
 
-    def __new__(cls, value: int, variable: Any = None):
+    def __new__(cls, value: int, variable: Any = None, *, after: Any = None):
         self = super().__new__(cls, value)
+        self._after = after  # A variable: what a graph writes there is written before it reads.
         with tf.init_scope(), tf.device("CPU:0"):  # Loops are counted there.
             self._variable = variable
             if variable is None:
@@ -94,10 +96,12 @@ class GraphCount(int):
     def changed(self, value: int) -> "GraphCount":
         """Return the number that the graphs of this one read from now on."""
         self._variable.assign(value)
-        return GraphCount(value, self._variable)
+        return GraphCount(value, self._variable, after=self._after)
 
     def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
-        return tf.cast(self._variable.read_value(), dtype or tf.int32, name=name)
+        written = [] if self._after is None else [tf.convert_to_tensor(self._after.value)]
+        with tf.control_dependencies(written):
+            return tf.cast(self._variable.read_value(), dtype or tf.int32, name=name)
 
     def __eq__(self, other: object) -> bool:
         # Keras asks while it traces whether it is 1, which makes a graph without a loop.
@@ -107,6 +111,15 @@ class GraphCount(int):
 
     def __reduce__(self):
         return int, (int(self),)
+
+
+def counted_steps(model: Any, steps: int) -> GraphCount:
+    """Return a number of steps an execution, each of which asks for data when the last has ended.
+
+    Else a step would ask while another computes, and seem to wait for data that the pipeline has
+    time to make.
+    """
+    return GraphCount(steps, after=model.optimizer and model.optimizer.iterations)
 
 
 class OneGraph:
@@ -128,7 +141,7 @@ class OneGraph:
         self._kept, self._described = fresh, described
         for owner, name in followed_settings(fresh):
             setattr(owner, name, GraphNumber(getattr(owner, name)))
-        fresh.steps_per_execution = GraphCount(fresh.steps_per_execution)
+        fresh.steps_per_execution = counted_steps(fresh, fresh.steps_per_execution)
         # A build function may return the model of another trial, with its graphs.
         fresh.train_function = fresh.test_function = fresh.predict_function = None
         return fresh

@@ -25,6 +25,8 @@ VALUES = {
     "memory_ran_out": {"before": 8, "after": 4},
     "first_learning_rate": {"used": 0.01, "built": 0.001},
     "fitted_by_build": {"names": "`decay_steps`"},
+    "steps_by_build": {"steps": 8},
+    "one_step_an_execution": {"reason": "the model is run eagerly"},
     "resumed": {"epoch": 3},
     "metrics_of_parts": {"names": "auc"},
     "float32_instead": {"policy": "mixed_float16", "reason": "Layer Shifted cannot."},

@@ -19,7 +19,13 @@ def build():
 
 def run(directory: Path, name: str, sizes: tuple[int, ...], **settings):
     hypermodel = kbatch.BatchSizeHyperModel(
-        build, sizes, dtype_policy="float32", base_batch_size=64, seed=0, **settings
+        build,
+        sizes,
+        dtype_policy="float32",
+        base_batch_size=64,
+        steps_per_execution=1,
+        seed=0,
+        **settings,
     )
     tuner = keras_tuner.GridSearch(
         hypermodel, "val_loss", directory=directory, project_name=name, overwrite=True

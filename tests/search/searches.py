@@ -4,6 +4,7 @@ import keras_tuner
 import small_models as models
 
 import kbatch
+from kbatch.search.steps_per_execution import SearchSteps
 from kbatch.search.timed_fit import ExecutionPlan
 from kbatch.study.caveats import caveats
 
@@ -19,7 +20,13 @@ def noted_columns(study):
 
 
 def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
-    defaults = {"micro_batch_size": 8, "learning_rate_scaling": "sqrt", "seed": 0}
+    # Steps and windows are counted by one step an execution.
+    defaults = {
+        "micro_batch_size": 8,
+        "learning_rate_scaling": "sqrt",
+        "steps_per_execution": 1,
+        "seed": 0,
+    }
     return kbatch.BatchSizeHyperModel(build, batch_sizes, **(defaults | arguments))
 
 
@@ -62,5 +69,6 @@ def plan(batch_size=32, **changed):
         "objective": None,
         "objective_parts": (),
         "notes": (),
+        "steps": SearchSteps(1, (batch_size,)),
     }
     return ExecutionPlan(batch_size=batch_size, **(plain | changed))

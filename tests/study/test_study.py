@@ -19,7 +19,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 COMMON = [
-    *("status", "batch_size", "micro_batch_size", "accumulation_steps"),
+    *("status", "batch_size", "micro_batch_size", "accumulation_steps", "steps_per_execution"),
     *("dtype_policy", "optimizer", "learning_rate", "samples_per_second"),
     *("samples_per_second_low", "samples_per_second_high", "window_samples_per_second"),
     *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen"),
@@ -35,7 +35,7 @@ def test_the_columns_are_the_documented_ones():
     columns = list(make_study().to_dataframe().columns)
     assert columns == [
         *("trial_id", "status", "batch_size", "micro_batch_size", "accumulation_steps"),
-        *("batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
+        *("steps_per_execution", "batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
         "window_samples_per_second",
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
@@ -52,7 +52,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:36] == [name for name in documented if name not in of_executions]
+    assert columns[:37] == [name for name in documented if name not in of_executions]
 
 
 def test_the_columns_of_executions_are_the_documented_ones():

@@ -1,0 +1,294 @@
+"""How many train steps one execution runs: chosen from a few timed steps, and set in a model.
+
+Keras starts each execution from Python, which takes as long as the step itself where that is small.
+Several steps an execution give the same weights, to the last bit, in less time. As many as take
+about 100 ms are enough: from there on the start of an execution no longer counts, and callbacks and
+budgets still act several times a second.
+"""
+
+import dataclasses
+import math
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, Literal, NamedTuple
+
+import keras
+import tensorflow as tf
+
+from kbatch.analysis.batch_sizes import check_size
+from kbatch.errors import InputError
+from kbatch.library_internals import profiles_batches
+from kbatch.records.json_codec import load_if_readable
+from kbatch.records.notes import RunNote
+from kbatch.records.record import SHORTEST_S, check_ranges
+from kbatch.records.training_run import Budget
+from kbatch.search.trial_files import write_needed
+from kbatch.training.clock import TrainingClock
+from kbatch.training.model import build_ahead, replica_count, user_step
+from kbatch.training.one_graph import GraphCount, counted_steps
+from kbatch.training.state import kept_seeds, kept_state
+from kbatch.training.train_step import wait_for
+
+STEPS_NAME = "kbatch-steps.json"
+_EXECUTION_S = 0.1
+_TIMED_S = 0.03
+_MOST_TIMED = 1024
+# Times the smallest batch size: a larger batch may not fit into memory as one.
+_LARGEST_TIMED = 8
+# Executions after the first that samples per second are taken over.
+_STEADY = 3
+_BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
+
+Steps = int | Literal["auto"] | None
+
+
+def check_steps(steps: Steps) -> Steps:
+    """Check what a search is given."""
+    if steps is None or (isinstance(steps, str) and steps == "auto"):
+        return steps
+    if isinstance(steps, str):
+        raise ValueError(
+            '`steps_per_execution` must be "auto", a positive integer or None. '
+            f"Received: steps_per_execution={steps!r}."
+        )
+    return check_size(steps, "steps_per_execution", unit="steps")
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSeconds:
+    """Seconds of a train step at up to two batch sizes: those of others lie on their line."""
+
+    batch_sizes: tuple[int, ...] = ()  # Empty where no step could be timed.
+    step_s: tuple[float, ...] = ()
+
+    def __post_init__(self):
+        check_ranges(SHORTEST_S, step_s=self.step_s)
+        if len(self.batch_sizes) != len(self.step_s):
+            raise ValueError(
+                "`batch_sizes` and `step_s` must have the same length. Received: "
+                f"{len(self.batch_sizes)} and {len(self.step_s)}."
+            )
+
+    def at(self, batch_size: int) -> float:
+        """Return the seconds of a step; infinite where none was timed."""
+        if not self.batch_sizes:
+            return math.inf
+        sizes, seconds = self.batch_sizes, self.step_s
+        slope = (seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
+        return seconds[0] + max(0.0, slope) * (batch_size - sizes[0])
+
+
+class Training(NamedTuple):
+    """What one training is to run."""
+
+    batch_size: int
+    spec: Any  # Of its batches.
+    epoch_steps: int | None  # None where the data do not tell.
+    epochs: int
+    budget: Budget | None
+    callbacks: Sequence[keras.callbacks.Callback]
+    most_at_once: int | None = None  # Examples that fit into memory, where that is known.
+
+
+@dataclasses.dataclass(eq=False)
+class SearchSteps:
+    """Chooses the steps of an execution in each trial of a search, from what is timed once."""
+
+    asked: Steps
+    batch_sizes: tuple[int, ...]
+    # A `fit` of the user's own may train several times, and look at each step.
+    stock_fit: bool = True
+    directory: Path | None = None  # Of the search; other processes find there what was timed.
+    seconds: StepSeconds | None = None
+
+    def choose(self, model: Any, training: Training) -> tuple[int, tuple[RunNote, ...]]:
+        """Return how many steps an execution of a training runs, and what to say of it."""
+        built: int = int(model.steps_per_execution)
+        if self.asked is None or self.asked == built:
+            return built, ()
+        if built > 1:
+            return built, (RunNote.of("steps_by_build", steps=built),)
+        if isinstance(self.asked, int):
+            # The steps of replicas are counted by executions.
+            exact = training.budget and (training.budget.updates or training.budget.examples)
+            return (1 if exact and replica_count(model) > 1 else self.asked), ()
+        if (reason := self._why_one(model, training)) is not None:
+            return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+        if training.epoch_steps is None or replica_count(model) > 1 or not self.stock_fit:
+            return 1, ()
+        step_s = self._step_seconds(model, training).at(training.batch_size)
+        if math.isinf(step_s):
+            reason = "no step could be timed apart from the data"
+            return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+        return steps_within(step_s, training), ()
+
+    def _why_one(self, model: Any, training: Training) -> str | None:
+        if model.run_eagerly:
+            return "the model is run eagerly"
+        if user_step(model) is not None:
+            return "the model has its own `train_step`"
+        acting = next((one for one in training.callbacks if acts_on_batches(one)), None)
+        return None if acting is None else f"`{type(acting).__name__}` acts on each batch"
+
+    def _step_seconds(self, model: Any, training: Training) -> StepSeconds:
+        file = self.directory and self.directory / STEPS_NAME
+        self.seconds = load_if_readable(StepSeconds, file) or self.seconds
+        if self.seconds is None:
+            sizes = (self.batch_sizes[0], training.batch_size)
+            most = min(_LARGEST_TIMED * sizes[0], training.most_at_once or sys.maxsize)
+            larger = [size for size in self.batch_sizes if size <= most]
+            self.seconds = time_steps(model, training.spec, (*sizes, *larger[-1:]))
+            if file is not None:
+                write_needed(self.seconds, file)
+        return self.seconds
+
+
+def steps_within(step_s: float, training: Training) -> int:
+    """Return as many steps as take about 100 ms, and leave enough executions to time."""
+    epoch_steps, budget = training.epoch_steps or 1, training.budget or Budget()
+    ends = (
+        epoch_steps * training.epochs,
+        budget.updates,
+        budget.examples and -(-budget.examples // training.batch_size),
+        budget.train_s and budget.train_s // step_s,
+    )
+    epochs, rest = divmod(int(min(end for end in ends if end is not None)), epoch_steps)
+
+    def steady(steps: int) -> int:
+        """Count the executions that are like an earlier one: the last of an epoch has less."""
+        executions = epochs * -(-epoch_steps // steps) + -(-rest // steps)
+        return executions - (1 if steps >= epoch_steps else 2)
+
+    steps = min(epoch_steps, max(1, round(_EXECUTION_S / step_s)))
+    while steps > 1 and steady(steps) < _STEADY:
+        steps -= 1
+    executions = -(-epoch_steps // steps)
+    return -(-epoch_steps // executions)  # About as many in each.
+
+
+def set_steps(model: Any, steps: int) -> None:
+    """Let an execution of a model run so many steps: its graphs read the number."""
+    known = model.steps_per_execution
+    if isinstance(known, GraphCount):
+        model.steps_per_execution = known.changed(steps)
+    else:
+        model.steps_per_execution = counted_steps(model, steps)
+        # What was made before runs the number of steps that was set then.
+        model.train_function = model.test_function = None
+    if steps != known:
+        model.predict_function = None
+
+
+def acts_on_batches(callback: Any) -> bool:
+    """Return whether a callback does at each train batch what it would not at every execution."""
+    # kbatch's and keras-tuner's own are written for executions.
+    hooks = [getattr(callback, name, None) for name in _BATCH_HOOKS]
+    owners = {str(getattr(hook, "__module__", None)).split(".")[0] for hook in hooks if hook}
+    if owners - {"keras", "keras_tuner", "kbatch"}:
+        return True
+    counted = (getattr(callback, name, None) for name in ("save_freq", "update_freq"))
+    if any(one not in (None, "epoch") for one in counted):
+        return True
+    if isinstance(callback, keras.callbacks.TensorBoard):
+        return profiles_batches(callback)
+    return isinstance(callback, keras.callbacks.TerminateOnNaN)
+
+
+def time_steps(model: Any, spec: Any, batch_sizes: Sequence[int]) -> StepSeconds:
+    """Time the train step of a model, which is left as it was but for its graph."""
+    parts = tf.nest.flatten(spec)
+    known = all(
+        isinstance(part, tf.TensorSpec) and part.shape.rank and part.shape[1:].is_fully_defined()
+        for part in parts
+    )
+    if not known or not model.built:
+        return StepSeconds()
+    fixed = {part.shape[0] for part in parts} - {None}  # Another size would need another graph.
+    sizes = sorted(size for size in {*batch_sizes} if fixed <= {size})
+    found: dict[int, float] = {}
+    set_steps(model, 1)
+    model.make_train_function()
+    try:
+        with kept_seeds(), kept_state(model):
+            build_ahead(model, spec)
+            for size in (sizes[0], sizes[-1]) if sizes else ():
+                found[size] = _seconds_of(model, iter(_ones(spec, size)))
+    except Exception:  # Training raises it again, where it is looked at.
+        pass
+    finally:
+        set_steps(model, 1)
+    return StepSeconds(tuple(found), tuple(found.values()))
+
+
+def _ones(spec: Any, batch_size: int) -> tf.data.Dataset:
+    """Make an endless dataset of one batch, which takes nothing from the data of a training."""
+
+    def part(one: tf.TensorSpec) -> tf.Tensor:
+        shape = [batch_size, *one.shape[1:]]
+        return tf.fill(shape, "") if one.dtype == tf.string else tf.ones(shape, one.dtype)
+
+    batch = tf.nest.map_structure(part, spec)
+    return tf.data.Dataset.from_generator(lambda: [batch], output_signature=spec).cache().repeat()
+
+
+def _seconds_of(model: Any, iterator: Any) -> float:
+    def execution(steps: int) -> float:
+        set_steps(model, steps)
+        begun_s = time.perf_counter()
+        wait_for(model.train_function(iterator))
+        return time.perf_counter() - begun_s
+
+    execution(1)  # It traces, and compiles.
+    steps = 1
+    while (taken_s := execution(steps)) < _TIMED_S and steps < _MOST_TIMED:
+        steps *= 2
+    return max(SHORTEST_S, min(taken_s, execution(steps)) / steps)
+
+
+class EndInTime(keras.callbacks.Callback):
+    """Shortens the last execution of a training, which would pass its updates or examples."""
+
+    def __init__(self, budget: Budget, clock: TrainingClock, *, batch_size: int):
+        super().__init__()
+        self._budget = budget
+        self._clock = clock
+        self._batch_size = batch_size
+        self._steps = 1
+
+    def on_train_begin(self, logs: Any = None):
+        self._steps = int(self.model.steps_per_execution)
+
+    def on_train_batch_begin(self, batch: int, logs: Any = None):
+        """Set the steps that are left; what overflows is made up by a further execution."""
+        left = [self._steps]
+        if self._budget.updates is not None:
+            left.append(self._budget.updates - self._clock.updates)
+        if self._budget.examples is not None:
+            examples = self._budget.examples - self._clock.examples
+            left.append(-(-examples // self._batch_size))
+        self._set(max(1, min(left)))
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        self._set(self._steps)
+
+    def on_test_begin(self, logs: Any = None):
+        """Set the steps of a validation too: no batch ends where the data end."""
+        self._set(self._steps)
+
+    def _set(self, steps: int) -> None:
+        model: Any = self.model
+        if model.steps_per_execution != steps:
+            model.steps_per_execution = model.steps_per_execution.changed(steps)
+
+
+def check_epoch(asked: Steps, epoch_steps: int | None) -> None:
+    """Check that an execution is not longer than an epoch."""
+    if isinstance(asked, int) and epoch_steps is not None and asked > epoch_steps:
+        raise InputError(
+            "An execution cannot have more steps than an epoch: give a smaller "
+            f"`steps_per_execution`, or leave out the largest `batch_sizes`. Received: "
+            f"steps_per_execution={asked} for epochs of {epoch_steps} "
+            f"{'step' if epoch_steps == 1 else 'steps'}."
+        )

@@ -1,0 +1,390 @@
+"""Several steps an execution train as one does, take less time, and are chosen once a search."""
+
+import itertools
+import json
+import math
+import time
+
+import keras
+import numpy as np
+import pytest
+import searches
+import small_models as models
+import tensorflow as tf
+
+import kbatch
+from kbatch.errors import InputError
+from kbatch.records.training_run import Budget
+from kbatch.search.steps_per_execution import (
+    STEPS_NAME,
+    SearchSteps,
+    StepSeconds,
+    Training,
+    acts_on_batches,
+    check_steps,
+    steps_within,
+    time_steps,
+)
+from kbatch.search.timed_fit import TimedFit
+from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.state import updates_made
+
+# 94 rows make twelve batches of 8, the last one of 6.
+X, Y = models.rows(94)
+
+
+def training(**changed):
+    plain = {
+        "batch_size": 8,
+        "spec": None,
+        "epoch_steps": 100,
+        "epochs": 2,
+        "budget": None,
+        "callbacks": (),
+    }
+    return Training(**(plain | changed))
+
+
+def masked():
+    model = keras.Sequential(
+        [
+            keras.Input((5,), dtype="int32"),
+            keras.layers.Embedding(20, 4, mask_zero=True),
+            keras.layers.GRU(4),
+            keras.layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+def normalised(**compiled):
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            keras.layers.Dense(8),
+            keras.layers.BatchNormalization(),
+            keras.layers.Dropout(0.3),
+            keras.layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    arguments = {"optimizer": "adam", "loss": "sparse_categorical_crossentropy"}
+    model.compile(metrics=["accuracy"], **(arguments | compiled))
+    return model
+
+
+def scheduled():
+    schedule = keras.optimizers.schedules.CosineDecay(0.1, 20)
+    return normalised(optimizer=keras.optimizers.SGD(schedule, momentum=0.9))
+
+
+def accumulated():
+    return kbatch.accumulate_gradients(normalised(), 3)
+
+
+def scaled():
+    with dtype_policy_scope("mixed_float16"):
+        model = normalised()
+    model.optimizer.build(model.trainable_variables)
+    model.optimizer.dynamic_scale.assign(2.0**24)  # The first updates overflow.
+    return model
+
+
+KINDS = {
+    "normalised": normalised,
+    "masked": masked,
+    "scheduled": scheduled,
+    "accumulated": accumulated,
+    "scaled": scaled,
+}
+
+
+def trained(build, steps, *callbacks, epochs=2, data=None, **plan):
+    """Trains as a search does; returns the model, its fit and its history."""
+    keras.utils.set_random_seed(0)
+    model = build()
+    x, y = data or ((np.arange(94 * 5).reshape(94, 5) % 20, Y) if build is masked else (X, Y))
+    chooses = SearchSteps(steps, (8,))
+    with TimedFit(model, searches.plan(8, steps=chooses, **plan)) as fit:
+        history = fit(
+            x,
+            y,
+            validation_data=None if callable(x) else (x, y),
+            epochs=epochs,
+            callbacks=list(callbacks),
+            verbose=0,
+        )
+    return model, fit, history.history
+
+
+def assert_same(found, expected):
+    (one, one_fit, history), (other, other_fit, reference) = found, expected
+    for mine, its in zip(one.variables, other.variables, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    for mine, its in zip(one.optimizer.variables, other.optimizer.variables, strict=True):
+        np.testing.assert_array_equal(mine, its)
+    for name in reference.keys() - {"samples_per_second"}:
+        assert history[name] == reference[name], name
+    assert updates_made(one) == updates_made(other)
+    for name in ("examples", "updates"):
+        assert getattr(one_fit.clock, name) == getattr(other_fit.clock, name)
+    counts = [(e.batches, e.updates, e.examples) for e in one_fit.clock.epochs]
+    assert counts == [(e.batches, e.updates, e.examples) for e in other_fit.clock.epochs]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_steps_an_execution_train_as_one_does(kind):
+    found = trained(KINDS[kind], 5)
+    assert found[1].steps_per_execution == 5
+    assert_same(found, trained(KINDS[kind], 1))
+
+
+def test_timed_steps_leave_nothing_behind():
+    found = trained(normalised, "auto", epochs=4)
+    assert found[1].steps_per_execution > 1
+    assert_same(found, trained(normalised, 1, epochs=4))
+
+
+def test_timed_steps_cost_no_further_tracing():
+    traced = itertools.count()
+
+    class Counted(keras.losses.SparseCategoricalCrossentropy):
+        def call(self, y_true, y_pred):
+            next(traced)
+            return super().call(y_true, y_pred)
+
+    model = normalised(loss=Counted())
+    spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
+    time_steps(model, spec, (8, 16))
+    before = next(traced)
+    data = tf.data.Dataset.from_tensor_slices((X, Y.astype("int64"))).batch(8)
+    model.fit(data, verbose=0)
+    assert next(traced) == before + 1
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        tf.TensorSpec((None, None)),
+        tf.RaggedTensorSpec((None, None), tf.float32, 1),
+        tf.SparseTensorSpec((None, 8), tf.float32),
+    ],
+    ids=["open", "ragged", "sparse"],
+)
+def test_batches_of_unknown_shape_are_not_timed(part):
+    assert time_steps(normalised(), (part, tf.TensorSpec((None,), tf.int64)), (8,)) == StepSeconds()
+
+
+@pytest.mark.parametrize("kind", ["normalised", "scaled"])
+@pytest.mark.parametrize("updates", [3, 20, 24])
+def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
+    runs = [trained(KINDS[kind], n, kbatch.UpdateBudget(updates), epochs=9) for n in (5, 1)]
+    assert runs[0][1].clock.updates == updates
+    if kind == "normalised":
+        assert_same(*runs)
+
+
+@pytest.mark.parametrize("examples", [1, 40, 100, 188, 200])
+def test_a_budget_of_examples_ends_at_the_same_update(examples):
+    runs = [trained(normalised, n, kbatch.ExampleBudget(examples), epochs=9) for n in (5, 1)]
+    assert_same(*runs)
+
+
+def test_a_budget_of_seconds_is_passed_by_one_execution_at_most():
+    _, fit, _ = trained(normalised, 5, kbatch.TimeBudget(1e-6))
+    assert fit.clock.reading.batches == 5
+
+
+def test_data_of_unknown_length_end_where_they_do():
+    def data(batch_size):
+        rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
+        return rows.filter(lambda x, y: True)
+
+    runs = [trained(normalised, n, data=(data, None)) for n in (5, 1)]
+    assert [run[1].steps_per_execution for run in runs] == [5, 1]
+    assert_same(*runs)
+
+
+def test_a_training_that_starts_again_finds_what_build_set():
+    model, shapes = normalised(), []
+    predict = keras.callbacks.LambdaCallback(
+        on_epoch_end=lambda *_: shapes.append(model.predict(X, batch_size=8, verbose=0).shape)
+    )
+    # Functions for one step are there already.
+    model.fit(X, Y, batch_size=8, callbacks=[predict], verbose=0)
+    for _ in range(2):
+        with TimedFit(model, searches.plan(8, steps=SearchSteps(4, (8,)))) as fit:
+            fit(X, Y, callbacks=[predict], verbose=0)
+        assert (fit.steps_per_execution, fit.notes) == (4, [])
+        assert fit.clock.reading.batches == 12
+        assert model.steps_per_execution == 1
+    assert shapes == 3 * [(94, 3)]
+
+
+@pytest.mark.parametrize("step_s", [1e-6, 1e-4, 1e-3, 0.03, 0.2, 3.0, math.inf])
+@pytest.mark.parametrize("epoch_steps", [1, 2, 10, 1000])
+@pytest.mark.parametrize("epochs", [1, 3])
+@pytest.mark.parametrize("budget", [None, Budget(updates=7), Budget(train_s=2.0)])
+def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(
+    step_s, epoch_steps, epochs, budget
+):
+    steps = steps_within(step_s, training(epoch_steps=epoch_steps, epochs=epochs, budget=budget))
+    assert 1 <= steps <= epoch_steps
+    assert steps == 1 or steps * step_s <= 0.2
+    total = epoch_steps * epochs
+    if budget is not None:
+        total = min(total, budget.updates or budget.train_s / step_s)
+    if steps > 1:
+        assert total > 3 * steps or steps == epoch_steps
+    elif step_s < 0.03:  # Twice as many would leave too few.
+        assert total < 12 or epoch_steps == 1
+
+
+def test_the_seconds_of_a_size_lie_on_the_line_of_two():
+    line = StepSeconds((16, 128), (0.001, 0.008))
+    assert [line.at(size) for size in (16, 64, 256)] == pytest.approx([0.001, 0.004, 0.016])
+    assert StepSeconds((16, 128), (0.002, 0.001)).at(512) == 0.002
+    assert StepSeconds((16,), (0.002,)).at(512) == 0.002
+    assert StepSeconds().at(16) == math.inf
+
+
+class OnBatches(keras.callbacks.Callback):
+    def on_train_batch_end(self, batch, logs=None):
+        pass
+
+
+class OnEpochs(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        pass
+
+
+def lambda_callback(name):
+    return keras.callbacks.LambdaCallback(**{name: lambda *_, **__: None})
+
+
+ACTING = {
+    "own": OnBatches,
+    "lambda": lambda: lambda_callback("on_train_batch_end"),
+    "nan": keras.callbacks.TerminateOnNaN,
+    "checkpoint": lambda: keras.callbacks.ModelCheckpoint("a.weights.h5", save_freq=3),
+    "board": lambda: keras.callbacks.TensorBoard(update_freq="batch"),
+    "profile": lambda: keras.callbacks.TensorBoard(profile_batch=2),
+}
+RESTING = {
+    "own": OnEpochs,
+    "lambda": lambda: lambda_callback("on_epoch_end"),
+    "checkpoint": lambda: keras.callbacks.ModelCheckpoint("a.weights.h5"),
+    "board": keras.callbacks.TensorBoard,
+    "stopping": keras.callbacks.EarlyStopping,
+    "rate": lambda: keras.callbacks.LearningRateScheduler(lambda epoch: 0.1),
+    "averages": keras.callbacks.SwapEMAWeights,
+    "budget": lambda: kbatch.UpdateBudget(3),
+    "target": lambda: kbatch.StopAtTarget("val_accuracy", 0.5),
+    "plot": kbatch.LivePlot,
+}
+
+
+@pytest.mark.parametrize("name", ACTING)
+def test_what_acts_on_batches_is_known(name):
+    assert acts_on_batches(ACTING[name]())
+
+
+@pytest.mark.parametrize("name", RESTING)
+def test_what_acts_on_epochs_is_known(name):
+    assert not acts_on_batches(RESTING[name]())
+
+
+def test_a_callback_on_batches_makes_it_one_and_the_record_says_so():
+    _, fit, _ = trained(normalised, "auto", OnBatches())
+    assert fit.steps_per_execution == 1
+    assert any("`OnBatches` acts on each batch" in note for note in fit.notes)
+
+
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+@pytest.mark.parametrize(
+    "build", [lambda: normalised(run_eagerly=True), OwnStep], ids=["eager", "own step"]
+)
+def test_one_step_where_several_may_differ(build):
+    found, notes = SearchSteps("auto", (8,)).choose(build(), training())
+    assert found == 1
+    assert len(notes) == 1
+
+
+def test_what_build_sets_wins():
+    _, fit, _ = trained(lambda: normalised(steps_per_execution=3), "auto")
+    assert fit.steps_per_execution == 3
+    assert any("`build` sets" in note for note in fit.notes)
+
+
+def test_none_leaves_it_to_build():
+    for steps in (1, 3):
+        _, fit, _ = trained(lambda steps=steps: normalised(steps_per_execution=steps), None)
+        assert (fit.steps_per_execution, fit.notes) == (steps, [])
+
+
+@pytest.mark.parametrize("steps", [0, -1, "fast"])
+def test_what_is_no_number_of_steps_is_refused(steps):
+    with pytest.raises(ValueError, match="steps_per_execution"):
+        check_steps(steps)
+
+
+@pytest.mark.parametrize("steps", [2.5, True])
+def test_what_is_no_integer_is_refused(steps):
+    with pytest.raises(TypeError, match="steps_per_execution"):
+        check_steps(steps)
+
+
+def test_more_steps_than_an_epoch_has_are_refused():
+    with pytest.raises(InputError, match="epochs of 12 steps"):
+        trained(normalised, 13)
+
+
+def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
+    fit = {"epochs": 4}
+
+    def trials(sizes, folder="search", **arguments):
+        hypermodel = searches.stock(normalised, sizes, **arguments)
+        tuner = searches.search(tmp_path / folder, hypermodel, kbatch.BatchSizeTuner, fit=fit)
+        return kbatch.load_study(tuner).to_dataframe().set_index("batch_size")
+
+    def values(sizes):
+        found = trials(sizes, steps_per_execution="auto")
+        for name in ("val_loss", "val_accuracy", "loss", "updates"):
+            assert (found[name] == reference[name][list(sizes)]).all()
+        return found.steps_per_execution.to_dict()
+
+    reference = trials((8, 16, 32), "one")
+    first = values((8, 16))
+    assert all(steps > 1 for steps in first.values())
+    file = tmp_path / "search" / "search" / STEPS_NAME
+    kept = file.read_text()
+    assert json.loads(kept)["record"]["batch_sizes"] == [8, 16]
+    assert values((8, 16, 32)).items() > first.items()
+    assert file.read_text() == kept
+
+
+@pytest.mark.slow
+def test_the_share_of_waiting_is_that_of_one_step_an_execution():
+    def data(batch_size):
+        def batches():
+            for _ in range(32):
+                time.sleep(0.12)
+                yield X[:batch_size], Y[:batch_size]
+
+        spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
+        rows = tf.data.Dataset.from_generator(batches, output_signature=spec)
+        return rows.apply(tf.data.experimental.assert_cardinality(32))
+
+    shares = []
+    for steps in (1, 32):
+        chooses = SearchSteps(steps, (8,))
+        # A step takes half as long as its data.
+        with TimedFit(models.waiting(lambda rows: 0.06), searches.plan(8, steps=chooses)) as fit:
+            fit(data, epochs=2, verbose=0)
+        last = fit.clock.epochs[-1]
+        shares.append(last.data_wait_s / last.train_s)
+    assert shares[1] == pytest.approx(shares[0], abs=0.05)
