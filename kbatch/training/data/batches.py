@@ -158,5 +158,6 @@ def _order(examples: int, *, shuffle: bool, seed: int | None, piece: int) -> tf.
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
     # A number that is known when the graph is made would make batches of a fixed shape.
     counted = tf.data.Dataset.zip(seeds, tf.data.Dataset.from_tensors(np.int64(examples)))
-    shuffled = tf.random.experimental.stateless_shuffle
+    random: Any = tf.random
+    shuffled = random.experimental.stateless_shuffle
     return counted.map(_graph(lambda s, n: shuffled(tf.range(n), seed=(s, 0)))).rebatch(piece)
