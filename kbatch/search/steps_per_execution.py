@@ -258,7 +258,8 @@ class EndInTime(keras.callbacks.Callback):
         self._steps = 1
 
     def on_train_begin(self, logs: Any = None):
-        self._steps = int(self.model.steps_per_execution)
+        model: Any = self.model
+        self._steps = int(model.steps_per_execution)
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
         """Set the steps that are left; what overflows is made up by a further execution."""

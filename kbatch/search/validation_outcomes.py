@@ -174,7 +174,7 @@ def _of_arrays(data: Any, batch_size: int, _: int | None, batches: int) -> tuple
     arrays, rows = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(data)))
     most = min(batches * batch_size, rows)
     size, per_block = _cut(most, batch_size)
-    taken = keras.tree.lists_to_tuples(each_part(lambda leaf: leaf[:most], arrays))
+    taken: Any = keras.tree.lists_to_tuples(each_part(lambda leaf: leaf[:most], arrays))
     with tf.device("CPU:0"):
         return tf.data.Dataset.from_tensor_slices(taken).batch(size), per_block
 
