@@ -27,8 +27,6 @@ from kbatch.training.data.forms import (
 
 # Of arrays, at once.
 _GATHERED_ROWS, _GATHERED_BYTES = 4096, 2**22
-# A buffer of shuffled row numbers takes 200 bytes a row; an order drawn whole 4, and a function.
-_BUFFERED_ROWS = 2**18
 # Nothing that kbatch maps over a dataset is converted from Python's `if` and `for`.
 _graph = tf.autograph.experimental.do_not_convert
 
@@ -153,8 +151,7 @@ def _order(examples: int, *, shuffle: bool, seed: int | None, piece: int) -> tf.
     numbers = tf.data.Dataset.range(examples)
     if not shuffle:
         return numbers.batch(piece)
-    if examples <= _BUFFERED_ROWS:
-        return numbers.shuffle(examples, seed=seed).batch(piece)
+    # `shuffle` would give replicas, for which Keras opens one more iterator, another order.
     seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
     # A number that is known when the graph is made would make batches of a fixed shape.
     counted = tf.data.Dataset.zip(seeds, tf.data.Dataset.from_tensors(np.int64(examples)))
