@@ -18,16 +18,14 @@ def order(dataset):
     return np.concatenate([batch[0] for batch in dataset.as_numpy_iterator()])[:, 0] / 2
 
 
-@pytest.fixture(params=["shuffled in a buffer", "shuffled at once"])
-def way(request, monkeypatch):
-    """Both ways to an order, and gathers of a few rows, of which an epoch needs several."""
+@pytest.fixture
+def few_at_once(monkeypatch):
+    """Gathers of a few rows, of which an epoch needs several."""
     monkeypatch.setattr(feed, "_GATHERED_ROWS", 40)
-    if request.param == "shuffled at once":
-        monkeypatch.setattr(feed, "_BUFFERED_ROWS", 10)
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 32, 94])
-def test_an_epoch_is_a_permutation_in_batches_of_the_size(way, batch_size):
+def test_an_epoch_is_a_permutation_in_batches_of_the_size(few_at_once, batch_size):
     dataset = kbatch.training_dataset(X, Y, batch_size, seed=0)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) == int(dataset.cardinality()) == -(-94 // batch_size)
@@ -41,7 +39,7 @@ def test_an_epoch_is_a_permutation_in_batches_of_the_size(way, batch_size):
     assert [spec.shape[0] for spec in dataset.element_spec] == [None, None]
 
 
-def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone(way):
+def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone(few_at_once):
     def orders(seed, batch_size):
         dataset = kbatch.training_dataset(X, Y, batch_size, seed=seed)
         return [order(dataset).tolist() for _ in range(3)]
@@ -63,12 +61,12 @@ def test_orders_leave_later_random_numbers_as_they_were():
     np.testing.assert_array_equal(tf.random.uniform([3]).numpy(), expected)
 
 
-def test_without_shuffling_rows_come_as_given(way):
+def test_without_shuffling_rows_come_as_given(few_at_once):
     dataset = kbatch.training_dataset(X, None, 16, shuffle=False)
     np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), X)
 
 
-def test_nested_parts_texts_and_weights_come_together(way):
+def test_nested_parts_texts_and_weights_come_together(few_at_once):
     texts = np.array([f"row {k}" for k in range(94)])
     dataset = kbatch.training_dataset(
         {"a": X, "b": [texts, None]}, None, 32, sample_weight=np.arange(94.0)
