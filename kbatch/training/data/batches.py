@@ -121,7 +121,7 @@ def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Return arrays in batches, in another order each epoch: faster than `fit`'s own adapter."""
+    """Return arrays in batches, in another order each epoch."""
     # tf.data would pack a list into one tensor.
     arrays = keras.tree.lists_to_tuples(arrays)
     parts = parts_of(arrays)

@@ -19,7 +19,7 @@ def training_dataset(
     shuffle: bool = True,
     seed: int | None = None,
 ) -> tf.data.Dataset:
-    """Put arrays into batches by the pipeline of a search, which is faster than `fit`'s own.
+    """Put arrays into batches by the pipeline of a search.
 
     Each epoch reads the rows in another order. The arrays stay in memory once; of batches, only
     the next few are made ahead.
