@@ -65,10 +65,10 @@ BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # it imports. They may only fall.
 MOST_RECORD_TYPES = 171
 MOST_LINES_BEHIND = {
-    "kbatch.training.accumulation.accumulate": 5_800,
-    "kbatch.memory.find": 9_200,
-    "kbatch.search.hypermodel": 19_800,
-    "kbatch.study.study": 4_430,
+    "kbatch.training.accumulation.accumulate": 5_750,
+    "kbatch.memory.find": 9_163,
+    "kbatch.search.hypermodel": 19_668,
+    "kbatch.study.study": 4_398,
 }
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []
