@@ -1,0 +1,409 @@
+"""Which pairs of batch size and learning rate are as good as the best, by one table of runs.
+
+All runs of a seed are a round: two pairs are compared by D, the mean over the R rounds that both
+have of the difference of their values. All are validated on the same examples. Wanted is the
+difference over all seeds and all examples of this kind, of which the validation set is a sample:
+
+    var D = seeds / R + examples
+
+`seeds` is the variance of the difference of two single executions: pooled over pairs (the residual
+mean square of the two-way table, Montgomery 2017, Design and Analysis of Experiments, section 4.1),
+moderated by that of the pair itself where it is larger (Smyth 2004, doi:10.2202/1544-6115.1027). It
+is no less than the paired discordance of single executions over the validation examples: trainings
+that disagree on examples differ by chance, however equal three values happen to be (Dietterich
+1998, doi:10.1162/089976698300017197).
+
+`examples` is the variance over blocks of validation examples of the mean difference, less what is
+in `seeds` already: the part that more executions average out. It would be zero where two pairs
+agree on all examples, though they may differ on rare ones: it is no less than what leaves a bound
+of log(1 / alpha) of n examples (the rule of three).
+
+A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
+Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where the bound of the pair
+that is truly best against another one fails, so the error probability is divided by the number of
+the others (Bonferroni).
+"""
+
+import bisect
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+from scipy import special
+
+from kbatch.analysis.intervals import Interval
+
+DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
+# Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
+_AS_FAST = 1.05
+# The most executions of a forecast, and those for which a tolerance is advised.
+_MOST_ROUNDS = 10**6
+_MANY_ROUNDS = 40
+# Degrees of freedom for which the variance pooled over pairs counts beside that of one.
+_POOLED_WEIGHT = 10
+
+Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
+
+
+class Run(NamedTuple):
+    """One execution of a pair of batch size and learning rate."""
+
+    batch_size: int
+    factor: float  # Of the learning rate, relative to the rule; 1 where it is not searched.
+    seed: int | None  # Executions with the same seed are a round; None is a seed of its own.
+    value: float | None  # Of the objective; None where there is none.
+    seconds: float | None = None  # Of training; None where unknown or not comparable.
+    # How it ended. "left_out" is no execution: it says that the search dropped the pair before the
+    # runs that certify, so that the pair forbids a certain answer where it may be preferred.
+    ended: Literal["completed", "diverged", "out_of_memory", "failed", "left_out"] = "completed"
+    # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
+    # None where they cannot be had.
+    outcomes: np.ndarray | None = None
+    examples: int | None = None  # Of the validation set; None for one a block.
+    weights: str | None = None  # Hash of the initial weights.
+    order: str | None = None  # Hash of the order of the first epoch.
+
+    @property
+    def pair(self) -> Pair:
+        return self.batch_size, self.factor
+
+
+@dataclasses.dataclass(frozen=True)
+class Judgement:
+    """Which pairs are as good as the best, as far as their runs show it."""
+
+    pairs: tuple[Pair, ...]  # Those compared, ascending.
+    leader: Pair  # The best over the common rounds.
+    certified: tuple[Pair, ...]  # At most the tolerance worse than any that may be the best.
+    worse: tuple[Pair, ...]  # More than the tolerance worse than some other.
+    named: Pair  # Of those certified the one to take, the leader where none is.
+    # Whether one is certified and each that would be preferred to it is worse. Of all searches, at
+    # most 1 - confidence are certain while a compared pair is better by more than the tolerance:
+    # that is no probability that this one is right.
+    certain: bool
+    # Why nothing can be certain: one pair is "alone", or has "one_execution", every seed is
+    # "pinned", values are over examples but the runs have "no_outcomes"; None where it can.
+    obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes"] | None
+    rounds: Mapping[Pair, int]  # Executions of each that are compared.
+    # How much worse each is than the leader (positive is worse in either direction); of the leader
+    # against the best other. All bounds of one side hold at once. Without what is not known.
+    gaps: Mapping[Pair, Interval]
+    costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
+    # What does not vary though the seed does.
+    pinned: Literal["both", "weights", "order"] | None = None
+    left_out: tuple[Pair, ...] = ()  # Without a value, or one of their runs diverged.
+    # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
+    # seeds yet, or where no number would.
+    executions_needed: int | None = None
+    # Where no number would: the tolerance that could be settled, and the validation examples.
+    smallest_tolerance: float | None = None
+    examples_needed: int | None = None
+    promising: tuple[Pair, ...] = ()  # Preferred to `named`, perhaps certified after 40 rounds.
+
+
+def judge(
+    runs: Sequence[Run],
+    *,
+    larger_is_better: bool,
+    tolerance: float,
+    confidence: float = DEFAULT_CONFIDENCE,
+    looks: int = 1,
+    over_examples: bool = True,
+) -> Judgement:
+    """Judge which pairs lie within a tolerance of the best, and which one to take.
+
+    Give only runs that may certify: what chose a pair does not certify it. Raises `ValueError`
+    where no run has a value.
+
+    Args:
+        runs: Of all pairs, in any order, not necessarily of the same rounds.
+        larger_is_better: Direction of the objective.
+        tolerance: What counts as equally good, in the unit of the objective.
+        confidence: 1 minus the share of searches that may be certain and wrong.
+        looks: How often the growing data are judged, this time included.
+        over_examples: Whether the objective is a metric of a sample of examples, whose own error
+            only `outcomes` show; False for a training time.
+    """
+    table = _Table(runs, sign=1.0 if larger_is_better else -1.0)
+    pairs, count = table.pairs, len(table.pairs)
+    level = (1 - confidence) / max(1, count - 1)
+    bounds = _Bounds(table, tolerance=tolerance, level=level, looks=looks)
+    half = bounds.half_widths(table.most)
+    found = bounds.rule(half)
+    obstacle = None
+    if count < 2:
+        obstacle = "alone"
+    elif table.most < 2:
+        obstacle = "one_execution"
+    elif over_examples and not table.paired:
+        obstacle = "no_outcomes"
+    second = min(
+        (k for k in range(count) if k != found.leader),
+        key=lambda k: (k in found.worse, bounds.gaps[found.leader, k]),
+        default=found.leader,
+    )
+    gaps = {}
+    for k, pair in enumerate(pairs):
+        than = second if k == found.leader else found.leader
+        if than != k and math.isfinite(half[than, k]):
+            middle, width = float(bounds.gaps[than, k]), float(half[than, k])
+            gaps[pair] = Interval(middle - width, middle + width)
+    certain = found.certain and obstacle is None
+    needed = smallest = examples = None
+    if not certain and obstacle is None:
+        needed, smallest, examples = bounds.forecast(found)
+    later = np.maximum(0.0, bounds.half_widths(max(table.most, _MANY_ROUNDS)) - bounds.chance())
+    hopes = bounds.rule(later).certified
+    return Judgement(
+        pairs=pairs,
+        leader=pairs[found.leader],
+        certified=tuple(pairs[k] for k in found.certified),
+        worse=tuple(pairs[k] for k in found.worse),
+        named=pairs[found.named],
+        certain=certain,
+        obstacle=obstacle,
+        rounds=dict(zip(pairs, table.rounds, strict=True)),
+        gaps=gaps,
+        costs=table.costs_by_pair(),
+        left_out=table.left_out,
+        executions_needed=needed,
+        smallest_tolerance=smallest,
+        examples_needed=examples,
+        promising=tuple(pairs[k] for k in hopes if table.preferred(k, found)),
+    )
+
+
+class _Rule(NamedTuple):
+    leader: int
+    certified: tuple[int, ...]
+    worse: tuple[int, ...]
+    named: int
+    certain: bool
+
+
+class _Table:
+    """The values of pairs by rounds, NaN where a pair has no run of a seed."""
+
+    def __init__(self, runs: Sequence[Run], *, sign: float):
+        cells: dict[Pair, dict[object, Run]] = {}
+        for number, run in enumerate(runs):
+            mine = cells.setdefault(run.pair, {})
+            mine.setdefault(("none", number) if run.seed is None else run.seed, run)
+        bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
+        scored = {
+            pair: {seed: run for seed, run in mine.items() if run.value is not None}
+            for pair, mine in cells.items()
+            if pair not in bad
+        }
+        self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
+        if not self.pairs:
+            raise ValueError("`runs` must hold one that has a value and did not diverge.")
+        self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
+        # Without seeds the n-th run of each is round n.
+        rows = [list(scored[pair].values()) for pair in self.pairs]
+        seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
+        columns = {seed: n for n, seed in enumerate(sorted({s for own in seeds for s in own}))}
+        self.values = np.full((len(rows), len(columns)), math.nan)
+        self.seconds = self.values.copy()
+        blocks = {len(run.outcomes) for row in rows for run in row if run.outcomes is not None}
+        self.paired = (
+            len(blocks) == 1
+            and max(blocks) > 1
+            and all(run.outcomes is not None for row in rows for run in row)
+        )
+        self.outcomes = (
+            np.full((*self.values.shape, max(blocks)), math.nan) if self.paired else None
+        )
+        for k, (row, own) in enumerate(zip(rows, seeds, strict=True)):
+            for run, seed in zip(row, own, strict=True):
+                self.values[k, columns[seed]] = sign * run.value
+                self.seconds[k, columns[seed]] = run.seconds or math.nan
+                if self.outcomes is not None:
+                    self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
+        self.examples = rows[0][0].examples
+        has = ~np.isnan(self.values)
+        self.rounds = [int(count) for count in has.sum(1)]
+        self.most = max(self.rounds)
+        self.common = has[:, None] & has
+        self.counts = self.common.sum(2)
+        # Times over those of the pair with the most of them, by rounds where they share some.
+        self.costs = self._costs()
+        self._left_out_costs = self._costs_left_out(cells)
+
+    def _costs(self) -> np.ndarray | None:
+        timed = ~np.isnan(self.seconds)
+        if not timed.any(1).all():
+            return None
+        logs = np.log(self.seconds)
+        base = int(timed.sum(1).argmax())
+        found = []
+        for row, own in zip(logs, timed, strict=True):
+            both = own & timed[base]
+            paired = np.mean(row[both] - logs[base][both]) if both.any() else None
+            alone = np.mean(row[own]) - np.mean(logs[base][timed[base]])
+            found.append(alone if paired is None else paired)
+        return np.exp(np.array(found) - min(found))
+
+    def _costs_left_out(
+        self, cells: Mapping[Pair, Mapping[object, Run]]
+    ) -> list[tuple[int, float]]:
+        """Return size and cost of those that the search dropped, 0 where the cost is not known."""
+        found = []
+        for pair in self.left_out:
+            rows = list(cells[pair].values())
+            if self.costs is None or all(run.ended != "left_out" for run in rows):
+                continue
+            seconds = [run.seconds for run in rows if run.seconds]
+            scale = np.nanmean(self.seconds / self.costs[:, None])
+            found.append((pair[0], float(np.mean(seconds) / scale) if seconds else 0.0))
+        return found
+
+    def costs_by_pair(self) -> dict[Pair, float]:
+        if self.costs is None:
+            return {}
+        return {pair: float(cost) for pair, cost in zip(self.pairs, self.costs, strict=True)}
+
+    def choose(self, certified: Sequence[int], means: np.ndarray) -> int:
+        """Return the smallest of those about as fast as the fastest; else the best mean."""
+        if self.costs is None:
+            return min(certified, key=lambda k: (means[k], k))
+        least = min(self.costs[k] for k in certified)
+        fast = [k for k in certified if self.costs[k] <= _AS_FAST * least]
+        return min(fast, key=lambda k: (self.pairs[k][0], means[k], k))
+
+    def preferred(self, k: int, found: "_Rule") -> bool:
+        """Return whether a pair would be named if it were certified."""
+        if not found.certified:
+            return True
+        if self.costs is None or k == found.named:
+            return False
+        return self._beats(self.pairs[k][0], self.costs[k], found)
+
+    def left_out_preferred(self, found: "_Rule") -> bool:
+        return any(self._beats(size, cost, found) for size, cost in self._left_out_costs)
+
+    def _beats(self, size: int, cost: float, found: "_Rule") -> bool:
+        if self.costs is None:
+            return False
+        least = min(self.costs[k] for k in found.certified)
+        own = self.costs[found.named]
+        return own > _AS_FAST * cost or (
+            size < self.pairs[found.named][0] and cost <= _AS_FAST * min(least, cost)
+        )
+
+
+class _Bounds:
+    """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
+
+    def __init__(self, table: _Table, *, tolerance: float, level: float, looks: int):
+        self._table, self._tolerance = table, tolerance
+        # For seeds divided by (L + 1) / 2, as looks share their data (Pocock 1977,
+        # doi:10.1093/biomet/64.2.191). All are at the same examples.
+        self._levels = 1 - 2 * level / (looks + 1), 1 - level
+        count, counts = len(table.pairs), table.counts
+        least = np.maximum(1, counts)
+        differences = np.where(table.common, table.values[:, None] - table.values, 0.0)
+        self.gaps = differences.sum(2) / least
+        centred = np.where(table.common, differences - self.gaps[..., None], 0.0)
+        squares, freedom = (centred**2).sum(2), np.maximum(0, counts - 1)
+        np.fill_diagonal(freedom, 0)
+        pooled = squares.sum() / max(1, freedom.sum())
+        own = squares / np.maximum(1, freedom)
+        weight = freedom / (freedom + _POOLED_WEIGHT)
+        self._seeds = pooled + weight * np.maximum(0.0, own - pooled)
+        self._freedom_of_pool = freedom.sum() / max(1, count)
+        self._examples, self._blocks = np.zeros((count, count)), 2
+        if table.outcomes is not None:
+            self._blocks = blocks = table.outcomes.shape[2]
+            scale = blocks * (blocks - 1)
+            single, mean = np.zeros((2, count, count))
+            for i in range(count):
+                for k in range(i):
+                    both = table.common[i, k]
+                    x = table.outcomes[i, both] - table.outcomes[k, both]
+                    x -= x.mean(1, keepdims=True)
+                    single[i, k] = single[k, i] = (x**2).sum() / (max(1, len(x)) * scale)
+                    mean[i, k] = mean[k, i] = (x.mean(0) ** 2).sum() / scale if len(x) else 0.0
+            averaged = np.maximum(0.0, single - mean) / np.maximum(1, counts - 1)
+            self._examples = np.where(counts > 1, np.maximum(0.0, mean - averaged), mean)
+            self._seeds = np.where(counts > 1, np.maximum(self._seeds, single), 0.0)
+            # The rule of three: without disagreement the bound is log(1 / level) examples.
+            rare = (math.log(level) / special.ndtri(level)) ** 2 * self._example_share()
+            self._examples = np.maximum(self._examples, rare)
+        else:
+            self._examples[counts < 2] = math.inf  # Nothing is known.
+        self._examples[counts < 1] = math.inf
+        np.fill_diagonal(self._seeds, 0.0)
+        np.fill_diagonal(self._examples, 0.0)
+
+    def _example_share(self) -> float:
+        """Return the square of what one example that two pairs disagree on adds to a gap."""
+        # The last block may have fewer examples than the others.
+        outcomes = self._table.outcomes[:, :, :-1]
+        blocks = outcomes.shape[2] + 1
+        step = blocks / (self._table.examples or blocks)
+        steps = np.diff(np.unique(np.round(outcomes[~np.isnan(outcomes)], 6)))
+        return (float(steps.min(initial=step)) / blocks) ** 2
+
+    def half_widths(self, rounds: float) -> np.ndarray:
+        """Return the half-widths of the intervals once the longest have so many rounds."""
+        counts, most = self._table.counts, self._table.most
+        # One that has fewer has left the race.
+        seeds = self._seeds / np.where(counts < most, np.maximum(1, counts), rounds)
+        grown = (rounds - 1) / max(1, most - 1)
+        freedom = max(1.0, self._freedom_of_pool * grown), self._blocks - 1
+        of_seeds, of_examples = special.stdtrit(freedom, self._levels)
+        return np.sqrt(of_seeds**2 * seeds + of_examples**2 * self._examples)
+
+    def chance(self) -> np.ndarray:
+        """Return two standard errors by seeds, by which the gaps may still move."""
+        return 2 * np.sqrt(self._seeds / np.maximum(1, self._table.counts))
+
+    def rule(self, half: np.ndarray) -> _Rule:
+        """Judge by the gaps [than, of] and the half-widths of their intervals."""
+        gaps, table = self.gaps, self._table
+        indices = range(len(gaps))
+        far = (gaps - half > self._tolerance).any(0)
+        # Over few rounds the best may be luck.
+        leaders = [k for k in indices if 2 * table.rounds[k] >= table.most and not far[k]]
+        leaders = leaders or [k for k in indices if 2 * table.rounds[k] >= table.most]
+        behind = gaps.max(0)
+        leader = min(leaders, key=lambda k: (behind[k], k))
+        worse = tuple(k for k in indices if k != leader and far[k])
+        # One that is worse than another is not the best: nobody need be compared with it.
+        rivals = [k for k in indices if k not in worse]
+        near = gaps + half <= self._tolerance
+        certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
+        named = table.choose(certified, behind) if certified else leader
+        found = _Rule(leader, certified, worse, named, False)
+        open_ = [k for k in rivals if k not in certified and table.preferred(k, found)]
+        certain = bool(certified) and not open_ and not table.left_out_preferred(found)
+        return found._replace(certain=certain)
+
+    def forecast(self, found: _Rule) -> tuple[int | None, float | None, int | None]:
+        """Forecast the rounds that settle it, else the tolerance and the examples that would."""
+
+        def settled(number: float, chance: float = 0.0) -> bool:
+            widths = self.half_widths(number) - chance * self.chance()
+            return self.rule(np.maximum(0.0, widths)).certain
+
+        most = self._table.most
+        if settled(math.inf):
+            numbers = range(most + 1, _MOST_ROUNDS)
+            needed = most + 1 + bisect.bisect_left(numbers, True, key=settled)
+            return (None if needed >= _MOST_ROUNDS else needed), None, None
+        rivals = [k for k in range(len(self.gaps)) if k not in found.worse]
+        at_best = self.half_widths(math.inf)[np.ix_(rivals, rivals)].max()
+        # Not even with equal means, or not if these move as far as seeds may take them.
+        if at_best <= self._tolerance and settled(math.inf, 1.0):
+            return None, None, None
+        uppers = np.maximum(0.0, self.gaps) + self.half_widths(max(most, _MANY_ROUNDS))
+        named = self._table.choose(rivals, self.gaps.max(0))
+        smallest = float(max(uppers[k, named] for k in rivals))
+        # The variance by examples is inverse to their number.
+        share = (at_best / self._tolerance) ** 2 if self._tolerance else math.inf
+        given = self._table.examples or self._blocks
+        needed = math.ceil(given * share) if share > 1 and math.isfinite(share) else None
+        return None, smallest, needed
