@@ -70,6 +70,8 @@ MOST_LINES_BEHIND = {
     "kbatch.search.hypermodel": 19_668,
     "kbatch.study.study": 4_398,
 }
+# What is behind another door, opened where a function is called: `Decision.apply` trains.
+OTHER_DOORS = {("kbatch.study.decision", "kbatch.training.applied_settings")}
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []
 
@@ -332,14 +334,15 @@ def test_a_module_may_use_what_it_makes():
 
 
 @functools.cache
-def needed_by(module):
+def needed_by(module, but=frozenset()):
     """Return the modules of the package that a module imports, directly or not, and itself."""
     waiting, found = [module], set()
     while waiting:
         name = waiting.pop()
         if name in MODULES and name not in found:
             found.add(name)
-            waiting += [each for each, _ in imported(tree_of(name), name)]
+            needs = [each for each, _ in imported(tree_of(name), name)]
+            waiting += [each for each in needs if (name, each) not in but]
     return found
 
 
@@ -377,6 +380,6 @@ def test_the_kinds_of_record_do_not_grow():
 
 @pytest.mark.parametrize("door", MOST_LINES_BEHIND)
 def test_what_stands_behind_a_door_does_not_grow(door):
-    needed = [MODULES[name] for name in needed_by(door)]
+    needed = [MODULES[name] for name in needed_by(door, frozenset(OTHER_DOORS))]
     lines = sum(len(path.read_text(encoding="utf-8").splitlines()) for path in needed)
     assert lines <= MOST_LINES_BEHIND[door]

@@ -156,6 +156,9 @@ class LearningRateScaling:
     ema_momentum: float | None = None
     #: What the build function itself fits to the batch size, so that it was left as it is.
     fitted: tuple[str, ...] = ()
+    #: What a model was left with, in its order: the learning rate of each optimizer, then all
+    #: numbers that may follow. Empty where there was no model.
+    values: tuple[float, ...] = ()
 
 
 def learning_rate_scaling(

@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import Any, Literal, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -28,6 +28,9 @@ from kbatch.document.numbers import join_words, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, is_fraction, metric_words
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+
+if TYPE_CHECKING:
+    import keras
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
@@ -98,6 +101,74 @@ class Decision:
     #: compared, and the best mean decides.
     devices: tuple[str, ...] = ()
     left_out: tuple[LeftOut, ...] = ()  #: Completed trials that are not compared.
+
+    @property
+    def learning_rate(self) -> float | None:
+        """Learning rate that the answer holds for, the highest of a schedule; None if not known."""
+        run = self._run
+        return run and (run.scaling.learning_rate if run.scaling else run.learning_rate)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """What the trials trained with in place of what the build function gives, by name."""
+        run, found = self._run, {}
+        if run is None:
+            return found
+        if (scaling := run.scaling) is not None:
+            if scaling.learning_rate_ratio != 1:
+                found["learning_rate"] = scaling.learning_rate
+            names = scaling.follow_batch_size if scaling.kappa != 1 else ()
+            values = {name: getattr(scaling, name, None) for name in names}
+            if "batch_norm_momentum" in names:
+                momenta = scaling.batch_norm_momenta
+                values["batch_norm_momentum"] = momenta if momenta[1:] else (*momenta, None)[0]
+            found |= {name: value for name, value in values.items() if value is not None}
+        if (run.steps_per_execution or 1) > 1:
+            found["steps_per_execution"] = run.steps_per_execution
+        if (run.accumulation_steps or 1) > 1:
+            found["micro_batch_size"] = run.micro_batch_size
+        if run.dtype_policy != "float32":
+            found["dtype_policy"] = run.dtype_policy
+        return found
+
+    @property
+    def fit_arguments(self) -> dict[str, int]:
+        """What to give `fit` for a training as long as those that were compared."""
+        if self.trial is None:
+            return {}
+        epochs = max(len(run.epochs) for run in self.trial.executions)
+        return {"batch_size": self.trial.batch_size, **({"epochs": epochs} if epochs else {})}
+
+    def apply(self, model: "keras.Model") -> "keras.Model":
+        """Make a model train with the settings of the trials, those of `settings` and all others.
+
+        Values are set, not multiplied: twice is as once.
+
+        Example:
+
+        >>> decision = tuner.study.decide()
+        >>> model = decision.apply(build())
+        >>> model.fit(x, y, **decision.fit_arguments)
+
+        Args:
+            model: A compiled model, as the search's `build` returns it. It is changed.
+
+        Returns:
+            The same model.
+
+        Raises:
+            ValueError: If no trial completed, if the model has other optimizers or layers than
+                those of the trials, or was built under another dtype policy.
+        """
+        from kbatch.training.applied_settings import apply_settings
+
+        if self._run is None:
+            raise ValueError(f"There are no settings to apply. {self.reason}")
+        return apply_settings(model, self._run)
+
+    @property
+    def _run(self) -> ExecutionRecord | None:
+        return self.trial and self.trial.executions[-1]
 
     @property
     def reason(self) -> str:

@@ -32,13 +32,18 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
     if isinstance(current, Schedule):
-        inner.learning_rate = scaled_schedule(current, ratio=ratio, kappa=kappa)
+        scaled: Any = scaled_schedule(current, ratio=ratio, kappa=kappa)
     elif callable(current) and not isinstance(current, keras.Variable):
         read: Any = current
-        inner.learning_rate = lambda: read() * ratio
+
+        def scaled() -> Any:
+            return read() * ratio
     else:
         rate: Any = keras.ops.convert_to_numpy(current)
         inner.learning_rate = float(rate) * ratio
+        return
+    inner.learning_rate = scaled
+    vars(inner)[_OWN_RATE] = (current, scaled)
 
 
 def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedule:
@@ -124,8 +129,10 @@ _SECOND_MOMENT_DECAYS = (
 # Muon trains some variables as AdamW does, with settings of their own.
 _MUON_SECOND_MOMENT_DECAY = "adam_beta_2"
 _WEIGHT_DECAYS = ("weight_decay", "adam_weight_decay")
+_EMA_EVERY = "ema_overwrite_frequency"
 _SCALING = "_kbatch_learning_rate_scaling"
 _REMEMBERED = "_kbatch_momenta"
+_OWN_RATE = "_kbatch_own_rate"
 
 
 def scale_model(
@@ -154,6 +161,7 @@ def scale_model(
         if list(momenta) != list(map(_own_momentum, layers)):
             fitted |= {"batch_norm_momentum"} & set(follow_batch_size)
     scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
+    rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
         own_rule = rule
@@ -180,6 +188,7 @@ def scale_model(
             factor=factor * by_itself,
         )
         ratio = scaling.learning_rate_ratio
+        rates.insert(0, scaling.learning_rate)
         if rule is not None:
             steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
             kappa = 1.0 if steps_fit else scaling.kappa
@@ -202,9 +211,35 @@ def scale_model(
                 optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
     scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
     _scale_momenta(layers, scaling)
+    scaling = dataclasses.replace(scaling, values=(*rates, *_numbers(model)))
     model.train_function = None  # One that was traced before has the former values in it.
     setattr(model, _SCALING, scaling)
     return scaling
+
+
+def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
+    """Set in a model what `scale_model` left in that of a trial: twice is as once."""
+    optimizers, numbers = inner_optimizers(model), _owners_of_numbers(model)
+    if len(scaling.values) != len(optimizers) + len(numbers):
+        raise ValueError(
+            "The model must have the optimizers and layers of the trials, all built: call "
+            "`model.build(x.shape)` first where its first batch builds it. Received: "
+            f"{len(optimizers) + len(numbers)} settings, the trial had {len(scaling.values)}."
+        )
+    steps_fit = bool({*scaling.fitted} - {"learning_rate", *_RATES, *FOLLOWERS})
+    kappa = 1.0 if steps_fit or scaling.rule is None else scaling.kappa
+    values = iter(scaling.values)
+    for optimizer, rate in zip(optimizers, values, strict=False):
+        own, ours = vars(optimizer).get(_OWN_RATE, (None, None))
+        if ours is not None and rate_of(optimizer) is ours:
+            optimizer.learning_rate = own
+        if given := peak_learning_rate(optimizer):
+            scale_optimizer(optimizer, ratio=rate / given, kappa=kappa)
+    for (owner, name), value in zip(numbers, values, strict=True):
+        if isinstance(owner, keras.layers.BatchNormalization):
+            vars(owner)[_REMEMBERED] = (_own_momentum(owner), value)
+        setattr(owner, name, int(value) if name == _EMA_EVERY else value)
+    setattr(model, _SCALING, scaling)
 
 
 def _settings_apart(optimizer: Any, base: Any) -> set[str]:
@@ -245,7 +280,12 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
     _scale_momenta(late, scaling)
     model.train_function = None  # What was traced for a measurement has the former momenta.
     momenta = {*scaling.batch_norm_momenta, *(layer.momentum for layer in late)}
-    scaling = dataclasses.replace(scaling, batch_norm_momenta=tuple(sorted(momenta)))
+    rates = scaling.values[: len(inner_optimizers(model))]
+    scaling = dataclasses.replace(
+        scaling,
+        batch_norm_momenta=tuple(sorted(momenta)),
+        values=(*rates, *_numbers(model)),
+    )
     setattr(model, _SCALING, scaling)
 
 
@@ -262,6 +302,16 @@ def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
         names += ["ema_momentum"] if optimizer.use_ema else []
         found += [(optimizer, name) for name in names]
     return found
+
+
+def _owners_of_numbers(model: keras.Model) -> list[tuple[Any, str]]:
+    """List all that `scale_model` may change but for the rates: an owner and a name each."""
+    averaging = (one for one in inner_optimizers(model) if one.use_ema and getattr(one, _EMA_EVERY))
+    return [*followed_settings(model), *((one, _EMA_EVERY) for one in averaging)]
+
+
+def _numbers(model: keras.Model) -> list[float]:
+    return [float(getattr(owner, name)) for owner, name in _owners_of_numbers(model)]
 
 
 def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:

@@ -1,0 +1,34 @@
+"""The settings that a trial trained with, set in another model of the same build function."""
+
+import keras
+
+from kbatch.records.training_run import ExecutionRecord
+from kbatch.training.accumulation import Accumulation, accumulation_by_user, sum_sparse_gradients
+from kbatch.training.learning_rate import set_scaling
+from kbatch.training.model import check_compiled, uninstall_step, user_step
+
+
+def apply_settings(model: keras.Model, run: ExecutionRecord) -> keras.Model:
+    """Make a compiled model train as that of an execution did, by its values: twice is as once."""
+    check_compiled(model)
+    if model.dtype_policy.name != run.dtype_policy:
+        raise ValueError(
+            "The model must have the dtype policy of the trials: call "
+            f'`keras.config.set_dtype_policy("{run.dtype_policy}")` before you build it. '
+            f"Received: a model under {model.dtype_policy.name}."
+        )
+    if run.scaling is not None:
+        set_scaling(model, run.scaling)
+    # What the build function cuts, and a step of the user's own, trained as it is.
+    if user_step(model) is None and accumulation_by_user(model) is None:
+        size = run.micro_batch_size
+        if size is not None and size < run.replica_batch_size:
+            Accumulation(size).apply(model)
+        else:
+            uninstall_step(model)
+            sum_sparse_gradients(model)
+    if run.steps_per_execution is not None:
+        model.steps_per_execution = run.steps_per_execution
+    # What was traced before has the former values in it.
+    model.train_function = model.test_function = model.predict_function = None
+    return model

@@ -1,0 +1,144 @@
+"""A model that a decision is applied to trains as that of the decision's trial did."""
+
+import keras
+import numpy as np
+import pytest
+import searches
+import small_models as models
+
+import kbatch
+
+layers, optimizers, schedules = keras.layers, keras.optimizers, keras.optimizers.schedules
+KEPT = []
+
+
+class Keep(keras.callbacks.Callback):
+    """Keeps the weights that a trial ends with."""
+
+    def on_train_end(self, logs=None):
+        KEPT.append([np.array(one) for one in self.model.get_weights()])
+
+
+def classifier(optimizer, *inner):
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Dense(16, activation="relu"),
+            *inner,
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
+    return model
+
+
+def tokens(optimizer):
+    """Looks the columns up in an embedding, whose gradient is sparse."""
+    model = keras.Sequential(
+        [
+            keras.Input((8,)),
+            layers.Lambda(lambda x: keras.ops.cast(keras.ops.abs(4 * x), "int32") % 6),
+            layers.Embedding(6, 4),
+            layers.Flatten(),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
+    return model
+
+
+class Halving(schedules.LearningRateSchedule):
+    """A schedule of the user's own."""
+
+    def __call__(self, step):
+        return 0.05 * 0.5 ** (keras.ops.cast(step, "float32") / 8)
+
+
+BUILDS = {
+    "constant rate": lambda: classifier(optimizers.Adam(1e-2)),
+    "schedule": lambda: classifier(
+        optimizers.SGD(schedules.CosineDecay(0.0, 40, warmup_target=0.2, warmup_steps=8))
+    ),
+    "own schedule": lambda: classifier(optimizers.SGD(Halving(), momentum=0.9)),
+    "decay": lambda: classifier(optimizers.AdamW(1e-2, weight_decay=0.1)),
+    "Muon": lambda: classifier(optimizers.Muon(1e-2, weight_decay=0.1)),
+    "average": lambda: classifier(
+        optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=8)
+    ),
+    "BatchNormalization": lambda: classifier(
+        "adam", layers.BatchNormalization(momentum=0.7), layers.BatchNormalization()
+    ),
+    "embedding": lambda: tokens(optimizers.Adam(1e-2)),
+}
+
+
+def decided(directory, build, **arguments):
+    """Search with one size, four times the base; return the decision and the trial's weights."""
+    KEPT.clear()
+    given = {"base_batch_size": 8, "micro_batch_size": None} | arguments
+    tuner = searches.search(
+        directory,
+        searches.stock(build, (32,), **given),
+        kbatch.BatchSizeTuner,
+        fit={"shuffle": False, "callbacks": [Keep()]},
+    )
+    return kbatch.load_study(tuner).decide(), KEPT[-1]
+
+
+def trained(model, decision):
+    model.fit(*models.rows(94), shuffle=False, verbose=0, **decision.fit_arguments)
+    return model.get_weights()
+
+
+@pytest.mark.parametrize("name", BUILDS)
+@pytest.mark.parametrize("micro_batch_size", [None, 8])
+def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
+    tmp_path, name, micro_batch_size
+):
+    build = BUILDS[name]
+    decision, weights = decided(
+        tmp_path, build, micro_batch_size=micro_batch_size, steps_per_execution="auto"
+    )
+    assert decision.fit_arguments == {"batch_size": 32, "epochs": 2}
+    assert decision.settings.get("micro_batch_size") == micro_batch_size
+    keras.utils.set_random_seed(0)
+    model = build()
+    assert decision.apply(model) is model
+    decision.apply(model)  # Twice is as once.
+    for mine, its in zip(trained(model, decision), weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+
+
+def test_values_are_set_whatever_the_model_has(tmp_path):
+    decision, weights = decided(tmp_path, BUILDS["decay"])
+    keras.utils.set_random_seed(0)
+    model = classifier(optimizers.AdamW(0.3, weight_decay=0.7, beta_2=0.5))
+    trained(model, decision)  # It has been traced, with other settings.
+    keras.utils.set_random_seed(0)
+    fresh = classifier(optimizers.AdamW(0.3, weight_decay=0.7, beta_2=0.5))
+    model.set_weights(fresh.get_weights())
+    model.compile(fresh.optimizer, models.own_loss, metrics=["accuracy"])
+    for mine, its in zip(trained(decision.apply(model), decision), weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+
+
+def test_what_was_changed_is_listed(tmp_path):
+    decision, _ = decided(tmp_path, BUILDS["decay"], micro_batch_size=16)
+    assert decision.learning_rate == pytest.approx(2e-2)
+    assert decision.settings == {
+        "learning_rate": pytest.approx(2e-2),
+        "beta_2": pytest.approx(0.999**4),
+        "weight_decay": pytest.approx(0.2),
+        "micro_batch_size": 16,
+    }
+
+
+def test_another_policy_is_refused_with_the_line_that_sets_it(tmp_path):
+    decision, _ = decided(tmp_path, BUILDS["constant rate"])
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        model = BUILDS["constant rate"]()
+    finally:
+        keras.config.set_dtype_policy("float32")
+    with pytest.raises(ValueError, match=r'keras\.config\.set_dtype_policy\("float32"\)'):
+        decision.apply(model)
