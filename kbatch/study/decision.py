@@ -10,7 +10,7 @@ import itertools
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
-from typing import TYPE_CHECKING, Any, Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -29,8 +29,7 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import at_most, is_fraction, metric_words
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 
-if TYPE_CHECKING:
-    import keras
+Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
@@ -139,7 +138,7 @@ class Decision:
         epochs = max(len(run.epochs) for run in self.trial.executions)
         return {"batch_size": self.trial.batch_size, **({"epochs": epochs} if epochs else {})}
 
-    def apply(self, model: "keras.Model") -> "keras.Model":
+    def apply(self, model: Model) -> Model:
         """Make a model train with the settings of the trials, those of `settings` and all others.
 
         Values are set, not multiplied: twice is as once.

@@ -1,6 +1,6 @@
 """The settings that a trial trained with, set in another model of the same build function."""
 
-import keras
+from typing import Any
 
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.training.accumulation import Accumulation, accumulation_by_user, sum_sparse_gradients
@@ -8,7 +8,7 @@ from kbatch.training.learning_rate import set_scaling
 from kbatch.training.model import check_compiled, uninstall_step, user_step
 
 
-def apply_settings(model: keras.Model, run: ExecutionRecord) -> keras.Model:
+def apply_settings(model: Any, run: ExecutionRecord) -> Any:
     """Make a compiled model train as that of an execution did, by its values: twice is as once."""
     check_compiled(model)
     if model.dtype_policy.name != run.dtype_policy:
