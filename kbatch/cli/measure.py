@@ -7,7 +7,8 @@ from typing import Any
 
 from kbatch.cli import arguments
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
-from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
+from kbatch.recommendation import BUDGET_S
+from kbatch.search import BASE_BATCH_SIZE
 
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 

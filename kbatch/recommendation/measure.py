@@ -23,10 +23,11 @@ from kbatch.memory.probe import Probes, Reading, open_probes
 from kbatch.memory.record import MaxBatchSizeResult
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import STEPS, Workload
-from kbatch.recommendation import BASE_BATCH_SIZE, BUDGET_S
+from kbatch.recommendation import BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.recommendation.pilot import run_pilot, searched_batches
 from kbatch.recommendation.record import PilotRecord, Recommendation
+from kbatch.search import BASE_BATCH_SIZE
 from kbatch.throughput.record import TimedRounds
 from kbatch.throughput.update_timing import time_updates
 from kbatch.timing.rounds import check_seconds

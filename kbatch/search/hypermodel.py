@@ -18,6 +18,7 @@ from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
+from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
 from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
@@ -88,8 +89,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             `"sqrt"` (Adam-like) or None (it does not). `"joint"` searches the rate together with
             the size: a hyperparameter `"learning_rate_factor"`, from 1/32 to 32, multiplies the
             rate by the rule of the optimizer.
-        base_batch_size: Batch size that the model's settings suit. If None, that of the search that
-            goes on, or the smallest one.
+        base_batch_size: Batch size that the learning rate and other settings of the model suit. It
+            is always tried, and a study compares the others with it. None for 32, Keras's default,
+            or the nearest size where 32 lies outside `batch_sizes`; a search that goes on keeps
+            the one that it had.
         follow_batch_size: Which other settings keep their timescale in examples, with any rule or
             none. `"beta_2"`, the decay of Adam's second moment (`rho` of RMSprop),
             `"batch_norm_momentum"`, that of moving statistics, and `"ema_momentum"`, that of an
@@ -131,7 +134,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         super().__init__(name=self._inner.name)
         # A `fit` of the user's may compute the objective itself, after training.
         self.stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
-        self.batch_sizes = check_batch_sizes(batch_sizes)
+        self._given_sizes = check_batch_sizes(batch_sizes)
+        if base_batch_size is not None:
+            base_batch_size = check_size(base_batch_size, "base_batch_size")
+        self._chosen_base = base_batch_size
+        smallest, largest = self._given_sizes[0], self._given_sizes[-1]
+        self._set_base(base_batch_size or min(max(BASE_BATCH_SIZE, smallest), largest))
         if isinstance(micro_batch_size, str) and micro_batch_size != "auto":
             raise ValueError(
                 '`micro_batch_size` must be "auto", a positive integer or None. '
@@ -145,10 +153,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.learning_rate_scaling = check_rule(
             learning_rate_scaling, "learning_rate_scaling", joint=True
         )
-        if base_batch_size is not None:
-            base_batch_size = check_size(base_batch_size, "base_batch_size")
-        self._chosen_base = base_batch_size
-        self.base_batch_size = base_batch_size or self.batch_sizes[0]
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.validation_batch_size = self._validation_of(self.batch_sizes)
         self.steps_per_execution = check_steps(steps_per_execution)
@@ -187,15 +191,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             **self._for_decisions,
         }
 
-    def decide_by(self, *, baseline: int | None, **given: object) -> None:
-        """Keep what decisions are made by; a tuner calls it. The baseline is tried too."""
+    def _set_base(self, size: int) -> None:
+        self.base_batch_size = size
+        self.batch_sizes = tuple(sorted({*self._given_sizes, size}))
+
+    def decide_by(self, **given: object) -> None:
+        """Keep what decisions are made by; a tuner calls it."""
         self._for_decisions = {name: value for name, value in given.items() if value is not None}
-        if baseline is None:
-            return
-        self._for_decisions["baseline"] = size = check_size(baseline, "baseline")
-        self.batch_sizes = tuple(sorted({*self.batch_sizes, size}))
-        self._micro_batches.largest_batch_size = self.batch_sizes[-1]
-        self.validation_batch_size = self._validation_of(self.batch_sizes)
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""
@@ -335,7 +337,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _take_over(self, project: Path) -> None:
         """Keep what an earlier run of the search derived from its sizes, and its fallback."""
-        # Adding sizes must not change the learning rates of the trials there, by another smallest
+        # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
         found = recorded_search(project)
         if found is None:
@@ -348,7 +350,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "validation_batch_size", self.validation_batch_size
         )
         if self._chosen_base is None:
-            self.base_batch_size = settings.get("base_batch_size", self.base_batch_size)
+            self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
     def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
         """Set which execution of its trial, from 0, `hp` comes to next."""

@@ -67,8 +67,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         confidence: Probability that a certain answer is right, above 0.5 and below 1.
         max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
-        baseline: Your present batch size, which is tried too, and which the study compares all
-            others with. If None, the hypermodel's `base_batch_size`, where that is tried.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
         executor: Where executions of trials run, each in a process of its own that neither its
             memory nor a crash outlives: `"local"` for this host, one at a time on each GPU or, on a
@@ -103,7 +101,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tolerance: float | None = None,
         confidence: float = DEFAULT_CONFIDENCE,
         max_executions: int | None = None,
-        baseline: int | None = None,
         executions_per_trial: int = 1,
         executor: Any = None,
         max_parallel: int | None = None,
@@ -122,7 +119,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if max_executions is not None:
             tuner_arguments.check_count(max_executions, "max_executions", least=1)
         hypermodel.decide_by(
-            baseline=baseline,
             tolerance=tolerance,
             confidence=None if confidence == DEFAULT_CONFIDENCE else confidence,
             strategy="race" if strategy == "race" else None,

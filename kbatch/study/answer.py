@@ -36,7 +36,7 @@ from kbatch.study.trial import TrialRecord, device_kinds
 class Answer(NamedTuple):
     headline: str  # Which batch size to take.
     certainty: str  # Why, and how sure that is.
-    baseline: str | None  # What it changes against the baseline, None without one.
+    change: str | None  # What it changes against the base size, None without one.
     # Its throughput against the fastest, None if it was not measured or stands in the headline.
     speed: str | None
     limit: str | None  # Which limit binds, None where the trials do not show it.
@@ -63,19 +63,18 @@ def answer(study: Study) -> Answer:
     counts = Counter(other.why for other in found.left_out)
     parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
     left_out = f" Not compared: {join_words(parts)}." if counts else ""
-    given = bool(study.search and study.search.settings.get("baseline"))
-    named = _headline(found, same, names, keep=given and found.baseline == found.batch_size)
+    named = _headline(found, same, names)
     return Answer(
         headline=f"{named} {missing}".strip(),
         certainty=f"{tie}{found.reason}{left_out}",
-        baseline=_baseline(study, found),
+        change=_change(study, found),
         speed=_speed(as_compared(study).trials, found, names),
         limit=" ".join(binding_limits(study)) or None,
         compared=compared,
     )
 
 
-def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, keep: bool) -> str:
+def _headline(found: Decision, same: list[TrialRecord], names: TrialNames) -> str:
     trial, best = found.trial, found.best
     assert trial is not None and best is not None
     words, value = metric_words(best.objective.name), best.objective_value
@@ -83,7 +82,7 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
     if best.objective.name in COST_NAMES and best.target is not None:
         words = f"{words} ({best.target.metric} {setting(best.target.value)})"
     number += " samples/s" * (best.objective.name == "samples_per_second")
-    who = f"Keep batch size {names.name(trial)}: it" * keep or f"Batch size {names.name(trial)}"
+    who = f"Batch size {names.name(trial)}"
     if trial is not best:
         near = f"within {tolerance_text(found)} of the best, {number} at {best.batch_size:,}"
         if found.certain:
@@ -97,14 +96,14 @@ def _headline(found: Decision, same: list[TrialRecord], names: TrialNames, *, ke
             named = "the others"
         return f"{who} had the best {words}, {number}, but is not told apart from {named}."
     tied = f", tied with {pluralize(len(same), 'other trial')}" if same else ""
-    return f"{who} had the best {words}{', ' if keep else ': '}{number}{tied}."
+    return f"{who} had the best {words}: {number}{tied}."
 
 
-def _baseline(study: Study, found: Decision) -> str | None:
-    """Word what the size that is named changes against the baseline, or the best other size."""
-    if found.baseline is None or found.trial is None or found.best is None:
+def _change(study: Study, found: Decision) -> str | None:
+    """Word what the size that is named changes against the base size, or the best other size."""
+    if found.base_batch_size is None or found.trial is None or found.best is None:
         return None
-    # Where the baseline is the answer: the fastest of the sizes that are as good.
+    # Where the base size is the answer: the fastest of the sizes that are as good.
     other = max(found.changes, key=lambda b: (b in found.tied, found.changes[b].speedup or 0.0))
     named = (found.trial.batch_size, found.best.batch_size)
     size = next((b for b in named if b in found.changes), other)
@@ -122,7 +121,7 @@ def _baseline(study: Study, found: Decision) -> str | None:
         at = f"to {target.metric} {setting(target.value)}"
     alone = metric and found.executions == 1
     of = "; the interval of the metric is that of the validation examples alone" if alone else ""
-    return f"{found.baseline:,} -> {size:,}: {', '.join(parts)}, {at}{of}."
+    return f"{found.base_batch_size:,} -> {size:,}: {', '.join(parts)}, {at}{of}."
 
 
 def sooner_text(change: SizeChange) -> str:

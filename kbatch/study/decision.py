@@ -50,11 +50,11 @@ class LeftOut(NamedTuple):
 
 
 class SizeChange(NamedTuple):
-    """What another batch size changes against the baseline; a number that is not known is None."""
+    """What another batch size changes against the base size; a number that is not known is None."""
 
-    speedup: float | None  #: Training time of the baseline over that of this size.
+    speedup: float | None  #: Training time of the base size over that of this one.
     speedup_interval: Interval | None  #: Its interval of 95 % confidence.
-    #: Objective of this size minus that of the baseline, in the metric's unit. None where the
+    #: Objective of this size minus that of the base size, in the metric's unit. None where the
     #: objective is a time, or training ended at a target, where metrics are alike by design.
     difference: float | None
     difference_interval: Interval | None  #: Its interval of 95 % confidence.
@@ -93,8 +93,8 @@ class Decision:
     #: Why sizes were not compared validation example by validation example; empty where they were.
     unpaired: str = ""
     #: The batch size to compare with, None where it has no comparable trial.
-    baseline: int | None = None
-    #: What each other size changes against the baseline, by batch size.
+    base_batch_size: int | None = None
+    #: What each other size changes against it, by batch size.
     changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
     #: Kinds of devices that the compared trials ran on. If there are several, times are not
     #: compared, and the best mean decides.
@@ -340,7 +340,7 @@ def decide(
     *,
     tolerance: float | None = None,
     confidence: float,
-    baseline: int | None = None,
+    base_batch_size: int | None = None,
     looks: int = 0,
 ) -> Decision:
     """Decide as `Study.decide` does; a race may look at the data `looks` times, others 0."""
@@ -366,8 +366,8 @@ def decide(
     worse = tuple(sizes[k] for k in verdict.worse)
     tied = tuple(size for size in sizes if size not in worse)
     named = compared[verdict.named]
-    others = [size for size in sizes if size != baseline]
-    base = next((k for k, size in enumerate(sizes) if size == baseline and others), None)
+    others = [size for size in sizes if size != base_batch_size]
+    base = sizes.index(base_batch_size) if base_batch_size in sizes and others else None
     return Decision(
         batch_size=named.batch_size,
         trial=named,
@@ -387,7 +387,7 @@ def decide(
         confidence=confidence,
         executions=rounds,
         unpaired=unpaired,
-        baseline=None if base is None else baseline,
+        base_batch_size=None if base is None else base_batch_size,
         changes={} if base is None else _changes(compared, candidates, base),
         devices=tuple(device_kinds(compared)),
         left_out=(*left_out, *(LeftOut(trial, "fewer executions") for trial in behind)),
@@ -509,7 +509,7 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> s
 def _changes(
     trials: Sequence[TrialRecord], candidates: Sequence[Candidate], base: int
 ) -> dict[int, SizeChange]:
-    """Compare each size with the baseline."""
+    """Compare each size with the base size."""
     objective, found = trials[base].objective, {}
     larger = objective.direction == "max"
     timed = trials[base].target is not None or _is_time(objective)
@@ -531,7 +531,7 @@ def _changes(
 
 
 def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Interval | None]:
-    """Divide the baseline's time by that of another size, over executions or timing windows."""
+    """Divide the base size's time by that of another size, over executions or timing windows."""
     seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]

@@ -42,7 +42,7 @@ def study_section(study: Study) -> Section:
         kind="study",
         name=study.name,
         headline=words.headline,
-        lead=tuple(filter(None, (words.certainty, words.baseline, words.speed, words.limit))),
+        lead=tuple(filter(None, (words.certainty, words.change, words.speed, words.limit))),
         details=(words.compared,),
         conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),

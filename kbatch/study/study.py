@@ -31,7 +31,6 @@ if TYPE_CHECKING:
 _READ_SETTINGS: Mapping[str, Any] = {
     "batch_sizes": tuple[int, ...],
     "base_batch_size": int,
-    "baseline": int,
     "validation_batch_size": int,
     "max_executions": int,
     "tolerance": float,
@@ -54,13 +53,13 @@ class SearchRecord:
         for name, value in known.items():
             json_codec.decode(_READ_SETTINGS[name], value)
         check_tolerance(known.get("tolerance"), known.get("confidence", DEFAULT_CONFIDENCE))
-        counts = ("batch_sizes", "base_batch_size", "baseline", "max_executions")
+        counts = ("batch_sizes", "base_batch_size", "max_executions")
         check_ranges(1, **{name: known.get(name) for name in counts})
 
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
         differing = []
-        changing_no_training = ("baseline", "tolerance", "confidence", "strategy", "max_executions")
+        changing_no_training = ("tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
             there: Any = self.settings.get(name)
             extends = name == "batch_sizes" and set(there or ()) <= set(here)
@@ -159,12 +158,15 @@ class Study(ShownRecord):
             tolerance = settings.get("tolerance")
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
-            baseline = settings.get("baseline") or settings.get("base_batch_size")
             looks = 0
             if settings.get("strategy") == "race":
                 looks = count_race_looks(self.trials, settings.get("max_executions"))
             self._decisions[tolerance, sure] = decide(
-                self.trials, tolerance=tolerance, confidence=sure, baseline=baseline, looks=looks
+                self.trials,
+                tolerance=tolerance,
+                confidence=sure,
+                base_batch_size=settings.get("base_batch_size"),
+                looks=looks,
             )
         return self._decisions[tolerance, sure]
 

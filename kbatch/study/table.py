@@ -93,7 +93,7 @@ def _columns(study: Study) -> list[_Made]:
             lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
         ),
         (Column(words[0].upper() + words[1:], True, "quality"), quality_cell),
-        *_baseline_columns(study, words),
+        *_change_columns(study, words),
         *_target_columns(trials),
         *(noise if any(trial.noise_scale for trial in trials) else []),
         _number("Updates", mean(lambda e: e.updates), _whole, "updates"),
@@ -137,8 +137,8 @@ def _measured(
     return Cell(f"{format_number(value, digits)}{spread}", value)
 
 
-def _baseline_columns(study: Study, words: str) -> list[_Made]:
-    """Return what each size changes against the baseline, nothing where there is none."""
+def _change_columns(study: Study, words: str) -> list[_Made]:
+    """Return what each size changes against the base size, nothing where there is none."""
     found = study.decide()
     left_out = {other.trial.trial_id for other in found.left_out}
 
@@ -148,11 +148,11 @@ def _baseline_columns(study: Study, words: str) -> list[_Made]:
         if trial.trial_id in left_out:
             return Cell("n/a (not compared)")
         change = found.changes.get(trial.batch_size)
-        return Cell("baseline") if change is None else Cell(write(change), getattr(change, name))
+        return Cell("base size") if change is None else Cell(write(change), getattr(change, name))
 
     columns = (
-        (f"Speedup over {found.baseline}", "speedup", sooner_text),
-        (f"{words} against {found.baseline}", "difference", partial(difference_text, found)),
+        (f"Speedup over {found.base_batch_size}", "speedup", sooner_text),
+        (f"{words} against {found.base_batch_size}", "difference", partial(difference_text, found)),
     )
     return [
         (Column(title[0].upper() + title[1:], True), partial(cell, name=name, write=write))

@@ -39,7 +39,6 @@ SETTINGS = {
     "tolerance": 0.01,
     "confidence": 0.95,
     "strategy": "race",
-    "baseline": 64,
     "base_batch_size": 16,
     "max_executions": 40,
 }

@@ -24,6 +24,8 @@ def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
     defaults = {
         "micro_batch_size": 8,
         "learning_rate_scaling": "sqrt",
+        # The smallest size has the settings of the build function.
+        "base_batch_size": 8 if 8 in batch_sizes else None,
         "steps_per_execution": 1,
         "seed": 0,
     }

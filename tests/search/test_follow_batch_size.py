@@ -75,5 +75,5 @@ def test_the_record_says_what_followed_and_to_which_values(tmp_path):
 def test_a_layer_of_a_model_that_its_first_batch_builds_follows_too(tmp_path):
     hypermodel = searches.stock(lambda: build(known=False), (32,), base_batch_size=8)
     searches.quick(tmp_path, hypermodel)
-    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    _, trial = kbatch.load_study(tmp_path / "search").trials
     assert trial.executions[0].scaling.batch_norm_momenta == (pytest.approx(0.99**4),)

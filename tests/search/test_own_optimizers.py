@@ -67,6 +67,7 @@ def built(optimizer, batch_size=32, *, rule="linear", **settings):
         micro_batch_size=None,
         dtype_policy="float32",
         learning_rate_scaling=rule,
+        base_batch_size=8,
         **settings,
     )
     hp = keras_tuner.HyperParameters()
@@ -82,6 +83,7 @@ def searched(folder, build, *, callbacks=(), rule="linear", **settings):
         micro_batch_size=None,
         dtype_policy="float32",
         learning_rate_scaling=rule,
+        base_batch_size=8,
         seed=0,
         **settings,
     )

@@ -286,9 +286,9 @@ def test_a_trial_trains_as_a_plain_fit_of_the_whole_batch_does(tmp_path):
     searches.search(tmp_path, hypermodel, fit=fit)
     keras.utils.set_random_seed(0)
     plain = build(rate=0.4, steps=4)
-    np.testing.assert_array_equal(kept(tmp_path, "start")[0], plain.get_weights()[0])
+    np.testing.assert_array_equal(kept(tmp_path, "start")[1], plain.get_weights()[0])
     plain.fit(*models.rows(94), batch_size=32, epochs=2, shuffle=False, verbose=0)
-    np.testing.assert_allclose(kept(tmp_path, "end")[0], plain.get_weights()[0], rtol=1e-4)
+    np.testing.assert_allclose(kept(tmp_path, "end")[1], plain.get_weights()[0], rtol=1e-4)
 
 
 @pytest.mark.slow

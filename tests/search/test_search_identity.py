@@ -44,7 +44,7 @@ def rated(*rates):
 
 
 def hypermodel(build=models.stock, batch_sizes=(8,), **arguments):
-    return searches.stock(build, batch_sizes, **arguments)
+    return searches.stock(build, batch_sizes, **({"base_batch_size": None} | arguments))
 
 
 def search(directory, build=models.stock, *, fit=None, sizes=(8,), model=None, **arguments):
