@@ -42,7 +42,6 @@ def search(name, objective, batch_sizes, micro_batch_size, epochs, callbacks):
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",
-        learning_rate_scaling="sqrt",
         base_batch_size=PILOT_SIZE,
         seed=0,
     )

@@ -51,7 +51,6 @@ def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
         build,
         batch_sizes,
         dtype_policy="mixed_float16" if on_gpu else "float32",
-        learning_rate_scaling="linear",
         seed=0,
     )
     fastest = keras_tuner.Objective("seconds_to_target", "min")

@@ -41,7 +41,6 @@ def search(x, y, directory, *, batch_sizes=SIZES, epochs=3):
         batch_sizes,
         micro_batch_size=64,
         dtype_policy="mixed_float16" if on_gpu else "float32",
-        learning_rate_scaling="sqrt",
         seed=0,
     )
     tuner = kbatch.BatchSizeTuner(

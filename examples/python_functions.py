@@ -73,7 +73,6 @@ def search(x, y, directory, *, batch_sizes=SIZES, epochs=6):
         batch_sizes,
         micro_batch_size=128,
         dtype_policy="mixed_float16" if on_gpu else "float32",
-        learning_rate_scaling="sqrt",
         seed=0,
     )
     tuner = kbatch.BatchSizeTuner(

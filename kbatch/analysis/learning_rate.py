@@ -75,12 +75,12 @@ def batch_size_ratio(*, batch_size: int, base_batch_size: int) -> float:
     return batch_size / base_batch_size
 
 
-def check_rule(rule: str | None, name: str, *, joint: bool = False) -> str | None:
-    """Check that a learning-rate rule exists; `joint` where a search may find the rate itself."""
-    if rule is not None and rule not in RULES and not (joint and rule == "joint"):
-        searched = ", 'joint' (searched together with the batch size)" if joint else ""
+def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str | None:
+    """Check that a learning-rate rule exists, or is one of `others`."""
+    if rule is not None and rule not in (*RULES, *others):
+        also = "".join(f"{other!r}, " for other in others)
         raise ValueError(
-            f"`{name}` must be None, 'linear' (for SGD){searched} or 'sqrt' (for Adam and its "
+            f"`{name}` must be {also}None, 'linear' (for SGD) or 'sqrt' (for Adam and its "
             f"relatives). Received: {name}={rule!r}."
         )
     return rule

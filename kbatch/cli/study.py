@@ -222,7 +222,7 @@ def _demo(options: argparse.Namespace) -> None:
         )
     load, build, most_epochs = TASKS[options.data]
     x, y = load()
-    settings = {"micro_batch_size": 128, "learning_rate_scaling": "sqrt", "seed": options.seed}
+    settings = {"micro_batch_size": 128, "seed": options.seed}
     hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=policy, **settings)
     tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
     epochs = 2 if options.quick else most_epochs

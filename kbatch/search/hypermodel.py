@@ -62,8 +62,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     Example:
 
     >>> hypermodel = kbatch.BatchSizeHyperModel(
-    ...     build, kbatch.powers_of_two(16, 1024), micro_batch_size=128,
-    ...     learning_rate_scaling="sqrt", seed=0)
+    ...     build, kbatch.powers_of_two(16, 1024), micro_batch_size=128, seed=0)
     >>> tuner = keras_tuner.GridSearch(hypermodel, "val_accuracy", directory="results")
     >>> tuner.search(x, y, validation_split=0.2, epochs=10)
     >>> kbatch.plot_trials(kbatch.load_study(tuner))
@@ -85,8 +84,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             a `train_step` of its own goes through whole.
         dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
             cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
-        learning_rate_scaling: How the learning rate follows the batch size: `"linear"` (SGD),
-            `"sqrt"` (Adam-like) or None (it does not). `"joint"` searches the rate together with
+        learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"` or
+            None (it does not). `"auto"` takes what suits the optimizer: linear for SGD, the square
+            root for Adam and its kin, None for others. `"joint"` searches the rate together with
             the size: a hyperparameter `"learning_rate_factor"`, from 1/32 to 32, multiplies the
             rate by the rule of the optimizer.
         base_batch_size: Batch size that the learning rate and other settings of the model suit. It
@@ -122,7 +122,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] = "mixed_float16",
-        learning_rate_scaling: Literal["linear", "sqrt", "joint"] | None = None,
+        learning_rate_scaling: Literal["auto", "linear", "sqrt", "joint"] | None = "auto",
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
         steps_per_execution: Steps = "auto",
@@ -151,7 +151,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.dtype_policies = check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
-            learning_rate_scaling, "learning_rate_scaling", joint=True
+            learning_rate_scaling, "learning_rate_scaling", ("auto", "joint")
         )
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.validation_batch_size = self._validation_of(self.batch_sizes)
@@ -394,7 +394,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _is_late(self, model: keras.Model) -> bool:
         """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
-        whole = not isinstance(self.micro_batch_size, int) and self.learning_rate_scaling is None
+        whole = not isinstance(self.micro_batch_size, int)
+        whole = whole and self.learning_rate_scaling in (None, "auto")
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
 
     def _check_identity(

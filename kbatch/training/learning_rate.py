@@ -150,7 +150,6 @@ def scale_model(
     Those that differ from `base_model`, which the same function built for the base batch size,
     follow the batch size by themselves, and are left as they are.
     """
-    # Under the rule "joint" the rate is `factor` times the one of the optimizer's own rule.
     layers, optimizers = _batch_norms(model), inner_optimizers(model)
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     bases, fitted = optimizers, set()
@@ -164,12 +163,11 @@ def scale_model(
     rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
-        own_rule = rule
-        if rule == "joint":
-            own_rule = "linear" if isinstance(optimizer, _optimizers.SGD) else "sqrt"
+        own_rule = rule_of(optimizer) if rule in ("auto", "joint") else rule
+        follows = own_rule is not None
         apart = _settings_apart(optimizer, base)
         fitted |= apart & set(follow_batch_size)
-        if rule is not None:
+        if follows:
             fitted |= apart - set(FOLLOWERS)
         follow = tuple(name for name in follow_batch_size if name not in fitted)
         own, given = peak_learning_rate(optimizer), peak_learning_rate(base)
@@ -189,9 +187,9 @@ def scale_model(
         )
         ratio = scaling.learning_rate_ratio
         rates.insert(0, scaling.learning_rate)
-        if rule is not None:
+        if follows or factor != 1:
             steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
-            kappa = 1.0 if steps_fit else scaling.kappa
+            kappa = 1.0 if steps_fit or not follows else scaling.kappa
             scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=kappa)
         if second_moment:
             setattr(optimizer, second_moment, scaling.beta_2)
@@ -215,6 +213,13 @@ def scale_model(
     model.train_function = None  # One that was traced before has the former values in it.
     setattr(model, _SCALING, scaling)
     return scaling
+
+
+def rule_of(optimizer: Any) -> str | None:
+    """Return the rule of an optimizer: "linear" for SGD, "sqrt" for Adam and its kin, else None."""
+    if isinstance(optimizer, _optimizers.SGD):
+        return "linear"
+    return None if _second_moment_decay(optimizer) is None else "sqrt"
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:

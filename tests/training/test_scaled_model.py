@@ -5,6 +5,7 @@ import small_models as models
 import tensorflow as tf
 
 from kbatch.analysis.learning_rate import FOLLOWERS
+from kbatch.library_internals import rate_of
 from kbatch.training.learning_rate import (
     peak_learning_rate,
     scale_late_layers,
@@ -74,6 +75,31 @@ def left_over(optimizer, updates):
     for _ in range(updates):
         optimizer.apply([np.zeros((2, 2), "float32")], [weight])
     return float(np.mean(keras.ops.convert_to_numpy(weight)))
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "rule"),
+    [
+        (optimizers.SGD, "linear"),
+        (optimizers.AdamW, "sqrt"),
+        (optimizers.RMSprop, "sqrt"),
+        (optimizers.Lion, None),
+        (optimizers.Adagrad, None),
+    ],
+)
+def test_auto_is_the_rule_of_the_optimizer(optimizer, rule):
+    found, same = (models.mlp(optimizer=optimizer(0.01)) for _ in range(2))
+    assert scaled(found, rule="auto") == scaled(same, rule=rule)
+    assert peak_learning_rate(found.optimizer) == peak_learning_rate(same.optimizer)
+    # Without a rule a schedule keeps its steps too; what a search tries multiplies its rates.
+    schedule = optimizers.schedules.ExponentialDecay(0.01, 640, 0.5)
+    model = models.mlp(optimizer=optimizer(schedule))
+    scale_model(model, **SIZES, rule="auto", follow_batch_size=(), factor=2.0)
+    ratio = {"linear": 4.0, "sqrt": 2.0, None: 1.0}[rule]
+    kappa = 1 if rule is None else 4
+    rate = rate_of(model.optimizer)
+    for step in (0, 160):
+        assert float(rate(step)) == pytest.approx(2 * ratio * float(schedule(step * kappa)))
 
 
 @pytest.mark.parametrize(

@@ -97,7 +97,8 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         notes.append("Shown: the trial of each batch size that needed the fewest updates.")
     if any(point.updates.bar for point in points):
         notes.append(BARS)
-    if {e.learning_rate_scaling for t in study.trials for e in t.executions} == {None}:
+    runs = [run for trial in study.trials for run in trial.executions]
+    if {run.scaling.rule if run.scaling else run.learning_rate_scaling for run in runs} == {None}:
         notes.append(
             "One learning rate for all batch sizes: large ones may need more updates for it alone."
         )
