@@ -6,12 +6,14 @@ difference over all seeds and all examples of this kind, of which the validation
 
     var D = seeds / R + examples
 
-`seeds` is the variance of the difference of two single executions: pooled over pairs (the residual
-mean square of the two-way table, Montgomery 2017, Design and Analysis of Experiments, section 4.1),
-moderated by that of the pair itself where it is larger (Smyth 2004, doi:10.2202/1544-6115.1027). It
-is no less than the paired discordance of single executions over the validation examples: trainings
-that disagree on examples differ by chance, however equal three values happen to be (Dietterich
-1998, doi:10.1162/089976698300017197).
+`seeds` is the variance of the difference of two single executions: pooled over pairs, twice the
+residual mean square of the two-way table (Montgomery 2017, Design and Analysis of Experiments,
+section 4.1). It is no less than the paired discordance of single executions over the validation
+examples: trainings that disagree on examples differ by chance, however equal three values happen to
+be (Dietterich 1998, doi:10.1162/089976698300017197). The pool says little of one pair that scatters
+far more, so the bounds are no narrower than the paired t interval of the two alone. Its level is a
+compromise: twice or more the error where three rounds or two would rarely certify else, half of it
+where the gap is more than the pool explains, which is how such a pair errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
@@ -19,13 +21,16 @@ agree on all examples, though they may differ on rare ones: it is no less than w
 of log(1 / alpha) of n examples (the rule of three).
 
 A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
-Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where the bound of the pair
-that is truly best against another one fails, so the error probability is divided by the number of
-the others (Bonferroni).
+Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
+best pair against another one fails, and those hold at once (Dunnett 1955,
+doi:10.1080/01621459.1955.10501294). Looks at growing data share them: look k may fail the best
+against one other with 0.55 / k of the error, so a search that is extended errs no more often. All
+looks are at the same examples. `benchmarks/judge_errors.py` counts how often all of this is wrong.
 """
 
 import bisect
 import dataclasses
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -37,12 +42,14 @@ from kbatch.analysis.intervals import Interval
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
-_AS_FAST = 1.05
+AS_FAST = 1.05
 # The most executions of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
-# Degrees of freedom for which the variance pooled over pairs counts beside that of one.
-_POOLED_WEIGHT = 10
+# Found by simulation (`benchmarks/judge_errors.py`): the share of the error of a first look, and of
+# the pool's half-width from which a gap is more than it explains.
+_SPENT = 0.55
+_FAR = 0.8
 
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
 
@@ -91,7 +98,7 @@ class Judgement:
     # against the best other. All bounds of one side hold at once. Without what is not known.
     gaps: Mapping[Pair, Interval]
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
-    # What does not vary though the seed does.
+    # What does not vary though the seed does: with both, all executions of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None = None
     left_out: tuple[Pair, ...] = ()  # Without a value, or one of their runs diverged.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
@@ -122,19 +129,21 @@ def judge(
         larger_is_better: Direction of the objective.
         tolerance: What counts as equally good, in the unit of the objective.
         confidence: 1 minus the share of searches that may be certain and wrong.
-        looks: How often the growing data are judged, this time included.
+        looks: How often the growing data were judged, this time included: 3 for a search that was
+            extended twice.
         over_examples: Whether the objective is a metric of a sample of examples, whose own error
             only `outcomes` show; False for a training time.
     """
     table = _Table(runs, sign=1.0 if larger_is_better else -1.0)
     pairs, count = table.pairs, len(table.pairs)
-    level = (1 - confidence) / max(1, count - 1)
-    bounds = _Bounds(table, tolerance=tolerance, level=level, looks=looks)
+    bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
     half = bounds.half_widths(table.most)
     found = bounds.rule(half)
     obstacle = None
     if count < 2:
         obstacle = "alone"
+    elif table.pinned == "both":
+        obstacle = "pinned"
     elif table.most < 2:
         obstacle = "one_execution"
     elif over_examples and not table.paired:
@@ -167,6 +176,7 @@ def judge(
         rounds=dict(zip(pairs, table.rounds, strict=True)),
         gaps=gaps,
         costs=table.costs_by_pair(),
+        pinned=table.pinned,
         left_out=table.left_out,
         executions_needed=needed,
         smallest_tolerance=smallest,
@@ -201,9 +211,12 @@ class _Table:
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
+        self.pinned = _pinned(list(scored.values()))
         # Without seeds the n-th run of each is round n.
         rows = [list(scored[pair].values()) for pair in self.pairs]
         seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
+        if self.pinned == "both":
+            rows, seeds = [row[:1] for row in rows], [[0] for _ in rows]
         columns = {seed: n for n, seed in enumerate(sorted({s for own in seeds for s in own}))}
         self.values = np.full((len(rows), len(columns)), math.nan)
         self.seconds = self.values.copy()
@@ -270,7 +283,7 @@ class _Table:
         if self.costs is None:
             return min(certified, key=lambda k: (means[k], k))
         least = min(self.costs[k] for k in certified)
-        fast = [k for k in certified if self.costs[k] <= _AS_FAST * least]
+        fast = [k for k in certified if self.costs[k] <= AS_FAST * least]
         return min(fast, key=lambda k: (self.pairs[k][0], means[k], k))
 
     def preferred(self, k: int, found: "_Rule") -> bool:
@@ -289,31 +302,43 @@ class _Table:
             return False
         least = min(self.costs[k] for k in found.certified)
         own = self.costs[found.named]
-        return own > _AS_FAST * cost or (
-            size < self.pairs[found.named][0] and cost <= _AS_FAST * min(least, cost)
+        return own > AS_FAST * cost or (
+            size < self.pairs[found.named][0] and cost <= AS_FAST * min(least, cost)
         )
+
+
+def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
+    """Return what is the same in all runs of a pair, whatever their seeds."""
+    found: list[Literal["weights", "order"]] = []
+    repeated = [list(row.values()) for row in rows if len(row) > 1]
+    # Not by equal values: noise of the device is added to them.
+    if any({run.weights for run in row} == {row[0].weights or ""} for row in repeated):
+        found.append("weights")
+    if any({run.order for run in row} == {row[0].order or ""} for row in repeated):
+        found.append("order")
+    return "both" if len(found) == 2 else found[0] if found else None
 
 
 class _Bounds:
     """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
 
-    def __init__(self, table: _Table, *, tolerance: float, level: float, looks: int):
-        self._table, self._tolerance = table, tolerance
-        # For seeds divided by (L + 1) / 2, as looks share their data (Pocock 1977,
-        # doi:10.1093/biomet/64.2.191). All are at the same examples.
-        self._levels = 1 - 2 * level / (looks + 1), 1 - level
+    def __init__(self, table: _Table, *, tolerance: float, error: float, looks: int):
+        self._table, self._tolerance, self._error = table, tolerance, error
         count, counts = len(table.pairs), table.counts
+        self._others = max(1, count - 1)
+        self._looks = looks
         least = np.maximum(1, counts)
         differences = np.where(table.common, table.values[:, None] - table.values, 0.0)
         self.gaps = differences.sum(2) / least
         centred = np.where(table.common, differences - self.gaps[..., None], 0.0)
         squares, freedom = (centred**2).sum(2), np.maximum(0, counts - 1)
-        np.fill_diagonal(freedom, 0)
-        pooled = squares.sum() / max(1, freedom.sum())
-        own = squares / np.maximum(1, freedom)
-        weight = freedom / (freedom + _POOLED_WEIGHT)
-        self._seeds = pooled + weight * np.maximum(0.0, own - pooled)
-        self._freedom_of_pool = freedom.sum() / max(1, count)
+        self._own = squares / np.maximum(1, freedom)
+        # What the search dropped long ago, often of another spread, is not in the pool.
+        pool = [k for k, own in enumerate(table.rounds) if own == table.most]
+        pool = np.ix_(*[pool if len(pool) > 1 else range(count)] * 2)
+        off = freedom[pool] * ~np.eye(len(freedom[pool]), dtype=bool)
+        self._seeds = np.full((count, count), squares[pool].sum() / max(1, off.sum()))
+        self._freedom = max(1.0, off.sum() / len(off))
         self._examples, self._blocks = np.zeros((count, count)), 2
         if table.outcomes is not None:
             self._blocks = blocks = table.outcomes.shape[2]
@@ -328,15 +353,17 @@ class _Bounds:
                     mean[i, k] = mean[k, i] = (x.mean(0) ** 2).sum() / scale if len(x) else 0.0
             averaged = np.maximum(0.0, single - mean) / np.maximum(1, counts - 1)
             self._examples = np.where(counts > 1, np.maximum(0.0, mean - averaged), mean)
-            self._seeds = np.where(counts > 1, np.maximum(self._seeds, single), 0.0)
+            self._seeds = np.maximum(self._seeds, single)
             # The rule of three: without disagreement the bound is log(1 / level) examples.
+            level = error / self._others
             rare = (math.log(level) / special.ndtri(level)) ** 2 * self._example_share()
             self._examples = np.maximum(self._examples, rare)
-        else:
-            self._examples[counts < 2] = math.inf  # Nothing is known.
-        self._examples[counts < 1] = math.inf
-        np.fill_diagonal(self._seeds, 0.0)
-        np.fill_diagonal(self._examples, 0.0)
+        elif table.most < 2:
+            self._examples += math.inf  # Nothing is known.
+        if table.most < 2:
+            self._seeds *= 0.0
+        for part in (self._seeds, self._own, self._examples):
+            np.fill_diagonal(part, 0.0)
 
     def _example_share(self) -> float:
         """Return the square of what one example that two pairs disagree on adds to a gap."""
@@ -351,15 +378,26 @@ class _Bounds:
         """Return the half-widths of the intervals once the longest have so many rounds."""
         counts, most = self._table.counts, self._table.most
         # One that has fewer has left the race.
-        seeds = self._seeds / np.where(counts < most, np.maximum(1, counts), rounds)
+        later = np.where(counts < most, counts, rounds)
         grown = (rounds - 1) / max(1, most - 1)
-        freedom = max(1.0, self._freedom_of_pool * grown), self._blocks - 1
-        of_seeds, of_examples = special.stdtrit(freedom, self._levels)
-        return np.sqrt(of_seeds**2 * seeds + of_examples**2 * self._examples)
+        error, freedom = self._error / self._looks, np.maximum(1.0, later - 1.0)
+        at_once = min(self._error, _SPENT * self._others * error)
+        pooled = _at_once(at_once, self._others, max(1.0, self._freedom * grown))
+        seeds = pooled**2 * self._seeds / np.maximum(1, later)
+        far = np.abs(self.gaps) > _FAR * np.sqrt(seeds)
+        alone = special.stdtrit(freedom, 1 - error * np.where(far, 0.5, 0.6 + 1.5 / freedom))
+        seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
+        examples = _at_once(self._error, self._others, self._blocks - 1.0)
+        half = np.sqrt(seeds + examples**2 * self._examples)
+        np.fill_diagonal(half, 0.0)
+        # Of fewer than two common rounds nothing is known, unless all have one.
+        unknown = (counts < min(2, most)) & ~np.eye(len(half), dtype=bool)
+        return np.where(unknown, math.inf, half)
 
     def chance(self) -> np.ndarray:
         """Return two standard errors by seeds, by which the gaps may still move."""
-        return 2 * np.sqrt(self._seeds / np.maximum(1, self._table.counts))
+        seeds = np.maximum(self._seeds, self._own)
+        return 2 * np.sqrt(seeds / np.maximum(1, self._table.counts))
 
     def rule(self, half: np.ndarray) -> _Rule:
         """Judge by the gaps [than, of] and the half-widths of their intervals."""
@@ -407,3 +445,28 @@ class _Bounds:
         given = self._table.examples or self._blocks
         needed = math.ceil(given * share) if share > 1 and math.isfinite(share) else None
         return None, smallest, needed
+
+
+@functools.lru_cache(maxsize=4096)
+def _at_once(error: float, others: int, freedom: float) -> float:
+    """Return the quantile that bounds the best against all others at once (Dunnett 1955).
+
+    Of T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, the largest is above it with probability
+    `error`; S^2 is a chi-square of `freedom` over that.
+    """
+    if others == 1:
+        return float(special.stdtrit(freedom, 1 - error))
+    z, weights = np.polynomial.hermite_e.hermegauss(24)
+    scale = np.ones(1)
+    if math.isfinite(freedom):
+        parts = (np.arange(40) + 0.5) / 40
+        scale = np.sqrt(2 * special.gammaincinv(freedom / 2, parts) / freedom)
+    low, high = special.stdtrit(freedom, 1 - np.array([error, error / others]))
+    for _ in range(20):
+        middle = (low + high) / 2
+        below = special.ndtr(z[:, None] + math.sqrt(2) * middle * scale) ** others
+        if weights @ below.mean(1) < (1 - error) * weights.sum():
+            low = middle
+        else:
+            high = middle
+    return float(high)

@@ -1,5 +1,9 @@
+import dataclasses
+import math
+
 import numpy as np
 import pytest
+from scipy import special
 
 from kbatch.analysis.judge import Run, judge
 
@@ -10,37 +14,275 @@ def judged(runs, tolerance=TOLERANCE, **changed):
     return judge(runs, **{"larger_is_better": True, "tolerance": tolerance} | changed)
 
 
-def runs_of(values, seconds=None, seeds=None):
-    """Make runs of the sizes 16, 32, ... from values [sizes, rounds] that no example disturbs."""
-    found = []
-    for k, row in enumerate(values):
-        for r, value in enumerate(row):
-            cost = None if seconds is None else seconds[k]
-            found.append(Run(16 * 2**k, 1.0, seeds[r] if seeds else r, value, cost))
-    return found
+def by_seeds(values, tolerance=1.0, **changed):
+    return judged(runs_of(values), tolerance, over_examples=False, **changed)
+
+
+def runs_of(values, outcomes=None, seconds=None, **fields):
+    """Make runs of the sizes 1, 2, 4, ... from values [sizes, rounds], the last one the fastest."""
+    seconds = range(len(values), 0, -1) if seconds is None else seconds
+    return [
+        Run(2**k, 1.0, r, value, cost, outcomes=None if outcomes is None else outcomes[k][r])
+        ._replace(**fields)
+        for k, (row, cost) in enumerate(zip(values, seconds, strict=True))
+        for r, value in enumerate(row)
+    ]  # fmt: skip
+
+
+def simulate(rng, accuracies, *, rounds, examples=1500, spreads=0.02, blocks=50):
+    """Draw runs whose accuracies over all seeds and examples are these."""
+    count = len(accuracies)
+    spreads = np.full(count, spreads)[:, None, None]
+    # Of an example's difficulty 1: what a size makes of it, and what chance does in an execution.
+    of_size, of_chance = 0.15, 0.25
+    levels = special.ndtri(accuracies)[:, None, None] * np.sqrt(
+        1 + of_size**2 + of_chance**2 + spreads**2
+    )
+    score = rng.standard_normal(examples) + of_size * rng.standard_normal((count, 1, examples))
+    score = score + levels + spreads * rng.standard_normal((count, rounds, 1))
+    hits = score + of_chance * rng.standard_normal((count, rounds, examples)) > 0
+    outcomes = hits.reshape(count, rounds, blocks, -1).mean(-1)
+    return runs_of(outcomes.mean(-1), outcomes, examples=examples)
+
+
+def first_rounds(runs, count):
+    return [run for run in runs if run.seed < count]
+
+
+def bounds(interval):
+    return np.array(dataclasses.astuple(interval))
+
+
+def wrong(found, truth, tolerance):
+    """Whether an answer is certain while a pair is better by more than the tolerance."""
+    return found.certain and max(truth) - truth[found.pairs.index(found.named)] > tolerance
+
+
+def most_wrong(count, share=0.05):
+    return share * count + 2 * math.sqrt(share * (1 - share) * count)
+
+
+@pytest.mark.parametrize("rounds", [3, 8])
+@pytest.mark.parametrize(
+    "truth",
+    [
+        [0.93, 0.93, 0.93, 0.918, 0.918, 0.918],
+        [0.90, 0.90, 0.94, 0.90, 0.90, 0.90],
+        [0.93, 0.918],
+    ],
+)
+def test_a_certain_answer_is_seldom_wrong(truth, rounds):
+    rng = np.random.default_rng(7)
+    found = [judged(simulate(rng, truth, rounds=rounds)) for _ in range(40)]
+    assert sum(wrong(one, truth, TOLERANCE) for one in found) <= most_wrong(40)
+
+
+@pytest.mark.parametrize("ratio", [4, 8])
+@pytest.mark.parametrize("rounds", [2, 3, 6])
+def test_one_size_that_scatters_far_more_is_seldom_taken_by_luck(rounds, ratio):
+    # As bad as is just not allowed, at a tolerance that four of five alike searches would settle.
+    rng, tolerance = np.random.default_rng(8), {2: 5.2, 3: 3.7, 6: 2.4}[rounds]
+    truth, spreads = np.zeros(6), np.ones(6)
+    truth[-1], spreads[-1] = -1.001 * tolerance, ratio
+    draws = truth[:, None] + spreads[:, None] * rng.standard_normal((300, 6, rounds))
+    found = [by_seeds(values, tolerance) for values in draws]
+    assert sum(wrong(one, truth, tolerance) for one in found) <= most_wrong(300)
+
+
+@pytest.mark.parametrize("sizes", [2, 6])
+def test_a_search_that_is_extended_twice_is_seldom_wrong(sizes):
+    rng, truth = np.random.default_rng(5), np.array([1.001] + [0.0] * (sizes - 1))
+    errors = 0
+    for values in truth[:, None] + rng.standard_normal((300, sizes, 12)):
+        looks = (by_seeds(values[:, :end], looks=n) for n, end in enumerate((3, 6, 12), 1))
+        last = next((one for one in looks if one.certain), None)
+        errors += last is not None and wrong(last, truth, 1.0)
+    assert errors <= most_wrong(300)
+
+
+def test_two_sizes_by_the_formula_written_out():
+    rng = np.random.default_rng(3)
+    outcomes = 0.8 + rng.normal(size=(2, 5, 40)) * [[[0.2]], [[0.3]]]
+    found = judged(runs_of(outcomes.mean(2), outcomes), looks=2)
+    difference = outcomes[0] - outcomes[1]
+    single = np.mean([np.var(row, ddof=1) / 40 for row in difference])
+    own = np.var(difference.mean(1), ddof=1)
+    mean = np.var(difference.mean(0), ddof=1) / 40
+    # Less the part of a single execution's discordance that five average out.
+    examples = max(0, mean - (single - mean) / 4)
+    pooled, of_examples = special.stdtrit([4, 39], [1 - 0.55 * 0.05 / 2, 1 - 0.05])
+    gap = abs(difference.mean())
+    half = pooled * math.sqrt(max(own, single) / 5)
+    alone = special.stdtrit(4, 1 - 0.05 / 2 * (0.5 if gap > 0.8 * half else 0.6 + 1.5 / 4))
+    seeds = max(half**2, alone**2 * own / 5)
+    half = math.sqrt(seeds + of_examples**2 * examples)
+    other = next(pair for pair in found.pairs if pair != found.leader)
+    np.testing.assert_allclose(bounds(found.gaps[other]), (gap - half, gap + half), rtol=1e-6)
+    leads = (-gap - half, half - gap)
+    np.testing.assert_allclose(bounds(found.gaps[found.leader]), leads, rtol=1e-6)
+
+
+def test_seeds_are_pooled_over_sizes_unless_two_of_them_scatter_more():
+    values = np.random.default_rng(0).normal(size=(6, 11)) * [[1], [1], [1], [1], [1], [9]]
+    residuals = values - values.mean(0) - values.mean(1, keepdims=True) + values.mean()
+    pooled = 2 * (residuals**2).sum() / (5 * 10)
+    found = by_seeds(values)
+    leader = found.pairs.index(found.leader)
+    for k in set(range(6)) - {leader}:
+        gap = values[leader].mean() - values[k].mean()
+        own = np.var(values[k] - values[leader], ddof=1)
+        half = 2.27 * math.sqrt(pooled / 11)  # Dunnett's table for 5 and 50.
+        alone = special.stdtrit(10, 1 - 0.05 * (0.5 if gap > 0.8 * half else 0.75))
+        half = max(half, alone * math.sqrt(own / 11))
+        interval = bounds(found.gaps[found.pairs[k]])
+        np.testing.assert_allclose(interval, (gap - half, gap + half), rtol=2e-2, atol=2e-2)
 
 
 def test_the_smallest_of_those_about_as_fast_as_the_fastest_is_named():
     values = np.full((4, 3), 0.9) + np.arange(3) / 1000
-    found = judged(runs_of(values, [2.0, 1.04, 1.0, 1.03]), over_examples=False)
+    found = judged(runs_of(values, seconds=[2.0, 1.04, 1.0, 1.03]), over_examples=False)
     assert found.certified == found.pairs
-    assert (found.named, found.certain) == ((32, 1.0), True)
+    assert (found.named, found.certain) == ((2, 1.0), True)
     np.testing.assert_allclose(list(found.costs.values()), [2.0, 1.04, 1.0, 1.03])
 
 
+def test_without_times_the_best_mean_is_named():
+    runs = simulate(np.random.default_rng(2), [0.93, 0.931, 0.932], rounds=20, examples=20_000)
+    found = judged([run._replace(seconds=None) for run in runs])
+    assert found.certified == found.pairs
+    assert found.named == found.leader
+    assert judged(runs).named == (4, 1.0)
+
+
 def test_pairs_are_compared_over_their_common_seeds():
-    values = np.array([[0.9, 0.8, 0.7], [0.9, 0.8, 0.7]])
-    runs = [run for run in runs_of(values) if (run.batch_size, run.seed) != (32, 0)]
+    values = [[0.9, 0.8, 0.7], [0.9, 0.8, 0.7]]
+    runs = [run for run in runs_of(values) if (run.batch_size, run.seed) != (2, 0)]
     found = judged(runs, over_examples=False)
-    assert found.rounds == {(16, 1.0): 3, (32, 1.0): 2}
-    assert found.gaps[32, 1.0].low == found.gaps[32, 1.0].high == pytest.approx(0.0)
+    assert found.rounds == {(1, 1.0): 3, (2, 1.0): 2}
+    np.testing.assert_allclose(bounds(found.gaps[2, 1.0]), 0.0, atol=1e-12)
+    apart = judged([*runs_of(values[:1]), runs[-1]._replace(seed=7)], over_examples=False)
+    assert not apart.certain
+    assert (2, 1.0) not in apart.certified
+
+
+def test_one_execution_is_never_certain_and_leaves_seeds_out():
+    runs = simulate(np.random.default_rng(1), [0.5, 0.95, 0.95], rounds=2, examples=5000)
+    once, twice = judged(first_rounds(runs, 1), 0.05), judged(runs, 0.2)
+    assert once.worse == ((1, 1.0),)
+    assert once.certified
+    assert (once.certain, once.obstacle) == (False, "one_execution")
+    assert once.executions_needed is None
+    assert twice.certain
+    assert np.ptp(bounds(once.gaps[1, 1.0])) < np.ptp(bounds(twice.gaps[1, 1.0]))
+    alone = judged([run for run in runs if run.batch_size == 2])
+    assert (alone.named, alone.certain, alone.obstacle) == ((2, 1.0), False, "alone")
+
+
+def test_executions_whose_seeds_change_nothing_count_as_one():
+    rng = np.random.default_rng(0)
+    values = 0.9 + 1e-6 * rng.standard_normal((3, 3))
+    outcomes = np.repeat(values[..., None], 50, -1)
+
+    def pinned(weights, order):
+        hashes = {"w": [("w", "o")], "v": [("w", "o"), ("x", "p"), ("y", "q")]}
+        runs = [
+            run._replace(
+                weights=hashes[weights][run.seed % len(hashes[weights])][0] if weights else None,
+                order=hashes[order][run.seed % len(hashes[order])][1] if order else None,
+            )
+            for run in runs_of(values, outcomes, examples=10_000)
+        ]
+        found = judged(runs)
+        return found.pinned, found.certain, found.obstacle, found.rounds[1, 1.0]
+
+    assert pinned("w", "w") == ("both", False, "pinned", 1)
+    assert pinned("w", "v") == ("weights", True, None, 3)
+    assert pinned("v", "w") == ("order", True, None, 3)
+    assert pinned("v", "v") == pinned("", "") == (None, True, None, 3)
+
+
+def test_a_metric_whose_own_error_is_unknown_is_never_certain():
+    runs = simulate(np.random.default_rng(1), [0.9, 0.9], rounds=6, examples=5000)
+    assert judged(runs, 0.1).certain
+    for lost in (runs, runs[:1]):
+        kept = [run._replace(outcomes=None) if run in lost else run for run in runs]
+        found = judged(kept, 0.1)
+        assert (found.certain, found.obstacle) == (False, "no_outcomes")
+        assert judged(kept, 0.1, over_examples=False).certain
+
+
+def test_a_size_that_left_a_race_may_come_back_at_another_tolerance():
+    truth = [0.95, 0.95, 0.92]
+    runs = simulate(np.random.default_rng(4), truth, rounds=16, examples=9000)
+    raced = [run for run in runs if run.batch_size < 4 or run.seed < 3]
+    before, after = judged(raced), judged(raced, 0.03)
+    assert before.worse == ((4, 1.0),)
+    assert (before.named, before.certain) == ((2, 1.0), True)
+    # It is the fastest, and three rounds do not show that it is not good enough.
+    assert (after.worse, after.certain) == ((), False)
 
 
 def test_a_pair_that_the_search_left_out_forbids_certainty_where_it_may_be_preferred():
-    values = np.full((2, 3), 0.9)
-    runs = runs_of(values, [1.0, 1.0])
+    runs = runs_of(np.full((2, 3), 0.9), seconds=[1.0, 1.0])
+    runs = [run._replace(batch_size=16 * run.batch_size) for run in runs]
     assert judged(runs, over_examples=False).certain
     for size, seconds, certain in ((64, 0.5, False), (64, 1.0, True), (8, 1.0, False)):
         dropped = Run(size, 1.0, None, None, seconds, "left_out")
         found = judged([*runs, dropped], over_examples=False)
         assert (found.certain, found.left_out) == (certain, ((size, 1.0),))
+    diverged = judged([*runs, Run(8, 1.0, 0, None, 0.1, "diverged")], over_examples=False)
+    assert (diverged.certain, diverged.left_out) == (True, ((8, 1.0),))
+    with pytest.raises(ValueError, match="has a value"):
+        judged([Run(8, 1.0, 0, None, 0.1, "diverged")])
+
+
+@pytest.mark.parametrize(("examples", "certain"), [(200, False), (5000, True)])
+def test_sizes_that_agree_on_every_example_may_differ_on_rare_ones(examples, certain):
+    outcomes = np.full((2, 4, 50), 0.9)
+    outcomes[..., 0] += 50 / examples
+    found = judged(runs_of(np.full((2, 4), 0.9), outcomes, examples=examples))
+    assert found.certain == certain
+    # Of n examples without one that differs, -log(alpha) / n may.
+    np.testing.assert_allclose(found.gaps[1, 1.0].high, -math.log(0.05) / examples, rtol=0.3)
+
+
+def test_errors_are_judged_as_accuracies_are():
+    runs = simulate(np.random.default_rng(5), [0.93, 0.94, 0.90], rounds=4)
+    errors = [run._replace(value=1 - run.value, outcomes=1 - run.outcomes) for run in runs]
+    first, second = judged(runs), judged(errors, larger_is_better=False)
+    for pair, gap in first.gaps.items():
+        np.testing.assert_allclose(bounds(second.gaps[pair]), bounds(gap))
+    assert second.named == first.named
+    assert (second.certified, second.worse) == (first.certified, first.worse)
+
+
+def test_the_forecast_is_about_what_settles_it():
+    rng, ratios = np.random.default_rng(6), []
+    for _ in range(12):
+        runs = simulate(rng, [0.93, 0.93, 0.90], rounds=40, examples=4000)
+        needed = judged(first_rounds(runs, 4), 0.008).executions_needed
+        numbers = range(2, 41)
+        ends = (n for n in numbers if judged(first_rounds(runs, n), 0.008).certain)
+        ratios.append((needed or 4) / next(ends, 40))
+    assert 0.5 < np.median(ratios) < 2
+
+
+def test_a_validation_set_too_small_says_what_it_can_settle_and_what_would_do():
+    settled, enough = [], []
+    for seed in range(12):
+        draw = {"accuracies": [0.93] * 3, "rounds": 40}
+        runs = simulate(np.random.default_rng(seed), **draw, examples=400)
+        found = judged(first_rounds(runs, 4), 0.004)
+        assert not found.certain
+        if found.smallest_tolerance is None:
+            continue
+        assert found.executions_needed is None
+        assert 0.004 < found.smallest_tolerance < 0.1
+        settled.append(judged(runs, found.smallest_tolerance * 1.2).certain)
+        if found.examples_needed is not None:
+            examples = 50 * math.ceil(found.examples_needed * 1.5 / 50)
+            more = simulate(np.random.default_rng(seed), **draw, examples=examples)
+            enough.append(judged(more, 0.004).certain)
+    assert len(enough) >= 6
+    assert sum(settled) >= 0.7 * len(settled)
+    assert sum(enough) >= 0.6 * len(enough)
