@@ -36,7 +36,7 @@ import numpy as np
 from decision_tables import BASE_SIZE, SIZES, TRAINING, VALIDATION, cnn, mlp, mnist
 
 import kbatch
-from kbatch.study.decision import training_seconds
+from kbatch.study.comparison import training_seconds
 
 MODELS = {
     "mlp": (mlp, lambda: keras.optimizers.SGD(0.02, momentum=0.9), "linear"),

@@ -90,7 +90,7 @@ def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
 
 def show(study):
     print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])
-    print(study.decide().reason)
+    print(study.decide())
 
 
 if __name__ == "__main__":

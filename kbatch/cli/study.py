@@ -206,7 +206,6 @@ def _demo(options: argparse.Namespace) -> None:
         from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
-    from kbatch.study.answer import answer
     from kbatch.study.figures.trials import plot_trials
     from kbatch.study.study import RECORD_NAME, load_study
 
@@ -229,7 +228,7 @@ def _demo(options: argparse.Namespace) -> None:
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
     study = load_study(tuner)
     print_trials(study, console)
-    console.print(" ".join(filter(None, answer(study))), highlight=False)
+    console.print(str(study.decide()), highlight=False, soft_wrap=True)
     figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(plot_trials(study), figure)
     write_report(study, report)

@@ -22,7 +22,7 @@ from kbatch.search.trial_files import (
     read_trial_states,
     write_trial_state,
 )
-from kbatch.study.decision import other_hyperparameters
+from kbatch.study.comparison import other_hyperparameters
 from kbatch.study.trial import Objective
 
 Values = dict[str, Any]

@@ -2,7 +2,10 @@
 
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from statistics import fmean
 from typing import Any
+
+import numpy as np
 
 from kbatch.analysis.joint_search import (
     EXECUTIONS_PER_SIZE,
@@ -12,7 +15,7 @@ from kbatch.analysis.joint_search import (
     PairRun,
     next_pair,
 )
-from kbatch.analysis.paired_runs import LOOKS, RaceState, race
+from kbatch.analysis.paired_runs import LOOKS, Candidate, RaceState, race
 from kbatch.document.numbers import join_words, percent
 from kbatch.errors import InputError
 from kbatch.search.oracle import (
@@ -24,16 +27,15 @@ from kbatch.search.oracle import (
     untried_in_grid,
 )
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.decision import (
-    candidates_of,
+from kbatch.study.comparison import (
     comparable_trials,
-    count_race_looks,
-    decide,
+    completed_executions,
     other_hyperparameters,
     pair_runs,
-    raced_trials,
+    runs_of,
     tolerance_in_units,
 )
+from kbatch.study.decision import decide
 from kbatch.study.trial import TrialRecord
 
 _RACE_ENDS = {
@@ -106,7 +108,9 @@ class RaceStrategy(Strategy):
         space, counts = state.space, {}
         trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
         known = {in_grid(space, values): values for values in state.tried}
-        racing = {in_grid(space, t.hyperparameters): t for t in raced_trials(trials.values())}
+        racing = {
+            in_grid(space, t.hyperparameters): t for t in completed_executions(trials.values())
+        }
         running = {in_grid(space, values) for values in state.pending}
         for values in grid(space):
             key = in_grid(space, values)
@@ -142,11 +146,11 @@ class RaceStrategy(Strategy):
             trials,
             tolerance=self._tolerance,
             confidence=self._confidence,
-            looks=count_race_looks(self._trials(), self._most),
+            raced=True,
         )
-        size = f"batch size {found.batch_size:,}"
+        sure = "" if found.certain else ", which is not certain"
         end = _RACE_ENDS.get(standing.ended or "", "")
-        return [f"After {standing.rounds} rounds: {size}. {found.reason} {end}".rstrip()]
+        return [f"After {standing.rounds} rounds: batch size {found.batch_size:,}{sure}. {end}"]
 
     def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
         """Judge the setting of the best mean, once all of it were executed three times."""
@@ -154,7 +158,7 @@ class RaceStrategy(Strategy):
         trials, _ = comparable_trials(completed)
         if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
             return trials, None
-        candidates, _ = candidates_of(trials, max(len(trial.executions) for trial in trials))
+        candidates = list(map(_candidate, trials))
         others = sum(len(t.executions) for t in completed if t not in trials)
         state = race(
             candidates,
@@ -166,7 +170,20 @@ class RaceStrategy(Strategy):
         return trials, state
 
     def _trials(self) -> list[TrialRecord]:
-        return raced_trials(readable_trials(self._project))
+        return completed_executions(readable_trials(self._project))
+
+
+def _candidate(trial: TrialRecord) -> Candidate:
+    runs, _ = runs_of([trial])
+    values = [run.value for run in runs if run.value is not None]
+    blocks = [run.outcomes for run in runs if run.outcomes is not None]
+    seconds = [run.seconds for run in runs if run.seconds is not None]
+    return Candidate(
+        values,
+        np.stack(blocks) if len(blocks) == len(values) else None,
+        fmean(seconds) if len(seconds) == len(values) else None,
+        runs[0].examples,
+    )
 
 
 class JointStrategy(Strategy):

@@ -31,7 +31,6 @@ from kbatch.records.json_codec import (
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
-from kbatch.study.answer import missing_reason, what_to_do
 from kbatch.study.names import at_most, outcome
 from kbatch.study.study import (
     RECORD_NAME,
@@ -313,10 +312,11 @@ def no_best_trial(project: Path) -> str:
         study = Study(project.name, ())
     if not study.trials:
         return f"There is no best trial: call `search` first. Received: no trial in {project}."
+    page = study.decide().page
     causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
     return (
-        f"There is no best trial: {missing_reason(study)}. {what_to_do(study)} Trials that failed "
-        "are kept as results: give another `project_name`, or `overwrite=True`, to run them again. "
+        f"There is no best trial. {page.headline} {page.certainty} Trials that failed are kept as "
+        "results: give another `project_name`, or `overwrite=True`, to run them again. "
         f"Received: {'; '.join(at_most(causes))}."
     )
 
@@ -454,7 +454,7 @@ def open_trials(project: Path) -> set[str]:
     # A race goes on at the setting of the best mean, which may be another one later, and with what
     # is worse between two of its looks.
     raced = search is not None and search.settings.get("strategy") == "race"
-    others = {one.trial.trial_id for one in decision.left_out if one.why != "fewer executions"}
+    others = {trial.trial_id for trial, _ in decision.left_out}
 
     def is_open(trial: TrialRecord) -> bool:
         value = trial.objective_value

@@ -12,7 +12,7 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
-from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
+from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
@@ -27,7 +27,7 @@ from kbatch.search.progress import SearchProgress
 from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import explored_space, run_executions
-from kbatch.study.decision import check_tolerance
+from kbatch.study.comparison import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 

@@ -13,7 +13,7 @@ from kbatch.document.numbers import (
 from kbatch.document.section import Note, one_line, throttled_text
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.records.usage import GpuUsage
-from kbatch.study.answer import MUCH_DATA_WAIT
+from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord, device_kinds

@@ -7,7 +7,6 @@ from collections.abc import Iterable, Sequence
 
 from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
-from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.figures import (
     gpu_timeline,
@@ -25,7 +24,7 @@ from kbatch.study.table import learning_rate_table, lettered, marked_table, tria
 def study_section(study: Study) -> Section:
     refuse_empty(study)
     environment = study.search.environment if study.search else None
-    words, table = answer(study), trial_table(study)
+    page, table = study.decide().page, trial_table(study)
     notes = lettered(caveats(study), table)
     curves = 0  # Batch sizes that were trained for several epochs.
     with contextlib.suppress(ValueError):  # None was trained for one.
@@ -41,9 +40,9 @@ def study_section(study: Study) -> Section:
     return Section(
         kind="study",
         name=study.name,
-        headline=words.headline,
-        lead=tuple(filter(None, (words.certainty, words.change, words.speed, words.limit))),
-        details=(words.compared,),
+        headline=page.headline,
+        lead=tuple(filter(None, (page.certainty, page.change, page.rate, page.settings))),
+        details=tuple(filter(None, (page.limit, page.search))),
         conditions=caption(study.conditions),
         figures=_figures(study, notes, curves),
         tables=tuple(filter(None, (marked_table(table, notes), learning_rate_table(study)))),

@@ -9,18 +9,14 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from kbatch.analysis.paired_runs import DEFAULT_CONFIDENCE
+from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
 from kbatch.records.record import EnvironmentRecord, ShownRecord, check_ranges
-from kbatch.study.decision import (
-    Decision,
-    check_tolerance,
-    count_race_looks,
-    decide,
-    raced_trials,
-)
+from kbatch.study.comparison import check_tolerance, completed_executions
+from kbatch.study.decision import Decision, decide
 from kbatch.study.names import Conditions, conditions_of
+from kbatch.study.page import with_page
 from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
@@ -141,10 +137,11 @@ class Study(ShownRecord):
 
         Args:
             tolerance: How much worse than the best counts as equally good, in the metric's unit.
-                None for that of the search, or 0.01 for a metric between 0 and 1 and 1 % of the
+                None for that of the search, or 0.01 for a metric between 0 and 1 and 2 % of the
                 best for a loss, a cost or a throughput.
-            confidence: Probability that a certain answer is right, above 0.5 and below 1; None for
-                that of the search, or 0.95.
+            confidence: Of all searches, at most 1 - `confidence` are certain while a size that was
+                compared is better by more than the tolerance; above 0.5 and below 1. None for that
+                of the search, or 0.95.
 
         Raises:
             ValueError: If `tolerance` or `confidence` cannot be used.
@@ -158,15 +155,19 @@ class Study(ShownRecord):
             tolerance = settings.get("tolerance")
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
-            looks = 0
-            if settings.get("strategy") == "race":
-                looks = count_race_looks(self.trials, settings.get("max_executions"))
-            self._decisions[tolerance, sure] = decide(
+            found = decide(
                 self.trials,
                 tolerance=tolerance,
                 confidence=sure,
                 base_batch_size=settings.get("base_batch_size"),
-                looks=looks,
+                raced=settings.get("strategy") == "race",
+            )
+            self._decisions[tolerance, sure] = with_page(
+                found,
+                self.trials,
+                conditions=self.conditions if self.trials else None,
+                settings=settings,
+                missing=self.missing,
             )
         return self._decisions[tolerance, sure]
 
@@ -270,11 +271,9 @@ class Study(ShownRecord):
 
 
 def as_compared(study: Study) -> Study:
-    """Return the study with what is compared: of a race the executions that completed."""
-    if study.search is None or study.search.settings.get("strategy") != "race":
-        return study
-    raced = {trial.trial_id: trial for trial in raced_trials(study.trials)}
-    trials = tuple(raced.get(trial.trial_id, trial) for trial in study.trials)
+    """Return the study with what is compared: the executions that completed."""
+    counted = {trial.trial_id: trial for trial in completed_executions(study.trials)}
+    trials = tuple(counted.get(trial.trial_id, trial) for trial in study.trials)
     return dataclasses.replace(study, trials=trials)
 
 

@@ -18,8 +18,8 @@ from kbatch.document.numbers import (
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.answer import difference_text, sooner_text
-from kbatch.study.decision import SizeChange, other_hyperparameters, pair_runs
+from kbatch.study.comparison import other_hyperparameters, pair_runs
+from kbatch.study.decision import SizeChange
 from kbatch.study.names import (
     metric_words,
     noise_scale_text,
@@ -28,6 +28,7 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
+from kbatch.study.page import difference_text, sooner_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import TrialRecord
 
@@ -140,7 +141,7 @@ def _measured(
 def _change_columns(study: Study, words: str) -> list[_Made]:
     """Return what each size changes against the base size, nothing where there is none."""
     found = study.decide()
-    left_out = {other.trial.trial_id for other in found.left_out}
+    left_out = {trial.trial_id for trial, _ in found.left_out}
 
     def cell(trial: TrialRecord, name: str, write: Callable[[SizeChange], str]) -> Cell:
         if trial.status != "completed":

@@ -14,7 +14,6 @@ from records_factory import make_search, make_study, make_trial
 import kbatch
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.report.content import load_record, report_content
-from kbatch.study.answer import answer
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import SearchIdentity, load_study
 
@@ -62,7 +61,7 @@ def read_all(study):
         table = study.to_dataframe(executions=executions)
         assert table.to_csv().encode()
         assert table.to_json(orient="records")
-    answer(study)
+    assert str(study.decide())
     report_content(study)
 
 

@@ -4,7 +4,6 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.records.training_run import Budget, Target
-from kbatch.study.answer import answer
 from kbatch.study.caveats import caveats
 from kbatch.study.names import caption
 from kbatch.study.table import trial_table
@@ -52,7 +51,7 @@ def test_the_budget_is_named_with_whom_it_favours(budget, kind, words, large, fa
     assert f"batch size 256 made {updates} updates on {examples:,} examples" in text
     assert "batch size 16 made 50 on 3,200" in text
     assert f"budget: {words} (2 to 4 epochs) each" in caption(study.conditions)
-    assert f"trained for {words} (2 to 4 epochs)" in answer(study).compared
+    assert f", for {words} (2 to 4 epochs)." in study.decide().page.headline
     assert found(study, "Equal-epochs") == found(study, "budgets differ") == []
 
 
@@ -92,12 +91,8 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
     )
     until = "until val_accuracy ≥ 0.95, at most 60 s of training"
     assert f"budget: {until} (2 to 3 epochs) each" in caption(study.conditions)
-    told = answer(study)
-    assert told.headline == (
-        "Batch size 64 had the best seconds to target (val_accuracy 0.95), 1.000, but is not told "
-        "apart from 16."
-    )
-    assert f"trained {until}" in told.compared
+    headline = study.decide().page.headline
+    assert headline == f"Take batch size 64 with learning rate 0.001, {until} (2 to 3 epochs)."
     (text,) = found(study, "Budget to a target")
     assert "Batch size 256 never reached it." in text
     table = trial_table(study)
@@ -108,7 +103,7 @@ def test_the_way_to_a_target_is_told_in_caption_decision_table_and_caveats():
 
 
 def test_a_target_that_no_trial_met_is_told():
-    told = answer(make_study(to_target(16, (0.5,)), to_target(64, (0.6,))))
+    told = make_study(to_target(16, (0.5,)), to_target(64, (0.6,))).decide().page
     assert "No batch size can be named" in told.headline
     assert "No trial met the target" in told.certainty
 

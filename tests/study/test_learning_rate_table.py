@@ -6,7 +6,7 @@ import records_factory as records
 
 from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.study.decision import pair_runs
+from kbatch.study.comparison import pair_runs
 from kbatch.study.table import learning_rate_table
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
@@ -19,7 +19,10 @@ def trial(size, factor, *values, steeper=0.25, **changed):
     away = np.log2(factor) - steeper * np.log2(size / 16)
     own = values or (0.95 - 0.006 * away**2 + 0.001 * np.sin(9 * factor * size),)
     shown = {"learning_rate": scaling.learning_rate, "scaling": scaling} | changed
-    executions = [records.make_execution(size, accuracies=(v,), **shown) for v in own]
+    executions = [
+        records.make_execution(size, accuracies=(v,), seed=seed, **shown)
+        for seed, v in enumerate(own)
+    ]
     chosen = {FACTOR_NAME: factor}
     return records.make_trial(
         size, *executions, trial_id=f"{size}-{factor}", hyperparameters=chosen

@@ -4,7 +4,8 @@ import dataclasses
 
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.study.answer import answer, binding_limits
+from kbatch.study.limits import binding_limits
+from kbatch.study.names import trial_names
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
@@ -32,15 +33,20 @@ NAMES = {
 }
 
 
+def limits(study):
+    found = study.decide()
+    return binding_limits(found, study.trials, trial_names(study.trials), study.conditions)
+
+
 def names(*trials):
-    texts = binding_limits(make_study(*trials))
+    texts = limits(make_study(*trials))
     return [next(name for words, name in NAMES.items() if words in text) for text in texts]
 
 
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
     waiting = repeated(64, 0.98, 1000, wait_share=0.3)
     assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
-    assert "30 % of its time at batch size 64" in binding_limits(make_study(waiting))[0]
+    assert "30 % of its time at batch size 64" in limits(make_study(waiting))[0]
     assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
         "number of updates"
     ]
@@ -55,13 +61,13 @@ def test_a_trial_on_another_device_tells_nothing_of_this_one():
 def test_memory_binds_where_every_larger_size_ran_out():
     out = make_trial(128, status="out_of_memory")
     assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory"]
-    assert "batch size, 128," in answer(make_study(repeated(64, 0.98, 1000), out)).limit
+    assert "batch size, 128," in make_study(repeated(64, 0.98, 1000), out).decide().page.limit
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
 
 def test_memory_binds_where_it_cut_the_batch():
     cut = {"micro_batch_size": 43, "most_in_memory": 60}
-    (limit,) = binding_limits(make_study(make_trial(128, **cut)))
+    (limit,) = limits(make_study(make_trial(128, **cut)))
     assert limit.startswith("Memory binds")
     assert "at most 60 examples fit in it at once" in limit
     assert "micro-batches of 43" in limit
@@ -82,7 +88,7 @@ def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
 def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
     best = repeated(64, 0.98, 1000)
     # The larger of two as good is the answer where it is faster, and nothing larger was tried.
-    assert names(best, repeated(128, 0.98 - 1e-6, 1050)) == []
+    assert names(best, repeated(128, 0.98 - 1e-6, 1080)) == []
     # A gain that is no gain is given up for nothing.
     assert names(best, repeated(128, 0.9, 1050)) == ["hardware saturation"]
     # The upper end of its interval is beyond a tenth: it may be faster by that much.
@@ -97,7 +103,7 @@ def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
 
 def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     best = repeated(64, 0.98, 1000)
-    (limit,) = binding_limits(make_study(best, repeated(128, 0.9, 1900)))
+    (limit,) = limits(make_study(best, repeated(128, 0.9, 1900)))
     assert limit.startswith("The number of updates binds")
     assert "up to 1.9 times as fast" in limit
     assert "a worse validation accuracy" in limit
@@ -148,5 +154,5 @@ def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
 
 def test_nothing_is_said_where_the_trials_do_not_tell():
     assert names(make_trial(64)) == []
-    assert answer(make_study(make_trial(64))).limit is None
+    assert make_study(make_trial(64)).decide().page.limit == ""
     assert names(make_trial(64, status="failed")) == []

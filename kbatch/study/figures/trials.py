@@ -10,7 +10,6 @@ from matplotlib.axes import Axes
 from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.study.decision import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.names import (
     PlottedEstimate,
@@ -23,6 +22,7 @@ from kbatch.study.names import (
     throughput_estimate,
     trial_names,
 )
+from kbatch.study.page import sizes_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 

@@ -1,0 +1,202 @@
+"""Which trials of a search are compared, one a batch size, and their executions for the judge."""
+
+import dataclasses
+import itertools
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
+from kbatch.analysis.judge import Run
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.study.names import is_fraction
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+
+# Of a metric between 0 and 1 where larger is better, and the share of any other.
+_DEFAULT_TOLERANCE = 0.01
+# A completed trial that is not compared, and why.
+LeftOut = tuple[TrialRecord, str]
+
+
+def completed_executions(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
+    """Return the trials that did not fail, with the executions that completed."""
+    found = []
+    for trial in trials:
+        kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
+        if kept and trial.status not in ("failed", "out_of_memory"):
+            whole = len(kept) == len(trial.executions)
+            found.append(trial if whole else dataclasses.replace(trial, executions=kept))
+    return found
+
+
+def comparable_trials(
+    trials: Sequence[TrialRecord],
+) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
+    """Find one trial a size with settings and budget of the best mean, and what is left out."""
+    completed = completed_executions(trials)
+    # Where an execution has no objective, it never met the target, or its metric was not finite.
+    scored = [trial for trial in completed if None not in trial.objective_values]
+    if not scored:
+        return (), ()
+    searched = any(FACTOR_NAME in trial.hyperparameters for trial in scored)
+    # A search of rates repeats what may be the best: any of its single executions may be luck.
+    most = max(len(trial.executions) for trial in scored) if searched else 0
+    repeated = [trial for trial in scored if len(trial.executions) >= most]
+    best = min(repeated, key=lambda trial: trial.rank)
+    settings, budget, timed = _settings(best), _budget(best), is_time(best.objective)
+    # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
+    # a search then the best one.
+    ordered = sorted(completed, key=lambda trial: trial.rank if searched else trial.trial_id)
+    ordered.sort(key=lambda trial: (trial is not best, -len(trial.executions)))
+    kept: dict[int, TrialRecord] = {}
+    left_out: list[LeftOut] = []
+    for trial in ordered:
+        if _settings(trial) != settings:
+            left_out.append((trial, "other settings"))
+        elif _budget(trial) != budget:
+            left_out.append((trial, "another budget"))
+        elif trial is not best and timed and len(device_kinds([trial, best])) > 1:
+            left_out.append((trial, "another kind of device"))
+        elif None in trial.objective_values:
+            left_out.append((trial, "no value of the objective"))
+        elif trial.batch_size in kept:
+            left_out.append((trial, "another trial of its size"))
+        else:
+            kept[trial.batch_size] = trial
+    return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
+
+
+def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
+    """Make runs of trials that are compared; say why they are not paired by example."""
+    executions = [run for trial in trials for run in trial.executions]
+    objective = trials[0].objective
+    unpaired = _unpaired_reason(executions, objective)
+    timed = not any(map(ends_by_time, executions)) and len(device_kinds(trials)) < 2
+    single = objective.name == "samples_per_second" and len(executions) == len(trials)
+    windows = min(len(run.window_examples) for run in executions)
+    found = []
+    for trial in trials:
+        pair = trial.batch_size, rate_factor(trial)
+        if single and windows > 1:  # What one execution shows of a rate is in its windows.
+            (run,) = trial.executions
+            rates = zip(run.window_examples, run.window_durations_s, strict=True)
+            values = [examples / seconds for examples, seconds in rates]
+            found += [Run(*pair, n, value) for n, value in enumerate(values[:windows])]
+            continue
+        for run, value in zip(trial.executions, trial.objective_values, strict=True):
+            outcomes = None if unpaired else run.outcomes
+            found.append(
+                Run(
+                    *pair,
+                    run.seed,
+                    value,
+                    training_seconds(run) if timed else None,
+                    outcomes=outcomes and outcomes.values,
+                    examples=outcomes and outcomes.examples,
+                )
+            )
+    return found, unpaired
+
+
+def rate_factor(trial: TrialRecord) -> float:
+    """Return the factor of the learning rate beside the rule that a trial tried."""
+    factor = trial.hyperparameters.get(FACTOR_NAME)
+    return float(factor) if isinstance(factor, (int, float)) and factor else 1.0
+
+
+def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
+    """Return the executions of a joint search that ended, as its model takes them."""
+    found = []
+    for trial in trials:
+        if FACTOR_NAME not in trial.hyperparameters:
+            continue
+        pair = trial.batch_size, rate_factor(trial)
+        for run, value in zip(trial.executions, trial.objective_values, strict=True):
+            if run.status == "completed":
+                found.append(PairRun(*pair, value))
+            elif run.diverged or run.status in ("failed", "out_of_memory"):
+                outcome = "diverged" if run.diverged else run.status
+                found.append(PairRun(*pair, None, outcome))
+    return found
+
+
+def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: v for name, v in values.items() if name not in ("batch_size", FACTOR_NAME)}
+
+
+def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
+    """Check what a decision is asked for, against the range of the metric where its name tells."""
+    number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
+    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+        raise ValueError(
+            "`tolerance` is how much worse than the best still counts as equally good, in the "
+            "metric's unit: a number from 0 on, such as 0.01 for 1 % of accuracy, or None for the "
+            f"default. Received: tolerance={tolerance!r}."
+        )
+    if is_fraction(metric) and tolerance is not None and tolerance >= 1:
+        raise ValueError(
+            f"`tolerance` must be smaller than the range of {metric}, which lies between 0 and 1: "
+            f"0.01 for 1 %. Received: tolerance={tolerance}."
+        )
+    if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:
+        raise ValueError(
+            "`confidence` must lie above 0.5 and below 1, such as 0.95. "
+            f"Received: confidence={confidence!r}."
+        )
+
+
+def tolerance_in_units(trials: Sequence[TrialRecord], tolerance: float | None) -> float:
+    """Return the tolerance in the metric's unit, the default where it is None."""
+    if tolerance is not None:
+        return float(tolerance)
+    best = min(trials, key=lambda trial: trial.rank).objective_value or 0.0
+    fraction = is_share(trials[0].objective, best)
+    return _DEFAULT_TOLERANCE if fraction else 2 * _DEFAULT_TOLERANCE * abs(best)
+
+
+def is_share(objective: Objective, best: float) -> bool:
+    """Return whether differences of an objective are read in its unit, and not as shares of it."""
+    return objective.direction == "max" and 0 <= best <= 1
+
+
+def training_seconds(run: ExecutionRecord) -> float | None:
+    """Return the seconds of training, without what the first steps take to compile."""
+    rate = run.samples_per_second
+    return run.examples_seen / rate if rate and run.examples_seen else run.train_s
+
+
+def ends_by_time(run: ExecutionRecord) -> bool:
+    return run.target is None and run.budget is not None and run.budget.train_s is not None
+
+
+def is_time(objective: Objective) -> bool:
+    return objective.name == "samples_per_second" or objective.name in COST_NAMES
+
+
+def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
+    """Return what two trials that are compared have in common."""
+    own = (*OWN_COLUMNS, FACTOR_NAME)
+    others = (n for n in trial.hyperparameters if n not in own and n[:6] != "tuner/")
+    # By its text True differs from 1.
+    return trial.dtype_policy, {name: repr(trial.hyperparameters[name]) for name in others}
+
+
+def _budget(trial: TrialRecord) -> tuple[object, ...]:
+    """Return what bounds a trial's training: keras-tuner's Hyperband gives some more epochs."""
+    run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
+    return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
+
+
+def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> str:
+    """Say why executions cannot be compared by validation example, an empty text if they can."""
+    if is_time(objective):
+        return "a time is measured once in an execution"
+    found = [run.outcomes for run in runs if run.outcomes is not None]
+    reasons = [outcomes.reason for outcomes in found if outcomes.reason]
+    if reasons:
+        return reasons[0].rstrip(".")
+    if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
+        return f"the records hold no outcomes of validation examples for {objective.name}"
+    if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
+        return "trials were validated on other examples, or on the same in another order"
+    return ""

@@ -1,0 +1,426 @@
+"""The page of a decision: what to take, how sure that is, a table, and what would settle it."""
+
+import dataclasses
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from kbatch.analysis.intervals import Interval
+from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.document.numbers import (
+    format_number,
+    in_brackets,
+    join_words,
+    percent,
+    pluralize,
+    setting,
+)
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.study.comparison import is_share, rate_factor
+from kbatch.study.decision import Decision, Page, SizeChange, starting_rate
+from kbatch.study.limits import binding_limits
+from kbatch.study.names import (
+    Conditions,
+    TrialNames,
+    at_most,
+    budget_text,
+    diverged,
+    is_fraction,
+    metric_words,
+    missing_text,
+    outcome,
+    trial_names,
+)
+from kbatch.study.trial import TrialRecord, device_kinds
+
+# Lines of the table, so that a page has 15 at most.
+_MOST_ROWS = 7
+
+
+def with_page(
+    found: Decision,
+    trials: Sequence[TrialRecord],
+    *,
+    conditions: Conditions | None,
+    settings: Mapping[str, Any],
+    missing: int,
+) -> Decision:
+    """Return a decision with its page; the settings are those of the search."""
+    if not trials:
+        return found
+    lost = missing_text(missing)
+    if found.trial is None:
+        headline = f"No batch size can be named: {_missing_reason(trials)}. {lost}".strip()
+        return dataclasses.replace(found, page=Page(headline, _what_to_do(trials)))
+    names = trial_names(trials)
+    page = Page(
+        headline=f"{_headline(found, names, conditions)} {lost}".strip(),
+        certainty=f"{_certainty(found)} {_settled_by(found)}".strip(),
+        change=_change(found),
+        rate=_rate(found, settings),
+        table=_table(found, trials, names),
+        settings=_settings(found),
+        limit=" ".join((*binding_limits(found, trials, names, conditions), *_rising(found))),
+        search=" ".join(filter(None, _search(found, trials, names))),
+    )
+    return dataclasses.replace(found, page=page)
+
+
+def _headline(found: Decision, names: TrialNames, conditions: Conditions | None) -> str:
+    trial: Any = found.trial
+    verb = "Keep" if trial.batch_size == found.base_batch_size else "Take"
+    rate = found.learning_rate
+    text = f"{verb} batch size {names.name(trial)}"
+    text += f" with learning rate {setting(rate)}" if rate else ""
+    if conditions is None or conditions.epochs is None:
+        return f"{text}."
+    to_target = "" if trial.target else "for "
+    return f"{text}, {to_target}{budget_text(conditions)}."
+
+
+def _certainty(found: Decision) -> str:
+    judgement, best = found.judgement, found.best
+    if judgement is None or best is None:
+        return (
+            "The search has several objectives, so sizes are not compared: this trial has the best "
+            "mean."
+        )
+    words, within = metric_words(best.objective.name), tolerance_text(found)
+    sure = f"{100 * found.confidence:.3g} % confidence"
+    sizes = [trial.batch_size for trial in found.trials]
+    tied = sizes_text(found.tied, sizes) if found.tied else ""
+    told = f"every other size is worse by more than {within} ({sure})"
+    if tied:
+        told = f"{tied} are not told apart within {within} ({sure})"
+    best_mean = f"{found.batch_size:,} has the best mean {words}"
+    if found.batch_size != best.batch_size:
+        best_mean = f"{found.batch_size:,} trains fastest of those within it"
+    match judgement.obstacle:
+        case "alone":
+            if not found.left_out:
+                return "No other batch size completed, so nothing was compared."
+            why = join_words(dict.fromkeys(why for _, why in found.left_out))
+            return f"No other batch size is compared with it ({why})."
+        case "one_execution":
+            shown = f" On these validation examples, {told}." if judgement.gaps else ""
+            return (
+                "Each size ran once, so what another seed would change is not known and nothing is "
+                f"certain.{shown} {best_mean}; `executions_per_trial=3` or more would show more."
+            )
+        case "no_outcomes":
+            return (
+                f"Nothing can be certain: {found.unpaired}. By the spread over executions alone, "
+                f"{told}. {best_mean}."
+            )
+        case "pinned":
+            return (
+                "Nothing can be certain: neither the initial weights nor the order of the examples "
+                "change with the seed, so all executions count as one. Leave `set_random_seed` out "
+                f"of `build` and shuffle the data. {best_mean}."
+            )
+    if found.certain and tied:
+        which = "it trains fastest; of those that differ by less than 5 % it is the smallest"
+        if not judgement.costs:
+            kinds = device_kinds(found.trials)
+            ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
+            which = f"it has the best mean; times are not compared{ran}"
+        of = f"of the sizes whose {words} lies within {within} of the best"
+        return f"Certain ({sure}): {of}, {which}."
+    if found.certain:
+        return f"Certain: {told}."
+    if found.certified:
+        return (
+            f"Its {words} is certified to lie within {within} of the best ({sure}); whether that "
+            f"of a faster size is too is open ({tied} are not told apart)."
+        )
+    return f"Nothing is certified: {told}. {best_mean}."
+
+
+def _settled_by(found: Decision) -> str:
+    """Say what would settle an answer, an empty text where it is settled or nothing is known."""
+    judgement = found.judgement
+    if judgement is None or judgement.obstacle or found.certain:
+        return ""
+    if judgement.executions_needed is not None:
+        count = f"About {judgement.executions_needed:,} executions of each size"
+        return f"{count} would settle it (a forecast)."
+    if judgement.smallest_tolerance is None:
+        return ""
+    ways = [f"a tolerance of {setting(judgement.smallest_tolerance)}"]
+    if judgement.examples_needed is not None:
+        ways += [f"about {judgement.examples_needed:,} validation examples"]
+    return f"No number of executions would settle it, but {' or '.join(ways)} would."
+
+
+def tolerance_text(found: Decision) -> str:
+    """Write the tolerance: in the unit of a metric between 0 and 1, else as a share of the best."""
+    tolerance, best = found.tolerance or 0.0, (found.best and found.best.objective_value) or 0.0
+    share = found.best is not None and is_share(found.best.objective, best)
+    return setting(tolerance) if share or not best else f"{100 * tolerance / abs(best):.2g} %"
+
+
+def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
+    """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
+    places = [among.index(size) for size in sizes]
+    if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
+        return f"{sizes[0]:,} to {sizes[-1]:,}"
+    return join_words(at_most([f"{size:,}" for size in sizes]))
+
+
+def _change(found: Decision) -> str:
+    """Say what the size that is named changes against the base size."""
+    change = found.changes.get(found.batch_size or 0)
+    if change is None or found.trial is None or found.base_batch_size is None:
+        return ""
+    speedup, bounds, parts = change.speedup, change.speedup_interval, []
+    if speedup is not None:
+        compared = "sooner"
+        if speedup < 1:
+            bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
+            speedup, compared = 1 / speedup, "longer"
+        parts.append(f"{format_number(speedup, 2)} times {compared}{in_brackets(bounds, 2)}")
+    if change.difference is not None:
+        words = metric_words(found.trial.objective.name)
+        pairs = found.judgement.certified if found.judgement and found.certified else ()
+        if {found.base_batch_size, found.batch_size} <= {size for size, _ in pairs}:
+            parts.append(f"{words} as good within {tolerance_text(found)}")
+        elif found.base_batch_size in found.tied:
+            # A number here would contradict that they are not told apart.
+            parts.append(f"{words} not told apart within {tolerance_text(found)}")
+        else:
+            parts.append(f"{words} {difference_text(found, change)}")
+    return (
+        f"{found.base_batch_size:,} -> {found.batch_size:,}: {', '.join(parts)}." if parts else ""
+    )
+
+
+def sooner_text(change: SizeChange) -> str:
+    """Write how many times sooner training ends, empty where that is not known."""
+    if change.speedup is None:
+        return ""
+    return f"{format_number(change.speedup, 2)}{in_brackets(change.speedup_interval, 2)}"
+
+
+def difference_text(found: Decision, change: SizeChange) -> str:
+    """Write the difference of the metric with its sign and interval, empty where there is none."""
+    value, bounds = change.difference, change.difference_interval
+    if value is None or found.best is None:
+        return ""
+    fraction = is_fraction(found.best.objective.name)
+    unit = " %" if fraction else ""
+    between = ""
+    if bounds is not None:
+        between = f" ({_signed(bounds.low, fraction)} to {_signed(bounds.high, fraction)})"
+    return f"{_signed(value, fraction)}{unit}{between}".replace("-0.0 ", "0.0 ")
+
+
+def _signed(number: float, fraction: bool) -> str:
+    text = f"{100 * number:.1f}" if fraction else format_number(number, 2)
+    return text if float(text.replace(",", "")) <= 0 else f"+{text}"
+
+
+def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
+    """Say whether the user's learning rate was too small or too large, or was not checked."""
+    trial = found.trial
+    scaling = trial and trial.executions[-1].scaling
+    if trial is None or scaling is None:
+        return ""
+    own, base = scaling.learning_rate / scaling.learning_rate_ratio, scaling.base_batch_size
+    yours = f"Your learning rate, {setting(own)} at batch size {base:,},"
+    if FACTOR_NAME not in trial.hyperparameters:
+        searched = any(name not in _NO_SETTINGS for name in trial.hyperparameters)
+        if searched or settings.get("search_learning_rate") is False:
+            return ""
+        rule = f" It follows the {scaling.rule} rule." if scaling.rule else ""
+        return f'{yours} was not checked: `strategy="race"` looks for a better one.{rule}'
+    at_base = next((t for t in found.trials if t.batch_size == base), trial)
+    factor = rate_factor(at_base)
+    if factor == 1:
+        return f"{yours} is as good as any that was tried."
+    times = format_number(max(factor, 1 / factor), 2)
+    where = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
+    return f"{yours} is {times} times too {'small' if factor > 1 else 'large'}{where}."
+
+
+_NO_SETTINGS = ("batch_size", "dtype_policy", FACTOR_NAME)
+
+
+def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[str, ...]:
+    """Write a line a batch size; of many those around the answer."""
+    judgement = found.judgement
+    if judgement is None or len(found.trials) < 2:
+        return ()
+    objective = found.trials[0].objective
+    fraction, words = is_fraction(objective.name), metric_words(objective.name)
+    rows: dict[int, tuple[str, ...]] = {}
+    for trial in trials:
+        if trial.status != "completed":
+            rows[trial.batch_size] = (*[""] * 5, outcome(trial))
+    for trial, pair in zip(found.trials, judgement.pairs, strict=True):
+        size, rate, gap = trial.batch_size, starting_rate(trial), judgement.gaps.get(pair)
+        verdict = "not told apart" if size in found.tied else "best"
+        if size in found.worse:
+            verdict = "worse"
+        elif pair in judgement.certified and not judgement.obstacle:
+            verdict = "as good"
+        behind = ""
+        if pair == judgement.leader:
+            behind = "best mean"
+        elif gap is not None:
+            behind = f"{_signed(gap.low, fraction)} to {_signed(gap.high, fraction)}"
+        cost = judgement.costs.get(pair)
+        rows[size] = (
+            setting(rate) if rate else "",
+            format_number(trial.objective_value or 0.0, 4),
+            behind,
+            f"{cost:.2f}" if cost else "",
+            f"{len(trial.executions):,}",
+            "take" if size == found.batch_size else verdict,
+        )
+    sizes = sorted(rows)
+    first = max(0, min(sizes.index(found.batch_size) - _MOST_ROWS // 2, len(sizes) - _MOST_ROWS))
+    shown = sizes[first : first + _MOST_ROWS]
+    unit = ", %" if fraction else ""
+    head = ("size", "rate", words, f"worse by{unit}", "time", "runs", "")
+    lines = [head, *((f"{size:,}", *rows[size]) for size in shown)]
+    kept = [k for k in range(len(head)) if any(line[k] for line in lines[1:])]
+    widths = {k: max(len(line[k]) for line in lines) for k in kept}
+    return tuple(
+        "  ".join(
+            line[k].ljust(widths[k]) if k == len(head) - 1 else line[k].rjust(widths[k])
+            for k in kept
+        ).rstrip()
+        for line in lines
+    )
+
+
+_SETTING_WORDS = {"steps_per_execution": "`steps_per_execution`", "dtype_policy": "the policy"}
+
+
+def _settings(found: Decision) -> str:
+    """Say what else was set, and whether cutting batches is worth anything here."""
+    run: ExecutionRecord | None = found.trial and found.trial.executions[-1]
+    if run is None:
+        return ""
+    parts = []
+    for name, value in found.settings.items():
+        values = value if isinstance(value, tuple) else (value,)
+        texts = [one if isinstance(one, str) else setting(one) for one in values]
+        if name not in ("micro_batch_size", "learning_rate"):
+            parts.append(f"{_SETTING_WORDS.get(name, f'`{name}`')} {join_words(texts)}")
+    text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
+    if (run.accumulation_steps or 1) > 1:
+        return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
+    whole = [t.batch_size for t in found.trials if t.accumulation_steps == 1]
+    if not whole:
+        return text
+    return f"{text} {max(whole):,} examples fit at once: no accumulation is needed.".strip()
+
+
+def _rising(found: Decision) -> Iterable[str]:
+    """Say where the objective still got better in the last fifth of training."""
+    trial = found.trial
+    if trial is None or found.tolerance is None or trial.target is not None:
+        return
+    name, larger = trial.objective.name, trial.objective.direction == "max"
+    curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
+    count = min(map(len, curves))
+    if count < _FEWEST_EPOCHS:
+        return
+    before = count - 1 - max(1, count // 5)
+    pairs = [(curve[before], curve[count - 1]) for curve in curves]
+    gains = [last - first for first, last in pairs if first is not None and last is not None]
+    gain = sum(gains) / len(gains) if gains else 0.0
+    if (gain if larger else -gain) > found.tolerance / 2:
+        last = pluralize(count - 1 - before, "epoch")
+        yield (
+            f"The {metric_words(name)} still got better at the end, by "
+            f"{format_number(abs(gain), 2)} in the last {last}: the answer holds for this length."
+        )
+
+
+_FEWEST_EPOCHS = 3
+
+
+def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> Iterable[str]:
+    """Say how many trainings there were, what is left out, and what failures leave open."""
+    runs = [run for trial in trials for run in trial.executions]
+    ends = Counter("diverged" if run.diverged else run.status for run in runs)
+    failed = [f"{n:,} {end.replace('_', ' ')}" for end, n in ends.items() if end != "completed"]
+    sizes = pluralize(len({trial.batch_size for trial in trials}), "batch size")
+    kinds = device_kinds(trials)
+    on = f" on {join_words(kinds)}" if kinds else ""
+    but = f" ({join_words(failed)})" if failed else ""
+    yield f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
+    if found.left_out:
+        counts = Counter(why for _, why in found.left_out)
+        parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
+        yield f"Not compared: {join_words(parts)}."
+        value = found.best and found.best.objective_value
+        same = [trial for trial, _ in found.left_out if trial.objective_value == value]
+        if same and found.trial is found.best:
+            ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
+            tied = join_words(at_most(list(dict.fromkeys(map(names.name, ordered)))))
+            yield f"Batch size {tied} had the same value: the smallest of equals is named."
+    if (open_rate := _open_failure_rate(found, trials)) is not None:
+        yield open_rate
+
+
+def _open_failure_rate(found: Decision, trials: Sequence[TrialRecord]) -> str | None:
+    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
+    sizes = sorted({trial.batch_size for trial in trials})
+    place = sizes.index(found.batch_size or 0)
+    near = sizes[max(0, place - 1) : place + 2]
+    failed = [t for t in trials if t.batch_size in near and (t.status == "failed" or diverged(t))]
+    if not failed or found.trial is None:
+        return None
+    succeeded = len(found.trial.executions)
+    return (
+        f"Batch size {failed[-1].batch_size:,} {'diverged' if diverged(failed[-1]) else 'failed'}: "
+        f"that {pluralize(succeeded, 'training')} of {found.batch_size:,} did not leaves a failure "
+        f"rate of up to {percent(1 - 0.05 ** (1 / succeeded))} open."
+    )
+
+
+def _missing_reason(trials: Sequence[TrialRecord]) -> str:
+    """Word why no trial is the best, as the end of a sentence."""
+    words = [outcome(trial) for trial in trials]
+    if "completed" in words:
+        return f"no completed trial has the objective {trials[0].objective.name}"
+    kinds = join_words(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
+    return f"none of {pluralize(len(words), 'trial')} completed ({kinds})"
+
+
+def _what_to_do(trials: Sequence[TrialRecord]) -> str:
+    outcomes = {outcome(trial) for trial in trials}
+    if "completed" in outcomes:
+        objective = trials[0].objective.name
+        if objective == "samples_per_second":
+            return "Training was too short for its speed to be measured: train longer."
+        if objective in COST_NAMES:
+            return "No trial met the target in its budget: train longer, or set an easier target."
+        epochs = [p for t in trials for e in t.executions for p in e.epochs]
+        names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
+        if objective in names:
+            return f"The objective {objective} was not finite in any epoch: check the metric."
+        advice = "Compile the model with that metric"
+        if objective.startswith("val_") and not any(name.startswith("val_") for name in names):
+            advice = "Give `validation_data`"
+        return (
+            f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}. "
+            f"{advice}, or search for another objective."
+        )
+    if outcomes == {"out of memory"}:
+        return "Search again with a smaller `micro_batch_size`, which needs less memory."
+    if outcomes == {"diverged"}:
+        rates = [rate for trial in trials if (rate := starting_rate(trial))]
+        tried = f", below {setting(min(rates))}" if rates else ""
+        return (
+            f"Search again with a smaller learning rate{tried}, or with a model that stays finite."
+        )
+    if outcomes <= {"running", "interrupted"}:
+        return "The search has not finished. If it no longer runs, start it again: it continues."
+    advice = "Read the failures below, fix their cause, then search again."
+    if "out of memory" in outcomes:
+        advice += " Those out of memory need a smaller `micro_batch_size`."
+    return advice
