@@ -17,9 +17,10 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
                 size,
                 rate=rate * (1 + shift),
                 device=device,
+                seed=seed,
                 epochs=make_epochs((0.5, accuracy + shift), train_s=1.0, data_wait_s=wait_share),
             )
-            for shift in (-0.001, 0.0, 0.001)
+            for seed, shift in enumerate((-0.001, 0.0, 0.001))
         ),
     )
 
