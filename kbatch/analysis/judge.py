@@ -444,7 +444,7 @@ class _Bounds:
         share = (at_best / self._tolerance) ** 2 if self._tolerance else math.inf
         given = self._table.examples or self._blocks
         needed = math.ceil(given * share) if share > 1 and math.isfinite(share) else None
-        return None, smallest, needed
+        return None, smallest if math.isfinite(smallest) else None, needed
 
 
 @functools.lru_cache(maxsize=4096)

@@ -5,6 +5,7 @@ execution and validation example by validation example: see `kbatch.analysis.jud
 """
 
 import dataclasses
+import html
 from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
@@ -89,6 +90,9 @@ class Decision:
     def __repr__(self) -> str:
         """Sum the decision up in a line; `print` shows the page."""
         return f"<Decision: {self.page.headline}>"
+
+    def _repr_html_(self) -> str:
+        return f"<pre>{html.escape(str(self))}</pre>"
 
     @property
     def tied(self) -> tuple[int, ...]:

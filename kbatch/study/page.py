@@ -332,10 +332,11 @@ def _rising(found: Decision) -> Iterable[str]:
     gains = [last - first for first, last in pairs if first is not None and last is not None]
     gain = sum(gains) / len(gains) if gains else 0.0
     if (gain if larger else -gain) > found.tolerance / 2:
-        last = pluralize(count - 1 - before, "epoch")
+        number = count - 1 - before
+        last = "epoch" if number == 1 else f"{number:,} epochs"
         yield (
             f"The {metric_words(name)} still got better at the end, by "
-            f"{format_number(abs(gain), 2)} in the last {last}: the answer holds for this length."
+            f"{format_number(abs(gain), 2)} over the last {last}: the answer holds for this length."
         )
 
 

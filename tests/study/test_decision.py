@@ -93,7 +93,7 @@ def test_a_slow_size_that_three_executions_do_not_tell_apart_is_said_to_be_tied(
     found = study.decide()
     assert (found.batch_size, found.tied, found.worse) == (16, (16, 64, 128), (256,))
     assert not found.certain
-    assert "16 to 128 are not told apart within 0.01 (95 %" in found.reason
+    assert "16 to 128 are not told apart" in found.reason
 
 
 @pytest.mark.parametrize("count", [31, 40])

@@ -1,0 +1,149 @@
+"""The page of a decision: what it says, and that it does not contradict itself."""
+
+import dataclasses
+import html
+
+import numpy as np
+import pytest
+from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
+from records_factory import make_trial as trial_of
+
+from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.records.training_run import Outcomes
+
+
+def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
+    """A trial of three executions wrong on so many of 20,000 validation examples."""
+    runs = []
+    scaling = learning_rate_scaling(
+        0.001, 0.999, batch_size=size, base_batch_size=32, rule="sqrt", factor=factor or 1.0
+    )
+    for seed in range(count):
+        wrong = np.random.default_rng((size, seed)).choice(20_000, scatter, replace=False)
+        values = np.ones(20_000)
+        values[:errors] = 0
+        values[wrong] = 0
+        blocks = values.reshape(500, 40).mean(1)
+        shown = {"metric": "val_accuracy", "epoch": 0, "examples": 20_000, "key": "k"}
+        value = float(values.mean())
+        run = make_execution(
+            size,
+            rate=rate,
+            seed=seed,
+            scaling=scaling,
+            outcomes=Outcomes.of(blocks, block_examples=40, set_key="s", **shown),
+            epochs=make_epochs([value - 0.02 * k for k in reversed(range(epochs))]),
+            **changed,
+        )
+        runs.append(run)
+    values = {} if factor is None else {FACTOR_NAME: factor}
+    return trial_of(size, *runs, hyperparameters=values)
+
+
+def pages(*trials, **settings):
+    search = make_search(**({"base_batch_size": 32} | settings))
+    return make_study(*trials, search=search).decide()
+
+
+def certain(**changed):
+    return pages(
+        make_trial(32, 800, rate=1000.0),
+        make_trial(64, 800, rate=2000.0, **changed),
+        make_trial(128, 800, rate=2060.0),
+        make_trial(256, 2000, rate=4000.0),
+    )
+
+
+def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
+    found = certain(steps_per_execution=8)
+    assert (found.batch_size, found.certain) == (64, True)
+    page = found.page
+    assert page.headline.startswith("Take batch size 64 with learning rate 0.00141, for 1 epoch")
+    assert page.certainty.startswith("Certain (95 % confidence): ")
+    assert page.change == (
+        "32 -> 64: 2.0 times sooner (2.0 to 2.0), validation accuracy as good within 0.01."
+    )
+    assert [line.split()[0] for line in page.table] == ["size", "32", "64", "128", "256"]
+    assert [line.split()[-1] for line in page.table[1:]] == ["good", "take", "good", "worse"]
+    assert "`steps_per_execution` 8" in page.settings
+    assert "`beta_2` 0.998" in page.settings
+    assert "128 examples fit at once: no accumulation is needed." in page.settings
+    assert page.search == "12 trainings of 4 batch sizes."
+    assert str(found).splitlines()[0] == page.headline
+    assert len(str(found).splitlines()) <= 15
+    assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
+
+
+def test_a_rate_that_nobody_checked_is_said_to_be_so():
+    assert "0.001 at batch size 32, was not checked" in certain().page.rate
+    trials = make_trial(32, 800), make_trial(64, 800)
+    assert pages(*trials, search_learning_rate=False).page.rate == ""
+
+
+@pytest.mark.parametrize(
+    ("factor", "words"),
+    [(4.0, "4.0 times too small"), (0.25, "4.0 times too large"), (1.0, "as good as any")],
+)
+def test_a_search_of_rates_says_how_far_the_users_was_off(factor, words):
+    found = pages(make_trial(32, 800, factor=factor), make_trial(64, 805, factor=1.0))
+    assert f"Your learning rate, 0.001 at batch size 32, is {words}" in found.page.rate
+    assert found.learning_rate == pytest.approx(0.001 * factor)
+
+
+def test_batches_that_are_cut_need_accumulation():
+    cut = pages(make_trial(32, 800), make_trial(64, 800, rate=3000.0, micro_batch_size=16))
+    assert cut.settings["micro_batch_size"] == 16
+    assert "micro-batches of 16" in cut.page.settings
+    assert "no accumulation" not in cut.page.settings
+
+
+@pytest.mark.parametrize(("epochs", "told"), [(1, False), (4, True)])
+def test_a_value_that_still_rises_at_the_end_is_said_to_hold_for_this_length(epochs, told):
+    found = pages(make_trial(32, 800, epochs=epochs), make_trial(64, 800, epochs=epochs))
+    assert ("got better at the end, by 0.020 over the last epoch" in found.page.limit) == told
+
+
+def test_successes_beside_a_failure_leave_its_rate_open():
+    trials = make_trial(32, 800), make_trial(64, 800, rate=2000.0)
+    near, far = pages(*trials, make_diverged(128)), pages(*trials, make_diverged(16))
+    assert near.batch_size == far.batch_size == 64
+    assert "a failure rate of up to 63 % open" in near.page.search
+    assert "failure rate" not in far.page.search
+
+
+def test_one_execution_each_is_no_certainty_and_names_a_size_all_the_same():
+    found = pages(make_trial(32, 800, count=1), make_trial(64, 800, count=1, rate=3000.0))
+    assert (found.certain, found.judgement.obstacle) == (False, "one_execution")
+    assert found.page.headline.startswith("Take batch size 64 ")
+    assert "`executions_per_trial=3`" in found.reason
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
+    rng = np.random.default_rng(seed)
+    trials = [
+        make_trial(
+            size,
+            int(rng.integers(700, 1100)),
+            rate=float(rng.uniform(900, 3000)),
+            scatter=int(rng.integers(4, 400)),
+            count=int(rng.choice((1, 3))),
+        )
+        for size in (32, 64, 128)
+    ]
+    found = pages(*trials)
+    both = {32, found.batch_size} <= set(found.tied)
+    assert ("%" in found.page.change) == (found.batch_size in found.changes and not both)
+    states = [line.split()[-1] for line in found.page.table[1:]]
+    assert states.count("worse") == len(set(found.worse) - {found.batch_size})
+    assert (found.page.certainty.startswith("Certain")) == found.certain
+
+
+def test_missing_executions_of_a_size_are_in_the_table():
+    half = make_trial(64, 800)
+    last = dataclasses.replace(make_execution(64), status="interrupted")
+    cut = dataclasses.replace(half, executions=(*half.executions[:2], last))
+    found = pages(make_trial(32, 800), cut)
+    assert [line.split()[-1] for line in found.page.table[1:]] != []
+    assert "(1 interrupted)" in found.page.search
