@@ -137,7 +137,7 @@ def judge(
     table = _Table(runs, sign=1.0 if larger_is_better else -1.0)
     pairs, count = table.pairs, len(table.pairs)
     bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
-    half = bounds.half_widths(table.most)
+    half = bounds.half_widths()
     found = bounds.rule(half)
     obstacle = None
     if count < 2:
@@ -163,7 +163,7 @@ def judge(
     needed = smallest = examples = None
     if not certain and obstacle is None:
         needed, smallest, examples = bounds.forecast(found)
-    later = np.maximum(0.0, bounds.half_widths(max(table.most, _MANY_ROUNDS)) - bounds.chance())
+    later = np.maximum(0.0, bounds.half_widths(_MANY_ROUNDS, found.worse) - bounds.chance())
     hopes = bounds.rule(later).certified
     return Judgement(
         pairs=pairs,
@@ -211,7 +211,7 @@ class _Table:
         if not self.pairs:
             raise ValueError("`runs` must hold one that has a value and did not diverge.")
         self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
-        self.pinned = _pinned(list(scored.values()))
+        self.pinned: Literal["both", "weights", "order"] | None = _pinned(list(scored.values()))
         # Without seeds the n-th run of each is round n.
         rows = [list(scored[pair].values()) for pair in self.pairs]
         seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
@@ -231,7 +231,7 @@ class _Table:
         )
         for k, (row, own) in enumerate(zip(rows, seeds, strict=True)):
             for run, seed in zip(row, own, strict=True):
-                self.values[k, columns[seed]] = sign * run.value
+                self.values[k, columns[seed]] = sign * (run.value or 0.0)
                 self.seconds[k, columns[seed]] = run.seconds or math.nan
                 if self.outcomes is not None:
                     self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
@@ -356,7 +356,8 @@ class _Bounds:
             self._seeds = np.maximum(self._seeds, single)
             # The rule of three: without disagreement the bound is log(1 / level) examples.
             level = error / self._others
-            rare = (math.log(level) / special.ndtri(level)) ** 2 * self._example_share()
+            share = _example_share(table.outcomes, table.examples)
+            rare = (math.log(level) / special.ndtri(level)) ** 2 * share
             self._examples = np.maximum(self._examples, rare)
         elif table.most < 2:
             self._examples += math.inf  # Nothing is known.
@@ -365,24 +366,17 @@ class _Bounds:
         for part in (self._seeds, self._own, self._examples):
             np.fill_diagonal(part, 0.0)
 
-    def _example_share(self) -> float:
-        """Return the square of what one example that two pairs disagree on adds to a gap."""
-        # The last block may have fewer examples than the others.
-        outcomes = self._table.outcomes[:, :, :-1]
-        blocks = outcomes.shape[2] + 1
-        step = blocks / (self._table.examples or blocks)
-        steps = np.diff(np.unique(np.round(outcomes[~np.isnan(outcomes)], 6)))
-        return (float(steps.min(initial=step)) / blocks) ** 2
-
-    def half_widths(self, rounds: float) -> np.ndarray:
-        """Return the half-widths of the intervals once the longest have so many rounds."""
+    def half_widths(self, rounds: float = 0, without: Sequence[int] = ()) -> np.ndarray:
+        """Return the half-widths of the intervals, once all but some have so many rounds."""
         counts, most = self._table.counts, self._table.most
-        # One that has fewer has left the race.
-        later = np.where(counts < most, counts, rounds)
-        grown = (rounds - 1) / max(1, most - 1)
+        stays = np.ones(len(counts), bool)
+        stays[list(without)] = False
+        later = np.where(stays[:, None] & stays, np.maximum(counts, rounds), counts)
+        grown = (max(rounds, most) - 1) / max(1, most - 1)
         error, freedom = self._error / self._looks, np.maximum(1.0, later - 1.0)
         at_once = min(self._error, _SPENT * self._others * error)
-        pooled = _at_once(at_once, self._others, max(1.0, self._freedom * grown))
+        shared = max(1, round(min(1e9, self._freedom * grown)))
+        pooled = _at_once(at_once, self._others, shared if shared < 1000 else math.inf)
         seeds = pooled**2 * self._seeds / np.maximum(1, later)
         far = np.abs(self.gaps) > _FAR * np.sqrt(seeds)
         alone = special.stdtrit(freedom, 1 - error * np.where(far, 0.5, 0.6 + 1.5 / freedom))
@@ -424,7 +418,7 @@ class _Bounds:
         """Forecast the rounds that settle it, else the tolerance and the examples that would."""
 
         def settled(number: float, chance: float = 0.0) -> bool:
-            widths = self.half_widths(number) - chance * self.chance()
+            widths = self.half_widths(number, found.worse) - chance * self.chance()
             return self.rule(np.maximum(0.0, widths)).certain
 
         most = self._table.most
@@ -433,11 +427,11 @@ class _Bounds:
             needed = most + 1 + bisect.bisect_left(numbers, True, key=settled)
             return (None if needed >= _MOST_ROUNDS else needed), None, None
         rivals = [k for k in range(len(self.gaps)) if k not in found.worse]
-        at_best = self.half_widths(math.inf)[np.ix_(rivals, rivals)].max()
+        at_best = self.half_widths(math.inf, found.worse)[np.ix_(rivals, rivals)].max()
         # Not even with equal means, or not if these move as far as seeds may take them.
         if at_best <= self._tolerance and settled(math.inf, 1.0):
             return None, None, None
-        uppers = np.maximum(0.0, self.gaps) + self.half_widths(max(most, _MANY_ROUNDS))
+        uppers = np.maximum(0.0, self.gaps) + self.half_widths(_MANY_ROUNDS, found.worse)
         named = self._table.choose(rivals, self.gaps.max(0))
         smallest = float(max(uppers[k, named] for k in rivals))
         # The variance by examples is inverse to their number.
@@ -445,6 +439,16 @@ class _Bounds:
         given = self._table.examples or self._blocks
         needed = math.ceil(given * share) if share > 1 and math.isfinite(share) else None
         return None, smallest if math.isfinite(smallest) else None, needed
+
+
+def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
+    """Return the square of what one example that two pairs disagree on adds to a gap."""
+    blocks = outcomes.shape[2]
+    step = blocks / (examples or blocks)
+    # The last block may have fewer examples than the others.
+    whole = outcomes[:, :, :-1]
+    steps = np.diff(np.unique(np.round(whole[~np.isnan(whole)], 6)))
+    return (float(steps.min(initial=step)) / blocks) ** 2
 
 
 @functools.lru_cache(maxsize=4096)
