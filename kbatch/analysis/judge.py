@@ -175,7 +175,7 @@ def judge(
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
         gaps=gaps,
-        costs=table.costs_by_pair(),
+        costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
         left_out=table.left_out,
         executions_needed=needed,
@@ -243,7 +243,7 @@ class _Table:
         self.counts = self.common.sum(2)
         # Times over those of the pair with the most of them, by rounds where they share some.
         self.costs = self._costs()
-        self._left_out_costs = self._costs_left_out(cells)
+        self.left_out_costs = self._costs_left_out(cells)
 
     def _costs(self) -> np.ndarray | None:
         timed = ~np.isnan(self.seconds)
@@ -273,11 +273,6 @@ class _Table:
             found.append((pair[0], float(np.mean(seconds) / scale) if seconds else 0.0))
         return found
 
-    def costs_by_pair(self) -> dict[Pair, float]:
-        if self.costs is None:
-            return {}
-        return {pair: float(cost) for pair, cost in zip(self.pairs, self.costs, strict=True)}
-
     def choose(self, certified: Sequence[int], means: np.ndarray) -> int:
         """Return the smallest of those about as fast as the fastest; else the best mean."""
         if self.costs is None:
@@ -292,13 +287,10 @@ class _Table:
             return True
         if self.costs is None or k == found.named:
             return False
-        return self._beats(self.pairs[k][0], self.costs[k], found)
+        return self.beats(self.pairs[k][0], self.costs[k], found)
 
-    def left_out_preferred(self, found: "_Rule") -> bool:
-        return any(self._beats(size, cost, found) for size, cost in self._left_out_costs)
-
-    def _beats(self, size: int, cost: float, found: "_Rule") -> bool:
-        if self.costs is None:
+    def beats(self, size: int, cost: float, found: "_Rule") -> bool:
+        if self.costs is None or not found.certified:
             return False
         least = min(self.costs[k] for k in found.certified)
         own = self.costs[found.named]
@@ -309,14 +301,16 @@ class _Table:
 
 def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
     """Return what is the same in all runs of a pair, whatever their seeds."""
-    found: list[Literal["weights", "order"]] = []
     repeated = [list(row.values()) for row in rows if len(row) > 1]
     # Not by equal values: noise of the device is added to them.
-    if any({run.weights for run in row} == {row[0].weights or ""} for row in repeated):
-        found.append("weights")
-    if any({run.order for run in row} == {row[0].order or ""} for row in repeated):
-        found.append("order")
-    return "both" if len(found) == 2 else found[0] if found else None
+    weights, order = (
+        any(
+            len(own := {getattr(run, name) for run in row}) == 1 and own != {None}
+            for row in repeated
+        )
+        for name in ("weights", "order")
+    )
+    return "both" if weights and order else "weights" if weights else "order" if order else None
 
 
 class _Bounds:
@@ -411,7 +405,8 @@ class _Bounds:
         named = table.choose(certified, behind) if certified else leader
         found = _Rule(leader, certified, worse, named, False)
         open_ = [k for k in rivals if k not in certified and table.preferred(k, found)]
-        certain = bool(certified) and not open_ and not table.left_out_preferred(found)
+        open_ += [size for size, cost in table.left_out_costs if table.beats(size, cost, found)]
+        certain = bool(certified) and not open_
         return found._replace(certain=certain)
 
     def forecast(self, found: _Rule) -> tuple[int | None, float | None, int | None]:
