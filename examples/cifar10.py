@@ -64,7 +64,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
     )
     enough = [kbatch.StopAtTarget("val_accuracy", 0.7), kbatch.TimeBudget(seconds)]
     tuner.search(x, y, validation_split=0.1, epochs=1000, callbacks=enough)
-    return kbatch.load_study(tuner)
+    return tuner.study
 
 
 def show(study, directory):

@@ -47,7 +47,7 @@ def search(x, y, directory, *, batch_sizes=SIZES, epochs=3):
         hypermodel, "val_accuracy", directory=directory, project_name="reviews"
     )
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
-    return kbatch.load_study(tuner)
+    return tuner.study
 
 
 def show(study, directory):

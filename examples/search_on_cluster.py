@@ -85,7 +85,7 @@ def search(engine, directory, *, batch_sizes=SIZES, epochs=20):
             project_name="digits",
         )
         tuner.search(digits.data / 16, digits.target, validation_split=0.2, epochs=epochs)
-    return kbatch.load_study(tuner)
+    return tuner.study
 
 
 def show(study):

@@ -8,7 +8,8 @@ With kappa = batch_size / base_batch_size = B' / B the rules of the learning rat
 With rho the factor of the learning rate, other settings keep their timescale in examples:
 
     beta2'  = beta2 ** kappa         half-life of Adam's second moment
-                                     (Marek et al. 2025, arXiv:2507.07101)
+                                     (Marek et al. 2025, arXiv:2507.07101), but
+                                     sqrt(beta2') > beta1 (arXiv:2603.02092)
     lambda' = lambda kappa / rho     tau = B / (eta lambda D), the passes over the data that the
                                      weights average over (Bergsma et al. 2025, arXiv:2505.13738;
                                      Wang and Aitchison 2024, arXiv:2405.13698)
@@ -86,15 +87,22 @@ def check_rule(rule: str | None, name: str, others: tuple[str, ...] = ()) -> str
     return rule
 
 
-def scale_beta_2(beta_2: float, *, batch_size: int, base_batch_size: int) -> float:
+def scale_beta_2(
+    beta_2: float, beta_1: float | None = None, *, batch_size: int, base_batch_size: int
+) -> float:
     """Scale the decay of Adam's second moment so that its half-life in examples stays.
+
+    With the decay of the first moment it stops above `beta_1 ** 2`, below which Adam is unstable,
+    by a hundredth of the way to 1; one that is given below that is not lowered.
 
     >>> scale_beta_2(0.99, batch_size=128, base_batch_size=64)
     0.9801
     """
     if not 0 <= beta_2 < 1:
         raise ValueError(f"`beta_2` must lie in [0, 1). Received: beta_2={beta_2}.")
-    return beta_2 ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+    kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
+    floor = 0.0 if beta_1 is None else beta_1**2 + (1 - beta_1**2) / 100
+    return max(beta_2**kappa, min(beta_2, floor))
 
 
 def scale_weight_decay(
@@ -173,6 +181,7 @@ def learning_rate_scaling(
     ema_momentum: float | None = None,
     follow_batch_size: tuple[str, ...] = FOLLOWERS,
     factor: float = 1.0,
+    beta_1: float | None = None,
 ) -> LearningRateScaling:
     """Scale the settings of a training from one batch size to another, on record.
 
@@ -194,6 +203,7 @@ def learning_rate_scaling(
             `"ema_momentum"` keep their timescale in examples, under a rule or none; the others
             stay as they are.
         factor: What the scaled learning rate is multiplied by, above 0.
+        beta_1: Decay of the first moment, whose square `beta_2` stays above; None without one.
 
     Raises:
         ValueError: If the rule is unknown, or a batch size out of range.
@@ -201,7 +211,7 @@ def learning_rate_scaling(
     sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     ratio = factor * learning_rate_ratio(**sizes, rule=rule)
     if beta_2 is not None and "beta_2" in follow_batch_size:
-        beta_2 = scale_beta_2(beta_2, **sizes)
+        beta_2 = scale_beta_2(beta_2, beta_1, **sizes)
     if weight_decay is not None and "weight_decay" in follow_batch_size:
         weight_decay = scale_weight_decay(
             weight_decay, **sizes, learning_rate_ratio=ratio, learning_rate=learning_rate

@@ -35,7 +35,7 @@ from kbatch.search.trial_files import (
 from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
-from kbatch.training.build_function import BuildFunction, as_hypermodel
+from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_active_policy,
@@ -68,7 +68,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     >>> kbatch.plot_trials(kbatch.load_study(tuner))
 
     Args:
-        hypermodel: A function `hp -> compiled model`, one without argument, or a
+        build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing, or a
             `keras_tuner.HyperModel`, whose own `fit` is called if it has one. It may read
             `hp.get("batch_size")`. If that `fit` compiles the model, or trains one that is not
             compiled, batches go through whole and in float32.
@@ -107,17 +107,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             where that sets more than 1.
         memory_limit_bytes: Memory that `"auto"` may take. None for what TensorFlow has of the GPU,
             on a CPU half of what the host and its control group leave.
-        seed: Seed of weights and shuffling; a further execution of a trial adds its number.
-            None for other ones in each run.
+        seed: Seed of weights and shuffling; a further execution of a trial adds its number. If
+            None, `BatchSizeTuner` draws one for the search, and other tuners train from others in
+            each trial.
 
     Raises:
-        TypeError: If `hypermodel` cannot build or a size is no integer.
+        TypeError: If `build` cannot build or a size is no integer.
         ValueError: If the sizes, the policy or the rule cannot be used.
     """
 
     def __init__(
         self,
-        hypermodel: "keras_tuner.HyperModel | BuildFunction",
+        build: "keras_tuner.HyperModel | BuildFunction",
         batch_sizes: Iterable[int],
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
@@ -129,11 +130,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         memory_limit_bytes: int | None = None,
         seed: int | None = None,
     ):
-        self._inner = as_hypermodel(hypermodel)
+        self._inner = as_hypermodel(build)
         # An inner HyperModel that is not tunable keeps to its defaults; the batch size is tuned.
         super().__init__(name=self._inner.name)
-        # A `fit` of the user's may compute the objective itself, after training.
-        self.stock_fit = type(self._inner).fit is keras_tuner.HyperModel.fit
+        self.stock_fit = has_stock_fit(self._inner)
         self._given_sizes = check_batch_sizes(batch_sizes)
         if base_batch_size is not None:
             base_batch_size = check_size(base_batch_size, "base_batch_size")
@@ -160,7 +160,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self.steps_per_execution, self.batch_sizes, stock_fit=self.stock_fit
         )
         self.seed = check_seed(seed)
-        self._for_decisions: dict[str, object] = {}  # What its tuner was given for these.
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
@@ -188,16 +187,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             "validation_batch_size": self.validation_batch_size,
             "seed": self.seed,
             "memory_limit_bytes": self.memory_limit_bytes,
-            **self._for_decisions,
         }
 
     def _set_base(self, size: int) -> None:
         self.base_batch_size = size
         self.batch_sizes = tuple(sorted({*self._given_sizes, size}))
-
-    def decide_by(self, **given: object) -> None:
-        """Keep what decisions are made by; a tuner calls it."""
-        self._for_decisions = {name: value for name, value in given.items() if value is not None}
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""
@@ -336,7 +330,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return self._first
 
     def _take_over(self, project: Path) -> None:
-        """Keep what an earlier run of the search derived from its sizes, and its fallback."""
+        """Keep what an earlier run of the search derived or drew, and its fallback."""
         # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
         found = recorded_search(project)
@@ -349,6 +343,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.validation_batch_size = settings.get(
             "validation_batch_size", self.validation_batch_size
         )
+        if self.seed is None:
+            self.seed = settings.get("seed")
         if self._chosen_base is None:
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 

@@ -102,6 +102,8 @@ class TrialFiles:
         """Write the settings of the search, or compare them with those found; keep its fallback."""
         known = compare_settings(self.project, settings)
         environment = read_environment() if known is None else known.environment
+        # What a tuner of kbatch's decides by stands beside what its trials train with.
+        settings = {**settings, **getattr(self.tuner, "decides_by", {})}
         found = SearchRecord(settings, environment, fallback or (known and known.fallback))
         if found != known:
             write_needed(found, self.project / RECORD_NAME)

@@ -3,8 +3,9 @@
 import contextlib
 import dataclasses
 import gc
+import secrets
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,9 +17,10 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
-from kbatch.errors import DeviceLostError
+from kbatch.errors import DeviceLostError, InputError
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.search import identity, trial_files, tuner_arguments
+from kbatch.search.default_batch_sizes import default_batch_sizes
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
@@ -28,7 +30,8 @@ from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import explored_space, run_executions
 from kbatch.study.comparison import check_tolerance
-from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity
+from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity, Study, load_study
+from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
 _GPU_IN_USE = (
@@ -36,6 +39,10 @@ _GPU_IN_USE = (
     "process of each trial gets what that leaves, which may be too little for any. Restart the "
     "kernel or the script, and search before anything else uses TensorFlow."
 )
+
+
+# Seeds that are drawn: few enough to be read aloud.
+_SEEDS = 10_000
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
@@ -47,15 +54,19 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     Example:
 
-    >>> hypermodel = kbatch.BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024), seed=0)
-    >>> tuner = kbatch.BatchSizeTuner(hypermodel, "val_accuracy", directory="results")
+    >>> tuner = kbatch.BatchSizeTuner(build, "val_accuracy", directory="results")
     >>> tuner.search(x, y, validation_split=0.2, epochs=10)
-    >>> tuner.get_best_hyperparameters()[0].get("batch_size")
+    >>> print(tuner.study.decide())
 
     Args:
-        hypermodel: A `kbatch.BatchSizeHyperModel`.
+        build: A function that builds a compiled model, of keras-tuner's `hp` or of nothing; a
+            `keras_tuner.HyperModel`; or, for settings of the trials, a
+            `kbatch.BatchSizeHyperModel`.
         objective: keras-tuner's objective: a metric's name, an `Objective`, or a list of them. None
-            for `"val_loss"`, or for what a `HyperModel.fit` of your own returns, to be minimised.
+            for the number that a `HyperModel.fit` of your own returns, to be minimised.
+        batch_sizes: Batch sizes to try, in examples, ascending; a `BatchSizeHyperModel` has its
+            own. None for the powers of two from 16 to what the training data fill eight times, at
+            most 1,024; then the first trial's model is built when `search` is called.
         strategy: Which trials to run. `"grid"`: every combination of batch size and other
             hyperparameters, in an order that never changes; under
             `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
@@ -85,7 +96,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             batch sizes and more executions extend them.
 
     Raises:
-        TypeError: If `hypermodel` is something else.
+        TypeError: If `build` is something else.
         ValueError: If an argument cannot be used, or the folder holds a search with other settings.
     """
 
@@ -94,9 +105,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __init__(
         self,
-        hypermodel: BatchSizeHyperModel,
-        objective: Any = None,
+        build: BuildFunction | keras_tuner.HyperModel,
+        objective: Any = "val_loss",
         *,
+        batch_sizes: Iterable[int] | None = None,
         strategy: Literal["grid", "race"] = "grid",
         tolerance: float | None = None,
         confidence: float = DEFAULT_CONFIDENCE,
@@ -109,24 +121,28 @@ class BatchSizeTuner(keras_tuner.Tuner):
         project_name: str | None = None,
         overwrite: bool = False,
     ):
-        if not isinstance(hypermodel, BatchSizeHyperModel):
-            raise TypeError(
-                "`hypermodel` must be a `kbatch.BatchSizeHyperModel`: wrap what builds the model, "
-                "`BatchSizeHyperModel(build, kbatch.powers_of_two(16, 1024))`. "
-                f"Received: hypermodel={hypermodel!r}."
+        hypermodel: BatchSizeHyperModel | None = None
+        if isinstance(build, BatchSizeHyperModel):
+            if batch_sizes is not None:
+                raise InputError(
+                    "A `BatchSizeHyperModel` has its own `batch_sizes`: leave them out of "
+                    f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
+                    f"{build.batch_sizes}."
+                )
+            hypermodel = build
+        elif batch_sizes is not None:
+            hypermodel = BatchSizeHyperModel(build, batch_sizes)
+        self._build = as_hypermodel(build)
+        own = self._build if hypermodel is None else hypermodel._inner
+        if objective is None and has_stock_fit(own):
+            raise InputError(
+                "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
+                'give the name of a metric, such as "val_loss". Received: objective=None.'
             )
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
             tuner_arguments.check_count(max_executions, "max_executions", least=1)
-        hypermodel.decide_by(
-            tolerance=tolerance,
-            confidence=None if confidence == DEFAULT_CONFIDENCE else confidence,
-            strategy="race" if strategy == "race" else None,
-            max_executions=max_executions,
-        )
-        self.hypermodel = hypermodel
-        objective = objective or ("val_loss" if hypermodel.stock_fit else None)
-        joint = hypermodel.learning_rate_scaling == "joint"
+        joint = hypermodel is not None and hypermodel.learning_rate_scaling == "joint"
         tuner_arguments.check_strategy(
             strategy,
             joint=joint,
@@ -141,16 +157,20 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
+        given = {"tolerance": tolerance, "max_executions": max_executions}
+        #: What decisions are made by, which changes no training.
+        self.decides_by: dict[str, object] = {
+            "strategy": strategy,
+            "confidence": confidence,
+            **{name: value for name, value in given.items() if value is not None},
+        }
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
         self._strategy = Strategy()
         if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
-        elif joint:
+        elif joint and hypermodel is not None:
             self._strategy = JointStrategy(hypermodel.batch_sizes, tolerance, max_executions)
-        if strategy == "race" or joint:
-            # The executions of a round are compared: they have a seed in common.
-            hypermodel.seed = hypermodel.seed or 0
         self._live: list[LivePlot] = []
         # The facts of the space and the model, the hyperparameters that it was built with, and how
         # many times as long float16 takes as float32, None where no trial runs under it.
@@ -158,12 +178,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # What is said when a search begins.
         self._found: list[str] = []
         # What it holds is looked at before keras-tuner deletes or reads it.
-        if not overwrite:
-            with contextlib.suppress(RecordError):  # The reload says so.
-                hypermodel._take_over(project)
-        elif (project / trial_files.LOCK_NAME).exists():
+        if overwrite and (project / trial_files.LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
                 pass
+        if hypermodel is not None:
+            _take_over(hypermodel, project, overwrite=overwrite)
         super().__init__(
             BatchSizeOracle(objective, self._strategy),
             hypermodel,
@@ -174,6 +193,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         check_tolerance(tolerance, confidence, self.oracle.objective.name)
+
+    @property
+    def study(self) -> Study:
+        """The trials so far, read from their files, as `kbatch.load_study` does."""
+        return load_study(self)
 
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
@@ -193,6 +217,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        if self.hypermodel is None:
+            parallel = self._executor is not None
+            sizes = default_batch_sizes(self._build, args, kwargs, parallel=parallel)
+            hypermodel = BatchSizeHyperModel(self._build, sizes)
+            _take_over(hypermodel, Path(self.project_dir), overwrite=False)
+            self.hypermodel = hypermodel
+            self._populate_initial_space()
         self._live = live_plots(kwargs.get("callbacks"))
         for plot in self._live:
             plot.stay()
@@ -310,6 +341,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return self.__dict__ | left | {"_live": []}
 
     def _populate_initial_space(self) -> None:
+        if self.hypermodel is None:  # Until `search` knows the data.
+            return
         if self._executor is not None:
             space, self._explored = explored_space(self)
             self.oracle.update_space(space)
@@ -364,6 +397,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:
+        if self.hypermodel is None:
+            raise RuntimeError(
+                "The batch sizes follow from the data: call `search` first, or give `batch_sizes`. "
+                "Received: batch_sizes=None."
+            )
         found = self.oracle.get_best_trials(10**6)
         decided = decided_trials(Path(self.project_dir))
         # It may lack an execution yet, as where a race was interrupted.
@@ -383,7 +421,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         given = facts | identity.fit_facts(args, kwargs)
         present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
         identity.check_identity(project, present)
-        known, settings = trial_files.recorded_search(project), self.hypermodel.settings
+        known = trial_files.recorded_search(project)
+        settings = {**self.hypermodel.settings, **self.decides_by}
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
             trial_files.write_needed(
@@ -405,6 +444,16 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self._executor == "local" and gpu_in_use():
             self._progress.say(_GPU_IN_USE)
         return contextlib.closing(ParallelTrials(self, args, kwargs))
+
+
+def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
+    """Keep what an earlier run of the search derived, and draw a seed where there is none."""
+    if not overwrite:
+        with contextlib.suppress(RecordError):  # The reload says so.
+            hypermodel._take_over(project)
+    if hypermodel.seed is None:
+        # Executions are compared by pairs with a seed in common.
+        hypermodel.seed = secrets.randbelow(_SEEDS)
 
 
 @contextlib.contextmanager

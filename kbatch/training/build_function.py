@@ -23,20 +23,25 @@ def as_hypermodel(given: "keras_tuner.HyperModel | BuildFunction") -> keras_tune
         return given
     if isinstance(given, type) and issubclass(given, keras_tuner.HyperModel):
         raise InputTypeError(
-            f"`hypermodel` must be an instance, not a class: give `{given.__name__}()`. "
-            f"Received: hypermodel={given!r}."
+            f"`build` must be an instance, not a class: give `{given.__name__}()`. "
+            f"Received: build={given!r}."
         )
     if isinstance(given, keras.Model):
         raise InputTypeError(
-            "`hypermodel` must build a new model for each trial: give a function that returns "
-            f"one, not the model itself. Received: hypermodel={given.name!r}, a keras.Model."
+            "`build` must build a new model for each trial: give a function that returns "
+            f"one, not the model itself. Received: build={given.name!r}, a keras.Model."
         )
     if not callable(given):
         raise InputTypeError(
-            "`hypermodel` must be a function `hp -> compiled keras.Model` or a "
-            f"`keras_tuner.HyperModel`. Received: hypermodel={given!r}."
+            "`build` must be a function `hp -> compiled keras.Model` or a "
+            f"`keras_tuner.HyperModel`. Received: build={given!r}."
         )
     return _FunctionHyperModel(given)
+
+
+def has_stock_fit(hypermodel: keras_tuner.HyperModel) -> bool:
+    """Return whether keras-tuner's own `fit` trains; another may compute the objective itself."""
+    return type(hypermodel).fit is keras_tuner.HyperModel.fit
 
 
 def model_builder(

@@ -128,6 +128,7 @@ _SECOND_MOMENT_DECAYS = (
 )
 # Muon trains some variables as AdamW does, with settings of their own.
 _MUON_SECOND_MOMENT_DECAY = "adam_beta_2"
+_FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", _MUON_SECOND_MOMENT_DECAY: "adam_beta_1"}
 _WEIGHT_DECAYS = ("weight_decay", "adam_weight_decay")
 _EMA_EVERY = "ema_overwrite_frequency"
 _SCALING = "_kbatch_learning_rate_scaling"
@@ -184,6 +185,7 @@ def scale_model(
             ema_momentum=optimizer.ema_momentum if optimizer.use_ema else None,
             follow_batch_size=follow,
             factor=factor * by_itself,
+            beta_1=getattr(optimizer, _FIRST_MOMENT_DECAYS.get(second_moment or "", ""), None),
         )
         ratio = scaling.learning_rate_ratio
         rates.insert(0, scaling.learning_rate)

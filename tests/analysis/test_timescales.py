@@ -21,6 +21,21 @@ def test_an_average_forgets_an_example_as_fast_at_every_size(scale, decay, size,
     np.testing.assert_allclose(scaled ** (512 / size), decay ** (512 / base))
 
 
+@pytest.mark.parametrize("beta_1", [0.0, 0.5, 0.9, 0.95])
+@pytest.mark.parametrize("beta_2", [0.3, 0.95, 0.99, 0.999])
+def test_the_second_moment_never_forgets_faster_than_adam_can_bear(beta_1, beta_2):
+    sizes = [2**k for k in range(15)]
+    scaled = [scale_beta_2(beta_2, beta_1, batch_size=size, base_batch_size=16) for size in sizes]
+    assert scaled[4] == beta_2
+    assert scaled == sorted(scaled, reverse=True)
+    # Settings of the user's own are not made better, and not worse.
+    bearable = np.sqrt(beta_2) > beta_1
+    assert all(np.sqrt(np.float32(one)) > np.float32(beta_1) for one in scaled) or not bearable
+    free = [scale_beta_2(beta_2, batch_size=size, base_batch_size=16) for size in sizes]
+    clear = [one > beta_1**2 + 0.02 for one in free]
+    np.testing.assert_array_equal(np.compress(clear, scaled), np.compress(clear, free))
+
+
 @pytest.mark.parametrize("ratio", [1.0, 2.0, 4.0])
 @pytest.mark.parametrize(("size", "base"), [(1024, 64), (8, 64), (64, 64)])
 def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):

@@ -32,7 +32,7 @@ import kbatch
         ({"seed": -1}, ValueError, "seed=-1"),
         ({"seed": 1.5}, ValueError, "seed=1.5"),
         ({"base_batch_size": 0}, ValueError, "base_batch_size=0"),
-        ({"build": 3}, TypeError, "hypermodel=3"),
+        ({"build": 3}, TypeError, "build=3"),
         ({"build": models.mlp()}, TypeError, "not the model itself"),
     ],
 )

@@ -66,8 +66,9 @@ def ended(interrupted):
 
 
 def test_all_sizes_train_three_times_with_one_seed_a_round(ended):
-    assert seeds(ended) == {8: [0, 1, 2], 32: [0, 1, 2]}
     settings = kbatch.load_study(ended).search.settings
+    rounds = [settings["seed"] + number for number in range(3)]
+    assert seeds(ended) == {8: rounds, 32: rounds}
     assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
     states = read_trial_states(Path(ended.project_dir))
     assert [state.status for state in states] == ["COMPLETED"] * 2

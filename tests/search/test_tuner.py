@@ -413,7 +413,14 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
 @pytest.mark.parametrize(
     ("arguments", "error", "message"),
     [
-        ({"hypermodel": models.mlp}, TypeError, "wrap what builds the model"),
+        (
+            {"build": models.mlp()},
+            TypeError,
+            "a new model.*not the model itself",
+        ),
+        ({"batch_sizes": (8, 16)}, ValueError, r"leave them out.*and there \(8, 16, 32\)"),
+        ({"build": models.mlp, "batch_sizes": (16, 8)}, ValueError, "ascending"),
+        ({"objective": None}, ValueError, "objective=None"),
         (
             {"strategy": "random"},
             ValueError,
@@ -423,9 +430,9 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
     ],
 )
 def test_arguments_are_checked_at_once(tmp_path, arguments, error, message):
-    arguments = {"hypermodel": searches.stock(), **arguments}
+    arguments = {"build": searches.stock(), "objective": "val_accuracy", **arguments}
     with pytest.raises(error, match=message):
-        kbatch.BatchSizeTuner(objective="val_accuracy", directory=tmp_path, **arguments)
+        kbatch.BatchSizeTuner(directory=tmp_path, **arguments)
 
 
 def test_seed_zero_is_a_seed(found):

@@ -138,8 +138,8 @@ def test_a_target_of_the_loss_is_one_of_the_row(tmp_path):
 
 
 def test_the_objective_is_the_validation_loss_where_none_is_named(tmp_path):
-    kind = kbatch.BatchSizeTuner
-    tuner = searches.search(tmp_path, searches.stock(batch_sizes=(32,)), kind, objective=None)
-    (trial,) = kbatch.load_study(tuner).trials
+    tuner = kbatch.BatchSizeTuner(searches.stock(batch_sizes=(32,)), directory=tmp_path)
+    tuner.search(*small_models.rows(94), validation_split=0.3, verbose=0)
+    (trial,) = tuner.study.trials
     assert (trial.objective.name, trial.objective.direction) == ("val_loss", "min")
     assert trial.objective_value == pytest.approx(trial.metrics["val_loss"])

@@ -77,6 +77,19 @@ def left_over(optimizer, updates):
     return float(np.mean(keras.ops.convert_to_numpy(weight)))
 
 
+@pytest.mark.parametrize("optimizer", [optimizers.Adam, optimizers.Muon, optimizers.RMSprop])
+def test_the_second_moment_stays_above_the_square_of_the_first(optimizer):
+    sizes = {"batch_size": 8192, "base_batch_size": 16}
+    model = models.mlp(optimizer=optimizer())
+    found = scaled(model, sizes=sizes).beta_2
+    if optimizer is optimizers.RMSprop:  # It has no first moment.
+        assert found == pytest.approx(0.9**512)
+        return
+    name = "beta_1" if optimizer is optimizers.Adam else "adam_beta_1"
+    beta_1 = getattr(model.optimizer, name)
+    assert beta_1**2 < found < beta_1**2 + 0.01
+
+
 @pytest.mark.parametrize(
     ("optimizer", "rule"),
     [

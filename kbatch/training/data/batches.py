@@ -2,7 +2,7 @@
 
 import contextlib
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import keras
@@ -17,6 +17,7 @@ from kbatch.training.data.forms import (
     arrays_of,
     as_dataset,
     batches_of,
+    called_for,
     check_class_weight,
     each_part,
     gives_batches,
@@ -46,11 +47,8 @@ def in_batches(
     validation_batch_size: int,
     seed: int | None,
 ) -> Batches:
-    if data.validation_split and data.validation_data is None:
-        data = _split(data)
+    data = _training_data(data)
     x: Any = data.x
-    if x is None:
-        raise InputError(f"There is no training data: `x` is missing. {FORMS} Received: x=None.")
     if gives_batches(x):
         if data.y is not None or data.sample_weight is not None:
             raise InputError(
@@ -91,6 +89,32 @@ def in_batches(
         if not (padded and is_batched(spec, model)):
             validation = batches_of(validation, model, validation_batch_size)
     return Batches(dataset, validation, examples)
+
+
+def count_examples(
+    data: FitData, build: Callable[[], keras.Model], *, batch_size: int
+) -> int | None:
+    """Count the training examples of an epoch, None where they are not known before it.
+
+    A data function is called with `batch_size`; what a batch is depends on the model.
+    """
+    data = _training_data(data)
+    x: Any = data.x
+    if not gives_batches(x):
+        return arrays_of(data)[1]
+    if isinstance(x, keras.utils.PyDataset):
+        return x.num_batches and x.num_batches * keras.tree.flatten(x[0])[0].shape[0]
+    model = build()
+    return _most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
+
+
+def _training_data(data: FitData) -> FitData:
+    """Check that there are training data, and take what is split off for validation from them."""
+    if data.validation_split and data.validation_data is None:
+        data = _split(data)
+    if data.x is None:
+        raise InputError(f"There is no training data: `x` is missing. {FORMS} Received: x=None.")
+    return data
 
 
 def _split(data: FitData) -> FitData:
