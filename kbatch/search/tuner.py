@@ -73,6 +73,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             be the best. `"race"`: all three times, in rounds with one seed for all; then, at the
             other hyperparameters with the best mean, only sizes that may be as good as the best,
             until the fastest of these is certain. It needs a single objective.
+        search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
+            False says that yours is tuned; None looks for it, unless `build` declares a learning
+            rate among its hyperparameters.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: Probability that a certain answer is right, above 0.5 and below 1.
@@ -110,10 +113,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         *,
         batch_sizes: Iterable[int] | None = None,
         strategy: Literal["grid", "race"] = "grid",
+        search_learning_rate: bool | None = None,
+        executions_per_trial: int = 1,
+        max_executions: int | None = None,
         tolerance: float | None = None,
         confidence: float = DEFAULT_CONFIDENCE,
-        max_executions: int | None = None,
-        executions_per_trial: int = 1,
         executor: Any = None,
         max_parallel: int | None = None,
         distribution_strategy: Any = None,
@@ -146,6 +150,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tuner_arguments.check_strategy(
             strategy,
             joint=joint,
+            search_learning_rate=search_learning_rate,
             executor=executor,
             executions_per_trial=executions_per_trial,
             max_executions=max_executions,
@@ -157,7 +162,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.executions_per_trial = tuner_arguments.check_count(
             executions_per_trial, "executions_per_trial", least=1
         )
-        given = {"tolerance": tolerance, "max_executions": max_executions}
+        given = {
+            "tolerance": tolerance,
+            "max_executions": max_executions,
+            "search_learning_rate": search_learning_rate,
+        }
         #: What decisions are made by, which changes no training.
         self.decides_by: dict[str, object] = {
             "strategy": strategy,

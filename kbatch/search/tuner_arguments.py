@@ -15,6 +15,7 @@ def check_strategy(
     strategy: Any,
     *,
     joint: bool,
+    search_learning_rate: bool | None,
     executor: Any,
     executions_per_trial: int,
     max_executions: int | None,
@@ -37,6 +38,14 @@ def check_strategy(
             "A race trains every combination three times, which joint learning rates make "
             'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
             'learning_rate_scaling="joint".'
+        )
+    if search_learning_rate not in (None, True, False) or (
+        search_learning_rate and strategy == "grid"
+    ):
+        raise InputError(
+            "`search_learning_rate` must be None, or whether a race looks for the learning rate: "
+            'give `strategy="race"`, or leave it out. Received: '
+            f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
         )
     adaptive = joint or strategy == "race"
     if max_executions is not None and not adaptive:

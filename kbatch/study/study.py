@@ -32,6 +32,7 @@ _READ_SETTINGS: Mapping[str, Any] = {
     "tolerance": float,
     "confidence": float,
     "strategy": str,
+    "search_learning_rate": bool,
 }
 
 
@@ -39,7 +40,7 @@ _READ_SETTINGS: Mapping[str, Any] = {
 class SearchRecord:
     """What holds for all trials of a search."""
 
-    settings: Mapping[str, object]  # Arguments of the hypermodel.
+    settings: Mapping[str, object]  # Of the hypermodel, and what its tuner decides by.
     environment: EnvironmentRecord
     fallback: RunNote | None = None  # Why all trials train in float32 in place of their policy.
 
@@ -55,11 +56,10 @@ class SearchRecord:
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
         differing = []
-        changing_no_training = ("tolerance", "confidence", "strategy", "max_executions")
         for name, here in settings.items():
             there: Any = self.settings.get(name)
             extends = name == "batch_sizes" and set(there or ()) <= set(here)
-            if there != here and not extends and name not in changing_no_training:
+            if there != here and not extends:
                 differing.append(f"{name}: {there} there, {here} here")
         return "; ".join(differing) or None
 

@@ -421,6 +421,8 @@ def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_pa
         ({"batch_sizes": (8, 16)}, ValueError, r"leave them out.*and there \(8, 16, 32\)"),
         ({"build": models.mlp, "batch_sizes": (16, 8)}, ValueError, "ascending"),
         ({"objective": None}, ValueError, "objective=None"),
+        ({"search_learning_rate": True}, ValueError, "search_learning_rate=True, strategy='grid'"),
+        ({"search_learning_rate": "yes"}, ValueError, "search_learning_rate='yes'"),
         (
             {"strategy": "random"},
             ValueError,
