@@ -25,6 +25,7 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
+from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.progress import SearchProgress
 from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
@@ -261,6 +262,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     with _short_collections():
                         super().search(*args, verbose=0, **kwargs)
+                    measure_plain_epochs(self, args, kwargs)
                 else:
                     self.on_search_begin()
                     parallel.run()

@@ -33,6 +33,8 @@ from kbatch.study.names import (
 )
 from kbatch.study.trial import TrialRecord, device_kinds
 
+# Ratios of times by plain `fit` and in the search that differ by less are one.
+_MUCH_APART = 0.1
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
 
@@ -44,8 +46,12 @@ def with_page(
     conditions: Conditions | None,
     settings: Mapping[str, Any],
     missing: int,
+    plain_s: Mapping[int, float] | None = None,
 ) -> Decision:
-    """Return a decision with its page; the settings are those of the search."""
+    """Return a decision with its page; the settings are those of the search.
+
+    `plain_s` are the seconds of an epoch by plain `fit`, by batch size, where they were measured.
+    """
     if not trials:
         return found
     lost = missing_text(missing)
@@ -56,7 +62,7 @@ def with_page(
     page = Page(
         headline=f"{_headline(found, names, conditions)} {lost}".strip(),
         certainty=f"{_certainty(found)} {_settled_by(found)}".strip(),
-        change=_change(found),
+        change=_change(found, plain_s or {}),
         rate=_rate(found, settings),
         table=_table(found, trials, names),
         settings=_settings(found),
@@ -167,18 +173,22 @@ def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
     return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
-def _change(found: Decision) -> str:
+def _change(found: Decision, plain_s: Mapping[int, float]) -> str:
     """Say what the size that is named changes against the base size."""
     change = found.changes.get(found.batch_size or 0)
     if change is None or found.trial is None or found.base_batch_size is None:
         return ""
     speedup, bounds, parts = change.speedup, change.speedup_interval, []
     if speedup is not None:
-        compared = "sooner"
         if speedup < 1:
             bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
-            speedup, compared = 1 / speedup, "longer"
-        parts.append(f"{format_number(speedup, 2)} times {compared}{in_brackets(bounds, 2)}")
+        parts.append(f"{_times(speedup)}{in_brackets(bounds, 2)}")
+    if plain_s.keys() == {found.base_batch_size, found.batch_size} and change.speedup:
+        plain = plain_s[found.base_batch_size] / plain_s[found.batch_size or 0]
+        if abs(plain / change.speedup - 1) > _MUCH_APART:
+            # What people get comes first.
+            parts.insert(0, f"{_times(plain)} by plain `fit` after `apply`")
+            parts[1] += " in the search"
     if change.difference is not None:
         words = metric_words(found.trial.objective.name)
         pairs = found.judgement.certified if found.judgement and found.certified else ()
@@ -192,6 +202,11 @@ def _change(found: Decision) -> str:
     return (
         f"{found.base_batch_size:,} -> {found.batch_size:,}: {', '.join(parts)}." if parts else ""
     )
+
+
+def _times(speedup: float) -> str:
+    ratio = format_number(max(speedup, 1 / speedup), 2)
+    return f"{ratio} times {'longer' if speedup < 1 else 'sooner'}"
 
 
 def sooner_text(change: SizeChange) -> str:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
 from kbatch.records.notes import RunNote
-from kbatch.records.record import EnvironmentRecord, ShownRecord, check_ranges
+from kbatch.records.record import SHORTEST_S, EnvironmentRecord, ShownRecord, check_ranges
 from kbatch.study.comparison import check_tolerance, completed_executions
 from kbatch.study.decision import Decision, decide
 from kbatch.study.names import Conditions, conditions_of
@@ -64,6 +64,22 @@ class SearchRecord:
         return "; ".join(differing) or None
 
 
+PLAIN_NAME = "kbatch-plain-epochs.json"
+
+
+@dataclasses.dataclass(frozen=True)
+class PlainEpochs:
+    """One epoch by plain `fit` with the settings of two trials, measured in turns."""
+
+    batch_sizes: tuple[int, int]  #: The base size and the one that was named.
+    epoch_s: tuple[float, float]  #: Seconds of an epoch of each, without tracing.
+    examples: int  #: Examples of these epochs.
+
+    def __post_init__(self):
+        check_ranges(1, batch_sizes=self.batch_sizes, examples=self.examples)
+        check_ranges(SHORTEST_S, epoch_s=self.epoch_s)
+
+
 @dataclasses.dataclass(frozen=True)
 class Study(ShownRecord):
     """The trials of one search, read from files or from a tuner.
@@ -81,6 +97,7 @@ class Study(ShownRecord):
     #: training, in building the model.
     problems: tuple[str, ...] = ()
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
+    plain_epochs: PlainEpochs | None = None  #: None where they were not measured.
 
     def __post_init__(self):
         check_ranges(0, missing=self.missing)
@@ -168,6 +185,10 @@ class Study(ShownRecord):
                 conditions=self.conditions if self.trials else None,
                 settings=settings,
                 missing=self.missing,
+                plain_s=self.plain_epochs
+                and dict(
+                    zip(self.plain_epochs.batch_sizes, self.plain_epochs.epoch_s, strict=True)
+                ),
             )
         return self._decisions[tolerance, sure]
 
@@ -366,6 +387,7 @@ def _read_project(path: Path) -> Study:
 
     search = read(SearchRecord, path / RECORD_NAME)
     identity = read(SearchIdentity, path / IDENTITY_NAME)
+    plain = read(PlainEpochs, path / PLAIN_NAME)
     # Those of keras-tuner alone have no record.
     searched = any((path / name).exists() for name in (RECORD_NAME, IDENTITY_NAME))
     before, trials, failed = len(problems), [], []
@@ -390,7 +412,7 @@ def _read_project(path: Path) -> Study:
     texts = map(json_codec.printable, [*problems, *failed, *(identity.notes if identity else ())])
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(texts), missing)
+    return Study(name, tuple(trials), search, tuple(texts), missing, plain)
 
 
 def _end_of_lost(file: Path) -> tuple[str, str]:

@@ -1,0 +1,69 @@
+"""What the size that a study names takes by plain `fit`, beside the base size."""
+
+import dataclasses
+from pathlib import Path
+
+import keras_tuner
+import numpy as np
+import pytest
+import searches
+import small_models as models
+
+import kbatch
+from kbatch.search.plain_epochs import measure_plain_epochs
+from kbatch.study.study import PlainEpochs
+
+
+@pytest.fixture(scope="module")
+def ended(tmp_path_factory):
+    """A search whose larger size is named, and its data."""
+    hypermodel = searches.stock(batch_sizes=(4, 64), base_batch_size=4)
+    data = models.rows(400)
+    tuner = searches.search(
+        tmp_path_factory.mktemp("plain"),
+        hypermodel,
+        kbatch.BatchSizeTuner,
+        data=data,
+        objective=keras_tuner.Objective("samples_per_second", "max"),
+    )
+    return tuner, data
+
+
+def test_a_short_search_measures_nothing_more(ended):
+    tuner, data = ended
+    assert kbatch.load_study(tuner).plain_epochs is None
+    measure_plain_epochs(tuner, data, {})
+    assert kbatch.load_study(tuner).plain_epochs is None
+
+
+def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
+    tuner, (x, y) = ended
+    measure_plain_epochs(tuner, (x,), {"y": y, "validation_split": 0.25}, most_share=np.inf)
+    study = kbatch.load_study(tuner)
+    found = study.plain_epochs
+    assert (found.batch_sizes, found.examples) == ((4, 64), 300)
+    assert min(found.epoch_s) > 0
+    measure_plain_epochs(tuner, (x, y), {}, most_share=np.inf)
+    assert kbatch.load_study(tuner).plain_epochs == found
+
+
+@pytest.mark.parametrize(("times", "told"), [(3.0, True), (1.05, False)])
+def test_the_page_begins_with_what_people_get_where_it_is_another_ratio(ended, times, told):
+    study = kbatch.load_study(ended[0])
+    seconds = times * study.decide().changes[64].speedup, 1.0
+    study = dataclasses.replace(study, plain_epochs=PlainEpochs((4, 64), seconds, 300))
+    assert ("by plain `fit` after `apply`" in study.decide().page.change) == told
+
+
+def test_a_saved_study_keeps_them(ended, tmp_path):
+    known = PlainEpochs((4, 64), (2.0, 1.0), 9)
+    dataclasses.replace(kbatch.load_study(ended[0]), plain_epochs=known).save(tmp_path / "s.json")
+    assert kbatch.load_study(tmp_path / "s.json").plain_epochs == known
+
+
+def test_data_that_are_no_arrays_are_not_timed(ended):
+    tuner, (x, y) = ended
+    file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
+    file.unlink(missing_ok=True)
+    measure_plain_epochs(tuner, (x.tolist(), y), {}, most_share=np.inf)
+    assert not file.exists()
