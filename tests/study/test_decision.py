@@ -122,7 +122,7 @@ def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it()
     assert found.page.change.endswith("validation accuracy as good within 0.01.")
     (row,) = [row for row in trial_table(study).rows if row.best]
     assert row.cells[0].text == "64"
-    assert named_label(trials_info(study)).startswith("fastest within tolerance, batch size 64: ")
+    assert named_label(trials_info(study)).startswith("take batch size 64: ")
     assert study.decide() is study.decide()
 
 

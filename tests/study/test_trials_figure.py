@@ -119,14 +119,14 @@ def test_labels_units_and_conditions_are_in_the_figure():
 
 def test_the_best_trial_is_labelled_in_the_panel_of_the_objective():
     upper, lower = usual_panels()
-    assert "best, batch size 64: 0.9810" in texts(lower)
-    assert "best" not in texts(upper)
+    assert "take batch size 64: 0.9810" in texts(lower)
+    assert "take" not in texts(upper)
     fastest = Objective("samples_per_second", "max")
     upper, lower = panels(
         make_study(*(make_trial(size, objective=fastest, rate=size) for size in (16, 32)))
     )
-    assert "best, batch size 32: 32.00 samples/s" in texts(upper)
-    assert "best" not in texts(lower)
+    assert "take batch size 32: 32.00 samples/s" in texts(upper)
+    assert "take" not in texts(lower)
 
 
 @pytest.mark.parametrize("size", [16, 32, 128])
@@ -145,7 +145,7 @@ def test_the_label_covers_no_bar(size, name):
     failed = make_trial(256, status="out_of_memory", objective=objective)
     drawn = panels(make_study(*trials, failed))
     drawn[0].figure.draw_without_rendering()
-    kinds = "best,", "fastest within"
+    kinds = "take"
     ((panel, label),) = [(p, t) for p in drawn for t in p.texts if t.get_text().startswith(kinds)]
     box = label.get_window_extent()
     assert panel.get_window_extent().y0 < box.y0 < box.y1 < panel.get_window_extent().y1
@@ -286,7 +286,7 @@ def test_the_named_label_names_the_hyperparameters_that_differ():
             make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
         )
     )
-    assert named_label(info) == "best, batch size 16, units=8, mixed_float16: 0.9900"
+    assert named_label(info) == "take batch size 16, units=8, mixed_float16: 0.9900"
 
 
 def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
@@ -381,5 +381,5 @@ def test_the_alternative_text_tells_what_the_figure_shows():
     text = alt_text(trials_info(make_study()))
     assert "7 trials over batch size, 16 to 4,096" in text
     assert "Throughput lies between 3,130 samples/s at batch size 16 and" in text
-    assert "best, batch size 64: 0.9810" in text
+    assert "take batch size 64: 0.9810" in text
     assert "batch size 4,096 (out of memory)" in text

@@ -47,7 +47,6 @@ class TrialsInfo(NamedTuple):
     series: tuple[common.Series, ...]
     quality: Objective | None  # The metric of the lower panel.
     named: TrialPoint | None  # The trial that the study decides for.
-    best: bool  # Whether it has the best mean objective.
     objective: Objective
     notes: tuple[str, ...]
 
@@ -111,8 +110,8 @@ def trials_info(study: Study) -> TrialsInfo:
             why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
         notes.append(f"Points are not joined: {why}.")
     named = points[decided.trial.trial_id] if decided.trial else None
-    best, objective = decided.trial is decided.best, study.trials[0].objective
-    return TrialsInfo(tuple(points.values()), series, quality, named, best, objective, tuple(notes))
+    objective = study.trials[0].objective
+    return TrialsInfo(tuple(points.values()), series, quality, named, objective, tuple(notes))
 
 
 def named_label(info: TrialsInfo) -> str:
@@ -122,8 +121,7 @@ def named_label(info: TrialsInfo) -> str:
     estimate = point.samples_per_second if info.by_throughput else point.quality
     unit = " samples/s" if info.by_throughput else ""
     number = f": {format_number(estimate.value, 4)}{unit}" if estimate else ""
-    kind = "best" if info.best else "fastest within tolerance"
-    return f"{', '.join((kind, f'batch size {point.batch_size:,}', *point.settings))}{number}"
+    return f"take {', '.join((f'batch size {point.batch_size:,}', *point.settings))}{number}"
 
 
 def alt_text(info: TrialsInfo) -> str:
@@ -149,7 +147,7 @@ def alt_text(info: TrialsInfo) -> str:
                 f"{format_number(high)}{unit} at {high_size:,}."
             )
     if info.named:
-        sentences.append(f"Marked as {named_label(info)}.")
+        sentences.append(f"Marked: {named_label(info)}.")
     if info.incomplete:
         marked = join_words(
             f"batch size {p.batch_size:,} ({', '.join((*p.settings, p.outcome))})"
