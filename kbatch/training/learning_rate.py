@@ -145,13 +145,15 @@ def scale_model(
     follow_batch_size: tuple[str, ...],
     factor: float = 1.0,
     base_model: keras.Model | None = None,
-) -> LearningRateScaling:
+) -> LearningRateScaling | None:
     """Scale the settings of a compiled model from one batch size to another.
 
     Those that differ from `base_model`, which the same function built for the base batch size,
     follow the batch size by themselves, and are left as they are.
     """
     layers, optimizers = _batch_norms(model), inner_optimizers(model)
+    if not optimizers:  # A step of the user's own changes the weights by itself.
+        return None
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     bases, fitted = optimizers, set()
     if base_model is not None:

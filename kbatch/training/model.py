@@ -52,6 +52,11 @@ def replica_count(model: Any) -> int:
 
 def check_trainable(model: keras.Model) -> None:
     check_model(model)
+    if model.optimizer is None and user_step(model) is None:
+        raise ValueError(
+            "The model has no optimizer: name one in `compile`, with its learning rate. "
+            f"Received: model={model.name!r}, optimizer=None."
+        )
     if model.built and not model.trainable_weights:
         raise ValueError(
             "The model has no trainable weights: unfreeze a layer before training. "

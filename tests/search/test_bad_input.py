@@ -49,11 +49,18 @@ def uncompiled():
     return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
 
 
+def without_optimizer():
+    model = uncompiled()
+    model.compile(optimizer=None, loss="mse")
+    return model
+
+
 @pytest.mark.parametrize(
     ("build", "message"),
     [
         (no_model, "return model"),
         (uncompiled, "must be compiled"),
+        (without_optimizer, "has no optimizer.*optimizer=None"),
     ],
 )
 def test_a_build_function_is_checked_before_the_search(tmp_path, build, message):
