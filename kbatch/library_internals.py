@@ -212,6 +212,20 @@ def wrapped_function(given: Any) -> Any:
     return getattr(given, "fn", None) or getattr(given, "_fn", None)
 
 
+def metrics_by_name(model: Any) -> dict[str, Any]:
+    """Return the metrics of a built model by the names that a step returns their results by."""
+    found: dict[str, Any] = {}
+    for metric in model.metrics:
+        if metric is getattr(model, "_compile_metrics", None):
+            if metric.built:  # It names them where it computes them.
+                named = [(one, "result", functools.partial(lambda m: m, one)) for one in metric.metrics]
+                with replaced(named):
+                    found |= metric.result()
+        else:
+            found[metric.name] = metric
+    return found
+
+
 def compiled_metrics(model: Any) -> Any:
     """Return the metrics that `compile` was given, as given."""
     compiled = getattr(model, "_compile_metrics", None)

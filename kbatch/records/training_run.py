@@ -1,14 +1,10 @@
 """The record of one training run: epochs, target, gradient noise scale, validation outcomes."""
 
-import base64
 import dataclasses
 import functools
 import math
-import zlib
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, Self
-
-import numpy as np
+from typing import Any, NamedTuple
 
 from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.analysis.learning_rate import LearningRateScaling
@@ -93,66 +89,61 @@ def _moments(epoch: "EpochRecord") -> tuple[float, float] | None:
     return None if variance is None or norm is None else (variance, norm)
 
 
-MOST_BLOCKS = 512
+# Why the values of validation blocks are unknown, by code.
+REASONS = {
+    "no_validation": "no epoch was validated",
+    "of_training": "the metric is one of training, not of validation",
+    "several_objectives": "several objectives are no single metric",
+    "several_devices": "the model was trained on several devices",
+    "not_finite": "the metric was not finite in any epoch",
+    "few_blocks": "there are fewer than four blocks of validation examples",
+    "no_metric": "no metric of the model has this value",
+    "no_sums": "the metric is no function of sums over validation examples",
+    "many_sums": "the metric keeps too many numbers",
+    "unknown_length": "the validation data are many and of unknown length",
+    "shuffled": "the validation data have another order or other rows in each epoch",
+}
 
 
 @dataclasses.dataclass(frozen=True)
 class Outcomes:
-    """A metric of the best epoch in each block of consecutive validation examples.
+    """A metric of validation at the best epoch, as a value for each block of examples.
 
     Runs that were validated on the same examples in the same order are compared block by block:
     what makes an example hard is in both and cancels. The standard error of the difference is the
-    spread over blocks by the root of their number.
+    spread over blocks by the root of their number. The best epoch is chosen on one half of the
+    blocks and valued on the other, so that their mean is not better by the choice.
     """
 
     metric: str | None = None  # As Keras names it; None where no metric was to be had.
-    epoch: int | None = None  # Number of the best one, from 0.
     examples: int | None = None  # For validation.
-    block_examples: int | None = None  # Examples in a block; the last one may have fewer.
-    key: str | None = None  # Fingerprint of the targets in their order: runs with one are paired.
-    set_key: str | None = None  # Fingerprint of the targets in any order.
-    data: str | None = None  # The values of the blocks: base64 of zlib of little-endian float32.
-    reason: str | None = None  # Why there are no values, None where there are.
+    block_examples: int | None = None  # In a block; the last one may have fewer.
+    key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
+    set_key: str | None = None  # Fingerprint of the examples in any order.
+    values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
+    reason: str | None = None  # One of `REASONS`, None where there are values.
 
     def __post_init__(self):
-        check_ranges(0, epoch=self.epoch)
         check_ranges(1, examples=self.examples, block_examples=self.block_examples)
-        if (self.data is None) == (self.reason is None):
+        if self.reason is not None:
+            check_choice(tuple(REASONS), reason=self.reason)
+        known = len(self.values) > 1 and bool(self.key) and all(map(math.isfinite, self.values))
+        if known == (self.reason is not None):
             raise ValueError(
-                "Outcomes have either `data` or a `reason` why there are none. "
-                f"Received: data={self.data!r:.60}, reason={self.reason!r}."
+                "Outcomes have either finite `values` of blocks with a `key`, or a `reason` why "
+                f"there are none. Received: {len(self.values)} values, key={self.key!r}, "
+                f"reason={self.reason!r}."
             )
-        # Now, so that a damaged file is found where files are read: some microseconds each.
-        values, (examples, size) = self.values, (self.examples or 0, self.block_examples or 1)
-        if values is not None and not (
-            self.key
-            and 0 < len(values) == -(-examples // size) <= MOST_BLOCKS
-            and np.isfinite(values).all()
-        ):
-            raise ValueError(
-                f"`data` must hold a finite value for each of up to {MOST_BLOCKS} blocks of the "
-                f"`examples`, and have a `key`. Received: {len(values)} values, {self.examples} "
-                f"examples in blocks of {self.block_examples}, key={self.key!r}."
-            )
-
-    @classmethod
-    def of(cls, values: np.ndarray, **fields: Any) -> Self:
-        """Make the record of the values of the blocks; the other attributes go by name."""
-        packed = zlib.compress(np.asarray(values, "<f4").tobytes(), 9)
-        return cls(data=base64.b64encode(packed).decode(), **fields)
 
     @property
-    def values(self) -> np.ndarray | None:
-        """The metric of each block in order, float64; None where there is a `reason`."""
-        if self.data is None:
-            return None
-        packed = base64.b64decode(self.data, validate=True)
-        try:
-            # One more than there may be: a damaged file may claim gigabytes.
-            raw = zlib.decompressobj().decompress(packed, 4 * (MOST_BLOCKS + 1))
-        except zlib.error as error:
-            raise ValueError(f"`data` is damaged: {error}.") from error
-        return np.frombuffer(raw, "<f4").astype(float)
+    def value(self) -> float | None:
+        """The metric of the best epoch, which was chosen on other examples; None if unknown."""
+        return math.fsum(self.values) / len(self.values) if self.values else None
+
+    @property
+    def why(self) -> str | None:
+        """Why there are no values, in words."""
+        return self.reason and REASONS[self.reason]
 
 
 # Of more, an axis of doubles cannot tell one from the next.
@@ -251,9 +242,13 @@ class ExecutionRecord:
     #: Most examples that fit in memory at once, where probes or training met the end of it; None
     #: where they did not, or were not made.
     most_in_memory: int | None = None
-    #: The metric of the best epoch by blocks of validation examples, or why there is none; None
+    #: The metric of the best epoch by blocks of validation examples, or why it is unknown; None
     #: where it was not looked for.
     outcomes: Outcomes | None = None
+    #: Fingerprint of the weights before the first update; None if unknown.
+    initial_weights: str | None = None
+    #: Fingerprint of the order of the first epoch; None where it is drawn without a seed.
+    first_order: str | None = None
     #: Kind of device that it ran on, the processor with its cores without a GPU; None if unknown.
     device: str | None = None
     #: Whether validation was that of moving averages of the weights (`SwapEMAWeights`).

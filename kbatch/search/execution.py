@@ -175,12 +175,11 @@ class Execution:
         return figures | taken | results if isinstance(results, dict) else results
 
     def _outcomes(self) -> tuple[Outcomes | None, tuple[RunNote, ...]]:
-        """Measure the metric by blocks of validation examples, which are those of other trials."""
+        """Return the metric by blocks of validation examples, which are those of other trials."""
         best = self._fit.best_epoch
         if best is None or self._files is None:
             return None, ()
-        with dtype_policy_scope(self._started.dtype_policy):
-            outcomes = best.outcomes(self._model)
+        outcomes = best.outcomes()
         earlier = self._files.earlier_outcomes(self._plan.number)
         if earlier is None or outcomes.key in (None, earlier.key):
             return outcomes, ()
@@ -253,6 +252,8 @@ class Execution:
             epochs=tuple(clock.epochs),
             notes=notes,
             averages_validated=fit.averages_validated,
+            initial_weights=fit.best_epoch and fit.best_epoch.initial_weights,
+            first_order=fit.first_order,
         )
 
 

@@ -1,6 +1,7 @@
 """`model.fit` for one execution of a trial: one batch size, one clock, checked by epoch."""
 
 import contextlib
+import functools
 import inspect
 import math
 import time
@@ -31,6 +32,7 @@ from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
 from kbatch.training.data.batches import Batches, in_batches
+from kbatch.training.data.example_hashes import FirstBatch
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
@@ -94,6 +96,8 @@ class TimedFit:
         self._most_at_once: int | None = None
         self._built_steps = int(getattr(model, "steps_per_execution", 1))
         self.steps_per_execution: int | None = None  # None before the first training.
+        self._first_batch = FirstBatch()
+        self._order: str | None = None  # Of the first epoch, where that is known without data.
 
     def __enter__(self) -> "TimedFit":
         self._model.fit = self
@@ -134,10 +138,11 @@ class TimedFit:
             batch_size=plan.batch_size,
             largest_batch_size=plan.largest_batch_size,
             validation_batch_size=self._validation_batch_size,
+            validation_steps=call.pop("validation_steps", None),
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(plan.seed, self._fits, initial_epoch),
         )
-        if batches.validation_data is not None and not can_validate(self._model):
+        if batches.validation.data is not None and not can_validate(self._model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "
                 "loss, to be validated: add one, or leave out `validation_data`. "
@@ -151,13 +156,17 @@ class TimedFit:
             )
         steps, epochs = call.get("steps_per_epoch"), call.get("epochs", 1)
         _fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
-        if is_dataset(batches.validation_data):
-            steps = call.get("validation_steps")
-            _fill_caches(batches.validation_data, steps and steps * self._validation_batch_size)
+        if is_dataset(batches.validation.data):
+            _fill_caches(batches.validation.data, None)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
         return self._train(batches, call)
+
+    @property
+    def first_order(self) -> str | None:
+        """Fingerprint of the order of the first epoch, None where it is unknown."""
+        return self._order or self._first_batch.fingerprint
 
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         scale_late_layers(self._model, batches.dataset)
@@ -189,15 +198,16 @@ class TimedFit:
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
         first: list[keras.callbacks.Callback] = []
         if (best := self.best_epoch) is not None:
-            best.validation = (
-                batches.validation_data,
-                self._validation_batch_size,
-                call.get("validation_steps"),
-            )
+            best.batches = batches.validation.batches
             last = [best, *last]
             stock = keras.callbacks.Callback.on_test_end
-            if any(getattr(one.on_test_end, "__func__", None) is not stock for one in theirs):
-                first = [keras.callbacks.LambdaCallback(on_test_end=best.keep_validated)]
+            end = functools.partial(
+                best.end_validation,
+                keep_weights=any(
+                    getattr(one.on_test_end, "__func__", None) is not stock for one in theirs
+                ),
+            )
+            first = [keras.callbacks.LambdaCallback(on_test_end=end)]
         copied_s = best.copy_s if best else 0.0
         own = [self.clock, *first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
@@ -206,14 +216,20 @@ class TimedFit:
                 warnings.catch_warnings(),
                 waiting_for_data(self._model, batches.dataset),
             ):
-                datasets = [d for d in batches if isinstance(d, tf.data.Dataset)]
+                datasets = [batches.dataset, batches.validation.data]
+                datasets = [d for d in datasets if is_dataset(d)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
                     # An epoch ends with the data: the length of what is rebatched is not known.
                     warnings.filterwarnings("ignore", message="Your input ran out of data")
+                dataset = batches.dataset
+                if self._fits == 1:
+                    self._order = batches.order
+                    if batches.of_dataset:
+                        dataset = self._first_batch.attach(dataset)
                 history = self._fit(
-                    meter.attach(batches.dataset, batches.examples),
-                    validation_data=batches.validation_data,
-                    validation_batch_size=self._validation_batch_size,
+                    meter.attach(dataset, batches.examples),
+                    validation_data=batches.validation.data,
+                    validation_batch_size=batches.validation.batch_size,
                     callbacks=[*own, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,

@@ -223,9 +223,9 @@ class TrialRecord:
         What another seed would change is not in it. None without outcomes of that metric.
         """
         outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
-        if outcomes is None or outcomes.metric != name or outcomes.values is None:
+        if outcomes is None or outcomes.metric != name:
             return None
-        return mean_interval(outcomes.values.tolist())
+        return mean_interval(outcomes.values)
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
         """Average a quantity over the executions that have it."""

@@ -196,7 +196,7 @@ def _description(model: Any) -> Any:
 _NOT_DESCRIBED = (
     *("name", "_path", "_parent_path", "seed", "_called", "built", "history"),
     *("steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"),
-    *("train_function", "test_function", "predict_function"),
+    *("train_function", "test_function", "predict_function", "test_step"),
     *("_dropout_mask", "_recurrent_dropout_mask"),
 )
 

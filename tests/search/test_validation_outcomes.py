@@ -1,8 +1,7 @@
-"""The metric of the best epoch by blocks of validation examples, and what it leaves as it was."""
+"""The metric by blocks of validation examples: what Keras's own validation summed up."""
 
 import functools
 import itertools
-import re
 
 import keras
 import keras_tuner
@@ -20,17 +19,13 @@ from kbatch.training.one_graph import OneGraph
 
 VAL_ACCURACY = Objective("val_accuracy", "max")
 VAL_LOSS = Objective("val_loss", "min")
-VALIDATION = rows(40, seed=1)
+VALIDATION = rows(90, seed=1)
+WEIGHTS = np.linspace(0.5, 1.5, 90).astype("float32")
 layers = keras.layers
 
 
 def dataset(arrays=VALIDATION):
     return tf.data.Dataset.from_tensor_slices(arrays)
-
-
-class Timed(TimedFit):
-    def outcomes(self):
-        return self.best_epoch.outcomes(self._model)
 
 
 @functools.cache
@@ -39,35 +34,32 @@ def shared():
     return small_models.stock()
 
 
-def trained(model=None, objective=VAL_LOSS, *, fits=1, plan=None, **fit):
-    """A timed `fit` of two epochs that has ended, with 40 rows to validate on."""
+def trained(model=None, objective=VAL_LOSS, *, data=None, fits=1, plan=None, **fit):
+    """A timed `fit` of two epochs that has ended, with 90 rows to validate on."""
     model = model or shared()
-    timed = Timed(model, searches.plan(16, objective=objective, **(plan or {})))
+    timed = TimedFit(model, searches.plan(16, objective=objective, **(plan or {})))
     given = {"epochs": 2, "verbose": 0, "validation_data": VALIDATION} | fit
     with timed:
         for _ in range(fits):
-            model.fit(*rows(48), **given)
+            model.fit(*(data or rows(48)), **given)
     return timed
 
 
-def best_value(timed, objective=VAL_LOSS):
-    sign = -1 if objective.direction == "max" else 1
-    known = [e for e in timed.clock.epochs if objective.name in e.metrics]
-    best = min(known, key=lambda e: sign * e.metrics[objective.name])
-    return best.epoch, best.metrics[objective.name]
-
-
-def mean_of(outcomes):
-    whole = outcomes.examples // outcomes.block_examples
-    counts = [outcomes.block_examples] * whole + [outcomes.examples % outcomes.block_examples]
-    return np.average(outcomes.values, weights=counts[: len(outcomes.values)])
+def outcomes_of(*arguments, **fit):
+    return trained(*arguments, **fit).best_epoch.outcomes()
 
 
 def compiled(**arguments):
     model = small_models.stock()
-    settings = {"loss": small_models.own_loss, "metrics": ["accuracy"]}
-    model.compile("sgd", **(settings | arguments))
-    model.compute_metrics = model.compute_metrics
+    model.compile("sgd", **({"loss": small_models.own_loss, "metrics": ["accuracy"]} | arguments))
+    return model
+
+
+def binary(**arguments):
+    """A classifier of two classes with metrics that are no means over examples."""
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(1, activation="sigmoid")])
+    metrics = [keras.metrics.AUC(name="auc"), keras.metrics.F1Score(name="f1", threshold=0.5)]
+    model.compile("sgd", "binary_crossentropy", metrics=metrics, **arguments)
     return model
 
 
@@ -85,183 +77,182 @@ def own_test_step():
     return model
 
 
-WEIGHTS = np.linspace(0.5, 1.5, 40).astype("float32")
-FORMS = {
-    "arrays": {},
-    "weights": {"fit": {"validation_data": (*VALIDATION, WEIGHTS)}},
-    "examples": {"fit": {"validation_data": dataset()}},
-    "batches": {"fit": {"validation_data": dataset().batch(16)}},
-    "function": {"fit": {"validation_data": lambda size: dataset().batch(size)}},
-    "steps_per_execution": {"model": lambda: compiled(steps_per_execution=3)},
-    "xla": {"model": lambda: compiled(jit_compile=True)},
-    "own test step": {"model": own_test_step},
-    "every second epoch": {"fit": {"validation_freq": 2}},
-    "two fits": {"fits": 2},
-    "restored": {
-        "fit": {
-            "epochs": 4,
-            "callbacks": [
-                keras.callbacks.EarlyStopping("val_loss", patience=1, restore_best_weights=True)
-            ],
-        }
-    },
+def two_outputs():
+    given = keras.Input((8,))
+    found = {"a": layers.Dense(3, name="a")(given), "b": layers.Dense(1, name="b")(given)}
+    model = keras.Model(given, found)
+    loss = {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
+    model.compile("sgd", loss, metrics={"a": "accuracy", "b": "mae"})
+    return model
+
+
+def masked():
+    steps = [layers.Input((8,)), layers.Reshape((4, 2)), layers.Masking(0.0)]
+    model = keras.Sequential([*steps, layers.LSTM(3), layers.Dense(3, activation="softmax")])
+    model.compile("sgd", small_models.own_loss, weighted_metrics=["accuracy"])
+    return model
+
+
+X, Y = VALIDATION
+LABELS = (Y > 0).astype("float32")[:, None]
+OUTPUTS = (X, {"a": Y, "b": LABELS})
+HISTORIES = {
+    "arrays": (small_models.stock, VALIDATION, VALIDATION),
+    "weights": (masked, (*VALIDATION, WEIGHTS), (*VALIDATION, WEIGHTS)),
+    "dict": (two_outputs, OUTPUTS, OUTPUTS),
+    "auc": (binary, (X, LABELS), (X, LABELS)),
+    "batches": (small_models.stock, dataset().batch(7), VALIDATION),
+    "several steps": (lambda: compiled(steps_per_execution=7), VALIDATION, VALIDATION),
+    "own test step": (own_test_step, VALIDATION, VALIDATION),
+    "half": (lambda: in_half(small_models.stock), VALIDATION, VALIDATION),
 }
 
 
-@pytest.mark.parametrize(
-    "form",
-    [pytest.param(one, marks=pytest.mark.slow) if one == "xla" else one for one in FORMS],
-)
-def test_the_mean_over_blocks_is_the_metric_of_the_best_epoch(form):
-    case = FORMS[form]
-    timed = trained(case.get("model", shared)(), fits=case.get("fits", 1), **case.get("fit", {}))
-    outcomes = timed.outcomes()
-    assert outcomes.reason is None
-    assert (outcomes.metric, outcomes.examples, len(outcomes.values)) == ("val_loss", 40, 40)
-    epoch, value = best_value(timed)
-    assert outcomes.epoch == epoch
-    assert mean_of(outcomes) == pytest.approx(value, rel=1e-4)
-    # The same rows in the same order, whatever they came in.
-    assert outcomes.key == trained().outcomes().key if form == "batches" else True
+def in_half(build):
+    before = keras.config.dtype_policy()
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        return build()
+    finally:
+        keras.config.set_dtype_policy(before)
 
 
-def test_copies_of_the_best_weights_count_in_no_total():
-    class Slow(keras.callbacks.Callback):
-        """Lets the copy of the first epoch take a thousand seconds."""
-
-        def on_epoch_end(self, epoch, logs=None):
-            timed.best_epoch.copy_s += 1000.0 * (epoch == 0)
-
-    model = small_models.stock()
-    timed = Timed(model, searches.plan(16, objective=VAL_LOSS))
+@pytest.mark.parametrize("form", HISTORIES)
+def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
+    build, given, validation = HISTORIES[form]
+    data = keras.tree.map_structure(lambda part: part[:48], validation[:2])
+    model = build()
+    weights = model.get_weights()
+    objective = VAL_ACCURACY if form == "own test step" else VAL_LOSS
+    timed = TimedFit(model, searches.plan(48, objective=objective))
     with timed:
-        model.fit(*rows(48), validation_data=VALIDATION, verbose=0, callbacks=[Slow()])
-    assert timed.best_epoch.copy_s > 1000.0
-    assert -1000.0 < timed.total_s < 0.0
+        history = model.fit(*data, epochs=2, verbose=0, validation_data=given, shuffle=False)
+    plain = build()
+    plain.set_weights(weights)
+    # 90 rows in at most 50 blocks are 45 of 2 rows.
+    expected = plain.fit(
+        *data,
+        batch_size=48,
+        epochs=2,
+        verbose=0,
+        validation_data=validation,
+        validation_batch_size=2,
+        shuffle=False,
+    )
+    names = [name for name in expected.history if name.startswith("val_")]
+    assert len(names) > 1
+    for name in names:
+        assert history.history[name] == expected.history[name], name
+    outcomes = timed.best_epoch.outcomes()
+    assert (outcomes.reason, outcomes.examples, len(outcomes.values)) == (None, 90, 45)
 
 
-def test_a_part_of_the_data_is_what_validation_took():
-    split = trained(validation_data=None, validation_split=0.25).outcomes()
-    assert (split.examples, split.reason) == (12, None)
-    for data in (VALIDATION, dataset()):
-        taken = {"validation_data": data, "validation_steps": 2, "epochs": 1}
-        steps = trained(plan={"validation_batch_size": 8}, **taken).outcomes()
-        assert (steps.examples, steps.reason) == (16, None)
+FORMS = {
+    "arrays": {},
+    "weights": {"validation_data": (*VALIDATION, WEIGHTS)},
+    "examples": {"validation_data": dataset()},
+    "batches": {"validation_data": dataset().batch(16)},
+    "function": {"validation_data": lambda size: dataset().batch(size)},
+    "every second epoch": {"validation_freq": 2, "epochs": 3},
+    "two fits": {"fits": 2, "epochs": 1},
+}
 
 
-def test_the_values_are_those_of_the_weights_of_the_best_epoch():
-    class Spoiled(keras.callbacks.Callback):
-        """Spoils the last epoch."""
+@pytest.mark.parametrize("form", FORMS)
+def test_the_blocks_are_those_of_equal_examples(form):
+    """Of one epoch their mean is the metric: 45 blocks of 2, half of them and a middle one more."""
+    timed = trained(**({"epochs": 1} | FORMS[form]))
+    outcomes = timed.best_epoch.outcomes()
+    assert (outcomes.reason, outcomes.metric, outcomes.block_examples) == (None, "val_loss", 2)
+    assert (outcomes.examples, len(outcomes.values)) == (90, 45)
+    assert outcomes.key == outcomes_of(epochs=1).key
 
-        def on_epoch_begin(self, epoch, logs=None):
-            if epoch == 2:
-                self.model.set_weights([10 * one for one in self.model.get_weights()])
 
-        def on_epoch_end(self, epoch, logs=None):
-            weights[epoch] = self.model.get_weights()
+def test_values_are_the_means_of_blocks_at_the_epochs_that_the_other_half_chose():
+    class Drawn(keras.callbacks.Callback):
+        """Draws other weights for each epoch."""
 
-    weights, model = {}, small_models.stock()
+        def on_test_begin(self, logs=None):
+            rng = np.random.default_rng(len(weights))
+            drawn = [0.3 * rng.normal(size=one.shape) for one in self.model.get_weights()]
+            self.model.set_weights(drawn)
+            weights.append(self.model.get_weights())
+
+    weights, model = [], small_models.stock()
     x, y = rows(600, seed=1)
-    timed = trained(model, validation_data=(x, y), epochs=3, callbacks=[Spoiled()])
-    outcomes = timed.outcomes()
-    for last, now in zip(weights[2], model.get_weights(), strict=True):
-        np.testing.assert_array_equal(last, now)
-    assert outcomes.epoch == best_value(timed)[0] < 2
-    model.set_weights(weights[outcomes.epoch])
-    losses = small_models.own_loss(y, model.predict(x, verbose=0)).numpy()
-    expected = losses.reshape(-1, outcomes.block_examples).mean(1)
-    np.testing.assert_allclose(outcomes.values, expected, rtol=1e-4)
+    timed = trained(model, VAL_LOSS, validation_data=(x, y), epochs=4, callbacks=[Drawn()])
+    found = timed.best_epoch.outcomes()
+    losses = []
+    for one in weights:
+        model.set_weights(one)
+        loss = small_models.own_loss(y, model.predict(x, verbose=0)).numpy()
+        losses.append(loss.reshape(50, 12).mean(1))
+    halves = [np.argmin([one[half::2].mean() for one in losses]) for half in (0, 1)]
+    expected = np.empty(50)
+    expected[1::2], expected[::2] = losses[halves[0]][1::2], losses[halves[1]][::2]
+    np.testing.assert_allclose(found.values, expected, rtol=1e-4)
+    assert found.value == pytest.approx(expected.mean(), rel=1e-5)
 
 
-def test_a_block_is_never_larger_than_a_validation_batch_and_takes_several():
-    settings = {"validation_batch_size": 2}
-    timed = trained(model := small_models.stock(), validation_data=rows(600, seed=1), plan=settings)
-    seen, evaluate = [], model.test_function
+@pytest.mark.parametrize("name", ["auc", "f1"])
+def test_a_metric_that_is_no_mean_is_left_out_block_by_block(name):
+    model = binary()
+    objective = Objective(f"val_{name}", "max")
+    data = X, LABELS
+    found = outcomes_of(model, objective, data=data, epochs=1, validation_data=data)
+    metric = keras.metrics.AUC() if name == "auc" else keras.metrics.F1Score(threshold=0.5)
+    predicted = model.predict(X, verbose=0)
 
-    def watched(batches):
-        batch = next(batches)
-        seen.append(len(batch[1]))
-        return evaluate(iter((batch,)))
+    def of(chosen):
+        metric.reset_state()
+        metric.update_state(LABELS[chosen], predicted[chosen])
+        return np.asarray(metric.result()).item()
 
-    model.test_function = watched
-    outcomes = timed.outcomes()
-    assert (max(seen), outcomes.block_examples, len(outcomes.values)) == (2, 4, 150)
-    assert mean_of(outcomes) == pytest.approx(best_value(timed)[1], rel=1e-4)
+    blocks, values, wholes = np.arange(90).reshape(45, 2), np.empty(45), []
+    for half in (0, 1):
+        mine = blocks[half::2]
+        whole = of(mine.ravel())
+        without = [of(np.delete(mine, k, 0).ravel()) for k in range(len(mine))]
+        pseudo = len(mine) * whole - (len(mine) - 1) * np.array(without)
+        values[half::2] = pseudo - pseudo.mean() + whole
+        wholes.append(whole)
+    values += np.mean(wholes) - values.mean()
+    np.testing.assert_allclose(found.values, values, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.parametrize("steps", [1, 3])
-@pytest.mark.parametrize("batch_size", [2, 32])
-def test_blocks_of_arrays_take_the_graph_by_which_fit_validated(steps, batch_size):
-    traced = []
-
-    def counted(y, p):
-        traced.append(len(traced))
-        return small_models.own_loss(y, p)
-
-    model = small_models.stock()
-    model.compile("sgd", counted, metrics=["accuracy"], steps_per_execution=steps)
-    # The count of steps is read by the graph, as in a search.
-    assert OneGraph().model(model) is model
-    x, y = rows(601, seed=1)
-    settings = {"validation_batch_size": batch_size}
-    timed = trained(model, validation_data=(x, y), plan=settings, epochs=1)
-    before = len(traced)
-    outcomes = timed.outcomes()
-    assert len(traced) == before
-    count = model.steps_per_execution
-    assert int(count) == int(tf.convert_to_tensor(count)) == steps
-    size = outcomes.block_examples
-    losses = small_models.own_loss(y, model.predict(x, verbose=0)).numpy()
-    expected = [losses[start : start + size].mean() for start in range(0, 601, size)]
-    np.testing.assert_allclose(outcomes.values, expected, rtol=1e-4)
-    traced.clear()
-    model.evaluate(x, y, batch_size=batch_size, verbose=0)
-    assert not traced
+def test_models_of_a_search_share_the_graph_that_sums(steps, monkeypatch):
+    step, traced = keras.Model.test_step, []
+    monkeypatch.setattr(keras.Model, "test_step", lambda *a: traced.append(1) or step(*a))
+    graph, found, counts = OneGraph(), [], []
+    for _ in range(3):
+        keras.utils.set_random_seed(0)
+        model = graph.model(compiled(steps_per_execution=steps))
+        found.append(outcomes_of(model, epochs=1, shuffle=False))
+        counts.append(len(traced))
+    assert counts[0] == counts[1] == counts[2] > 0
+    assert found[0] == found[1] == found[2]
 
 
-def test_the_model_is_as_before():
-    model = keras.Sequential(
-        [
-            layers.Input((8,)),
-            layers.Dense(4),
-            layers.BatchNormalization(),
-            layers.Dropout(0.5),
-            layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    timed = trained(model)
-
-    def state():
-        held = [*model.variables, *model.metrics_variables, *model.optimizer.variables]
-        return [np.array(one) for one in held]
-
-    before, draw = state(), np.random.get_state()[1].copy()
-    assert timed.outcomes().reason is None
-    for was, now in zip(before, state(), strict=True):
-        np.testing.assert_array_equal(was, now)
-    np.testing.assert_array_equal(draw, np.random.get_state()[1])
+def test_a_part_of_the_data_is_what_validation_took():
+    split = outcomes_of(validation_data=None, validation_split=0.25)
+    assert (split.examples, split.reason) == (12, None)
+    for data in (VALIDATION, dataset(), dataset().batch(16)):
+        taken = {"validation_data": data, "validation_steps": 2, "epochs": 1}
+        found = outcomes_of(plan={"validation_batch_size": 8}, **taken)
+        assert (found.examples, len(found.values), found.reason) == (16, 16, None)
 
 
-def test_its_time_is_in_no_timing():
-    timed = trained()
-    before = (timed.total_s, timed.clock.train_s)
-    timed.outcomes()
-    assert (timed.total_s, timed.clock.train_s) == before
-
-
-class Failing(keras.callbacks.Callback):
-    """Lets memory run out in all that comes after training."""
-
-    def on_train_end(self, logs=None):
-        def fail(data):
-            raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
-
-        self.model.test_step, self.model.test_function = fail, None
+def test_a_block_of_many_examples_takes_several_batches():
+    settings = {"validation_batch_size": 5}
+    data = rows(601, seed=1)
+    found = outcomes_of(small_models.stock(), validation_data=data, plan=settings, epochs=1)
+    # 13 rows a block, in three batches of at most 5.
+    assert (found.block_examples, len(found.values), found.examples) == (15, 41, 601)
 
 
 class Largest(keras.metrics.Metric):
-    """A metric that is no mean: the largest target."""
+    """A metric that is no function of sums: the largest target."""
 
     def __init__(self):
         super().__init__(name="largest")
@@ -274,24 +265,62 @@ class Largest(keras.metrics.Metric):
         return self.found
 
 
+class Hits(keras.metrics.Metric):
+    """A metric of the user's own that adds up."""
+
+    def __init__(self):
+        super().__init__(name="hits")
+        self.hit, self.all = (self.add_weight(initializer="zeros") for _ in range(2))
+
+    def update_state(self, y, p, sample_weight=None):
+        hits = tf.equal(tf.cast(tf.reshape(y, [-1]), tf.int64), tf.argmax(p, axis=1))
+        self.hit.assign_add(tf.reduce_sum(tf.cast(hits, tf.float32)))
+        self.all.assign_add(tf.cast(tf.size(hits), tf.float32))
+
+    def result(self):
+        return self.hit / self.all
+
+
+def test_a_metric_of_the_users_own_is_seen_to_add_up():
+    model = compiled(metrics=["accuracy", Hits()])
+    own = trained(model, Objective("val_hits", "max"))
+    hits = own.best_epoch.outcomes()
+    assert hits.reason is None
+    assert hits.value == pytest.approx(np.mean(hits.values))
+    for epoch in own.clock.epochs:
+        # The batch that is looked at twice counts once.
+        assert epoch.metrics["val_hits"] == pytest.approx(epoch.metrics["val_accuracy"])
+
+
+class Changed(keras.callbacks.Callback):
+    def on_epoch_end(self, epoch, logs=None):
+        logs["val_loss"] *= 2.0
+
+
+class Lost(keras.callbacks.Callback):
+    def on_test_begin(self, logs=None):
+        self.model.set_weights([np.nan * one for one in self.model.get_weights()])
+
+
+MOST = Objective("val_largest", "max")
+
+
 @pytest.mark.parametrize(
     ("objective", "fit", "model", "reason"),
     [
-        (VAL_LOSS, {"validation_data": None}, shared, "no epoch was validated"),
-        (Objective("loss", "min"), {}, shared, "loss is a metric of training"),
-        (VAL_LOSS, {"callbacks": [Failing()]}, small_models.stock, "not be measured: Resource"),
-        (
-            Objective("val_largest", "max"),
-            {},
-            lambda: compiled(metrics=[Largest()]),
-            r"largest is no mean over validation examples, .*: 0\.\d+ by blocks of them, 2 in",
-        ),
+        (VAL_LOSS, {"validation_data": None}, shared, "no_validation"),
+        (Objective("loss", "min"), {}, shared, "of_training"),
+        (VAL_LOSS, {"callbacks": [Changed()]}, shared, "no_metric"),
+        (VAL_LOSS, {"callbacks": [Lost()]}, small_models.stock, "not_finite"),
+        (VAL_LOSS, {"validation_data": rows(3)}, shared, "few_blocks"),
+        (VAL_LOSS, {"validation_data": dataset().shuffle(90)}, shared, "shuffled"),
+        (MOST, {}, lambda: compiled(metrics=[Largest()]), "no_sums"),
     ],
 )
 def test_why_there_are_none_is_said(objective, fit, model, reason):
-    outcomes = trained(model(), objective, **fit).outcomes()
-    assert outcomes.values is None
-    assert re.search(reason, outcomes.reason)
+    outcomes = outcomes_of(model(), objective, **fit)
+    assert (outcomes.reason, outcomes.values, outcomes.value) == (reason, (), None)
+    assert outcomes.why
 
 
 @pytest.mark.parametrize(
@@ -303,17 +332,15 @@ def test_why_there_are_none_is_said(objective, fit, model, reason):
     ],
 )
 def test_an_objective_that_no_epoch_has_leaves_the_metric_of_quality(name, model, quality):
-    timed = trained(model(), Objective(name, "max"), epochs=1)
-    outcomes = timed.outcomes()
+    outcomes = outcomes_of(model(), Objective(name, "max"), epochs=1)
     assert (outcomes.metric, outcomes.reason) == (quality, None)
 
 
 def padded(size):
     """Texts of up to 9 numbers, each batch as long as its longest."""
-    x, y = VALIDATION
     lengths = np.arange(40) % 5 + 5
     texts = tf.data.Dataset.from_generator(
-        lambda: ((x[k, 0].repeat(lengths[k]), y[k]) for k in range(40)),
+        lambda: ((X[k, 0].repeat(lengths[k]), Y[k]) for k in range(40)),
         output_signature=(tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)),
     )
     return texts.padded_batch(size)
@@ -329,11 +356,26 @@ def test_batches_that_cannot_be_joined_are_blocks_themselves():
         ]
     )
     model.compile("sgd", "sparse_categorical_crossentropy")
-    timed = Timed(model, searches.plan(8, objective=VAL_LOSS, validation_batch_size=8))
+    timed = TimedFit(model, searches.plan(8, objective=VAL_LOSS, validation_batch_size=8))
     with timed:
         model.fit(padded, epochs=1, verbose=0, validation_data=padded)
-    outcomes = timed.outcomes()
+    outcomes = timed.best_epoch.outcomes()
     assert (outcomes.reason, len(outcomes.values), outcomes.block_examples) == (None, 5, 8)
+
+
+def test_copies_of_the_best_weights_count_in_no_total():
+    class Slow(keras.callbacks.Callback):
+        """Lets the copy of the first epoch take a thousand seconds."""
+
+        def on_epoch_end(self, epoch, logs=None):
+            timed.best_epoch.copy_s += 1000.0 * (epoch == 0)
+
+    model = small_models.stock()
+    timed = TimedFit(model, searches.plan(16, objective=VAL_LOSS))
+    with timed:
+        model.fit(*rows(48), validation_data=VALIDATION, verbose=0, callbacks=[Slow()])
+    assert timed.best_epoch.copy_s > 1000.0
+    assert -1000.0 < timed.total_s < 0.0
 
 
 def runs_of(study):
@@ -356,12 +398,37 @@ def test_executions_of_a_search_are_paired_by_example(searched):
     assert len({(run.outcomes.key, run.outcomes.block_examples) for run in runs}) == 1
     for run in runs:
         best = run.best_epoch("val_accuracy", "max")
-        assert (run.outcomes.metric, run.outcomes.epoch) == ("val_accuracy", best.epoch)
-        assert mean_of(run.outcomes) == pytest.approx(best.metrics["val_accuracy"], rel=1e-4)
+        # Each half is valued at an epoch that is not better than its best.
+        assert run.outcomes.metric == "val_accuracy"
+        assert 0 <= run.outcomes.value <= best.metrics["val_accuracy"] + 1e-6
+
+
+def test_a_seed_draws_weights_and_an_order_of_its_own(searched):
+    for field in ("initial_weights", "first_order"):
+        of_seed = {(run.seed, getattr(run, field)) for run in runs_of(searched)}
+        assert len(of_seed) == len({found for _, found in of_seed}) == 2
+
+
+def pinned():
+    keras.utils.set_random_seed(0)
+    return small_models.stock()
+
+
+@pytest.mark.parametrize("form", ["arrays", "dataset"])
+def test_what_a_build_function_and_the_data_pin_is_recorded_as_equal(form, tmp_path):
+    x, y = rows(94)
+    data = (x, y) if form == "arrays" else (dataset((x, y)).batch(8),)
+    fit = {"epochs": 1, "shuffle": False}
+    hypermodel = searches.stock(pinned, (8,))
+    tuner = searches.search(tmp_path, hypermodel, data=data, fit=fit, executions_per_trial=2)
+    first, second = runs_of(kbatch.load_study(tuner))
+    assert first.seed != second.seed
+    assert first.initial_weights == second.initial_weights is not None
+    assert first.first_order == second.first_order is not None
 
 
 def test_a_shuffled_validation_set_is_noted_and_not_paired(tmp_path):
-    shuffled = {"validation_data": dataset().shuffle(40).batch(16), "epochs": 1}
+    shuffled = {"validation_data": dataset().shuffle(90).batch(16), "epochs": 1}
     hypermodel = searches.stock(batch_sizes=(8, 16))
     study = kbatch.load_study(searches.search(tmp_path, hypermodel, fit=shuffled))
     first, *others = runs_of(study)

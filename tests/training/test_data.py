@@ -8,6 +8,7 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.training.data.batches import in_batches
 from kbatch.training.data.forms import FitData
+from kbatch.training.data.validation import in_blocks
 
 MODEL = models.mlp()
 X, Y = models.rows(94)
@@ -123,15 +124,33 @@ def test_class_weights_become_sample_weights():
 
 def test_validation_split_takes_the_last_rows_before_shuffling():
     batches = batches_of(FitData(X, Y, validation_split=0.25), batch_size=10)
-    x, y = batches.validation_data[:2]
+    x, y = batches.validation.data[:2]
     np.testing.assert_array_equal(x, X[-24:])
     np.testing.assert_array_equal(y, Y[-24:])
     assert sum(lengths(batches.dataset)) == 70
 
 
-def test_validation_data_in_a_dataset_is_rebatched():
-    batches = batches_of(FitData(X, Y, validation_data=sliced(X, Y).batch(50)))
-    assert lengths(batches.validation_data) == [16, 16, 16, 16, 16, 14]
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("form", ["arrays", "examples", "batches", "function", "unknown"])
+def test_validation_data_are_cut_into_at_most_50_blocks(form, steps):
+    data = {
+        "arrays": (X, Y),
+        "examples": sliced(X, Y),
+        "batches": sliced(X, Y).batch(50),
+        "function": lambda size: sliced(X, Y).batch(size),
+        "unknown": sliced(X, Y).batch(50).filter(lambda *_: True),
+    }[form]
+    found = in_blocks(data, MODEL, batch_size=16, steps=steps)
+    # 94 rows in blocks of two; of a length that is not known, batches of the size given.
+    if steps is None and form == "unknown":
+        assert (found.batch_size, found.batches) == (16, None)
+        assert lengths(found.data) == [16, 16, 16, 16, 16, 14]
+        return
+    rows, size = (94, 2) if steps is None else (32, 1)
+    assert (found.batch_size, found.batches) == (size, rows // size)
+    x = found.data[0] if form == "arrays" else np.concatenate([x for x, _ in found.data])
+    np.testing.assert_array_equal(x, X[:rows])
+    assert form == "arrays" or set(lengths(found.data)) == {size}
 
 
 def padded(size):
@@ -144,7 +163,7 @@ def padded(size):
 def test_validation_batches_of_lengths_of_their_own_stay_as_they_are():
     model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x[:, :1])])
     batches = batches_of(FitData(padded, validation_data=padded(2)), batch_size=6, model=model)
-    assert [x.shape for x, _ in batches.validation_data] == [(2, 3), (2, 4), (2, 5)]
+    assert [x.shape for x, _ in batches.validation.data] == [(2, 3), (2, 4), (2, 5)]
 
 
 @pytest.mark.parametrize("batched", [False, True])

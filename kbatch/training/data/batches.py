@@ -1,8 +1,9 @@
 """Training data in batches of one size, as a search feeds them."""
 
 import contextlib
+import hashlib
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
@@ -15,16 +16,15 @@ from kbatch.training.data.forms import (
     FORMS,
     FitData,
     arrays_of,
-    as_dataset,
     batches_of,
     called_for,
     check_class_weight,
     each_part,
     gives_batches,
-    is_batched,
     is_dataset,
     parts_of,
 )
+from kbatch.training.data.validation import Validation, in_blocks, most_examples
 
 # Of arrays, at once.
 _GATHERED_ROWS, _GATHERED_BYTES = 4096, 2**22
@@ -34,8 +34,12 @@ _graph = tf.autograph.experimental.do_not_convert
 
 class Batches(NamedTuple):
     dataset: tf.data.Dataset
-    validation_data: Any  # Arrays as given, or a dataset in validation batches, or None.
+    validation: Validation
     examples: int | None  # At most in an epoch, None where that is not known.
+    # Fingerprint of the order of arrays, None where it is drawn without a seed; of a dataset only
+    # its batches tell it.
+    order: str | None
+    of_dataset: bool
 
 
 def in_batches(
@@ -45,6 +49,7 @@ def in_batches(
     batch_size: int,
     largest_batch_size: int,
     validation_batch_size: int,
+    validation_steps: int | None = None,
     seed: int | None,
 ) -> Batches:
     data = _training_data(data)
@@ -58,7 +63,7 @@ def in_batches(
                 f"{type(data.sample_weight).__name__}."
             )
         dataset = batches_of(x, model, batch_size, shuffle=data.shuffle, seed=seed)
-        examples = _most_examples(x, model) if is_dataset(x) else None
+        examples = most_examples(x, model) if is_dataset(x) else None
         if data.class_weight is not None:
             _, y, _ = keras.utils.unpack_x_y_sample_weight(dataset.element_spec)
             check_class_weight(y)
@@ -74,21 +79,14 @@ def in_batches(
             "A batch cannot be larger than the training set: leave out the batch sizes above "
             f"{examples}. Received: batch_size={largest_batch_size} for {examples} examples."
         )
-    validation: Any = data.validation_data
-    if isinstance(validation, Iterator):
-        raise InputError(
-            "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
-            f"`tf.data.Dataset.from_generator` makes. Received: a {type(validation).__name__}."
-        )
-    if gives_batches(validation):
-        validation = as_dataset(validation)
-        spec = validation.element_spec if is_dataset(validation) else None
-        dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
-        padded = not all(shape.rank and shape[1:].is_fully_defined() for shape in dense)
-        # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
-        if not (padded and is_batched(spec, model)):
-            validation = batches_of(validation, model, validation_batch_size)
-    return Batches(dataset, validation, examples)
+    validation = in_blocks(
+        data.validation_data, model, batch_size=validation_batch_size, steps=validation_steps
+    )
+    of_dataset, order = gives_batches(x), None
+    if not of_dataset and not (data.shuffle and seed is None):
+        drawn = repr(seed if data.shuffle else "as given")
+        order = hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
+    return Batches(dataset, validation, examples, order, of_dataset)
 
 
 def count_examples(
@@ -105,7 +103,7 @@ def count_examples(
     if isinstance(x, keras.utils.PyDataset):
         return x.num_batches and x.num_batches * keras.tree.flatten(x[0])[0].shape[0]
     model = build()
-    return _most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
+    return most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
 
 
 def _training_data(data: FitData) -> FitData:
@@ -131,17 +129,6 @@ def _split(data: FitData) -> FitData:
         raise InputError(str(error)[:300]) from error
     (x, y, weight), validation = split
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
-
-
-def _most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
-    """Return the most examples that a dataset can have, from its length and its first batch."""
-    cardinality = int(dataset.cardinality())
-    if cardinality < 0:
-        return None
-    if not is_batched(dataset.element_spec, model):
-        return cardinality
-    first = [keras.tree.flatten(batch)[0] for batch in dataset.take(1)]
-    return cardinality * first[0].shape[0] if first else 0
 
 
 def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):

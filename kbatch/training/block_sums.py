@@ -1,0 +1,157 @@
+"""What a metric has summed up after each batch of a validation, kept by the graph that validates.
+
+A metric of Keras is a function of sums over examples, which its variables hold: total and count of
+a mean, the counts behind AUC and F1. Their differences between batches are the sums of blocks of
+examples, from which the metric of any part of the validation set follows without another pass.
+"""
+
+import math
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.analysis.cross_fit import MOST_BLOCKS
+from kbatch.library_internals import metrics_by_name
+from kbatch.training.data.example_hashes import example_hashes, mixed
+from kbatch.training.data.forms import parts_of
+
+# Of unknown length a validation may have so many batches.
+_MOST_ROWS = 4096
+_MOST_NUMBERS = 2**21  # In all rows together.
+_CHECKED = 8  # Batches of a validation, for a metric of the user's own.
+
+
+class Validated(NamedTuple):
+    """One validation, cut into blocks of consecutive examples."""
+
+    sums: np.ndarray  # Of each block, in the order of the metric's variables.
+    examples: tuple[int, ...]  # Of each block.
+    key: str  # Fingerprint of the examples in their order.
+    set_key: str  # Fingerprint of the examples in any order.
+
+
+class BlockSums:
+    """Stands in for the test step of a model, and keeps the sums of one metric."""
+
+    def __init__(self, model: keras.Model, name: str):
+        self.name = name  # Of the metric, as the test step returns it.
+        self._model: Any = model
+        self._bound = vars(model).get("test_step")  # One that the user set on the model.
+        self._stride = 1  # Batches of a row.
+        # These come with the first validation, if there is a metric of that name.
+        self._metric: Any = None
+        # Batches, examples, their two fingerprints, whether a batch alone gave other sums than in
+        # its turn, and batches of a row.
+        self._counts: Any = None
+        self._rows: Any = None  # Examples so far, then what the metric's variables hold.
+
+    @classmethod
+    def of(cls, model: Any, name: str) -> "BlockSums":
+        """Return what keeps the sums of a metric in the graph of a model; install it first."""
+        known: Any = getattr(vars(model).get("test_step"), "__self__", None)
+        if isinstance(known, cls):
+            if known.name == name:
+                return known
+            del model.test_step
+            if known._bound is not None:
+                model.test_step = known._bound
+        found = cls(model, name)
+        # Keras keeps the function that it built from the step before.
+        model.test_step, model.test_function = found.run, None
+        return found
+
+    def run(self, data: Any) -> Any:
+        """Validate a batch as the model does, and keep what its metric has summed up."""
+        if self._rows is None:
+            return self._step(data)
+        before = self._sums()
+        logs = self._step(data)
+        sums = self._sums()
+        batches, examples, *_, stride = tf.unstack(self._counts)
+        differs: Any = tf.constant(0, tf.int64)
+        if not type(self._metric).update_state.__module__.startswith("keras."):
+            # Keras's own add up.
+            differs = tf.cond(
+                batches < _CHECKED,
+                lambda: tf.cast(tf.logical_not(self._adds_up(before, data, sums)), tf.int64),
+                lambda: differs,
+            )
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        hashes = example_hashes(parts_of(x if y is None else y))
+        rows = tf.shape(hashes, out_type=tf.int64)[0]
+        ordered = tf.reduce_sum(mixed(hashes + mixed(examples + tf.range(1, rows + 1))))
+        row = tf.minimum(batches // stride, self._rows.shape[0] - 1)
+        numbers = tf.concat([[tf.cast(examples + rows, sums.dtype)], sums], axis=0)
+        self._rows.scatter_update(tf.IndexedSlices(numbers[None], row[None]))
+        self._counts.assign_add([1, rows, ordered, tf.reduce_sum(hashes), differs, 0])
+        return logs
+
+    def begin(self, batches: int | None) -> None:
+        """Begin a validation of so many batches, None where that is not known."""
+        self._stride = 1 if batches is None else -(-batches // MOST_BLOCKS)
+        if self._metric is None:
+            self._metric = metrics_by_name(self._model).get(self.name)
+            self._make_room()
+        if self._rows is not None:
+            self._counts.assign([0, 0, 0, 0, 0, self._stride])
+
+    def read(self) -> Validated | str:
+        """Return what the last validation summed up, or the code of a reason why that is unknown."""
+        if self._metric is None:
+            return "no_metric"
+        if self._rows is None:
+            return "many_sums"
+        batches, examples, ordered, members, differs, _ = self._counts.numpy().tolist()
+        count = -(-batches // self._stride)
+        if differs or count > self._rows.shape[0]:
+            return "no_sums" if differs else "unknown_length"
+        rows = self._rows.numpy()[:count].astype(float)
+        # Of several rows a block, the last one; the last block may have fewer.
+        per_block = -(-count // MOST_BLOCKS)
+        ends = np.append(rows[per_block - 1 : -1 : per_block], rows[-1:], axis=0)
+        blocks = np.diff(ends, axis=0, prepend=0.0)
+        sizes = tuple(map(int, blocks[:, 0]))
+        return Validated(blocks[:, 1:], sizes, f"{ordered % 2**64:x}", f"{members % 2**64:x}")
+
+    def metric(self, sums: np.ndarray) -> float:
+        """Return the metric of examples with these sums, NaN where it is no single number."""
+        metric = self._metric
+        if isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result:
+            return sums[0] / sums[1] if sums[1] else np.nan
+        ends = np.cumsum([math.prod(one.shape) for one in metric.variables])
+        parts = zip(np.split(sums, ends[:-1]), metric.variables, strict=True)
+        found = metric.stateless_result([p.reshape(v.shape).astype(v.dtype) for p, v in parts])
+        value = np.asarray(found)
+        return float(value.item()) if value.size == 1 else np.nan
+
+    def _step(self, data: Any) -> Any:
+        step = self._bound or type(self._model).test_step.__get__(self._model)
+        return step(data)
+
+    def _sums(self) -> tf.Tensor:
+        numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
+        return tf.concat([tf.cast(one, tf.float32) for one in numbers], axis=0)
+
+    def _make_room(self) -> None:
+        """Make the variables, unless the metric has too many numbers."""
+        # A function that makes its variables itself is traced twice.
+        variables = [] if self._metric is None else self._metric.variables
+        size = 1 + sum(math.prod(one.shape) for one in variables)
+        most = min(_MOST_ROWS, _MOST_NUMBERS // size)
+        if size > 1 and most > MOST_BLOCKS:
+            self._counts = tf.Variable(tf.zeros([6], tf.int64))
+            self._rows = tf.Variable(tf.zeros([most, size]))
+
+    def _adds_up(self, before: Any, data: Any, after: Any) -> Any:
+        """Return whether a batch alone adds to the metric what it added in its turn."""
+        variables = self._model.metrics_variables
+        kept = [tf.identity(one.value) for one in variables]
+        for one in variables:
+            one.assign(tf.zeros_like(one.value))
+        self._step(data)
+        alone = self._sums()
+        for one, value in zip(variables, kept, strict=True):
+            one.assign(value)
+        return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
