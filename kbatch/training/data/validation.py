@@ -26,7 +26,7 @@ _UNKNOWN_BATCH_SIZE = 32
 class Validation(NamedTuple):
     data: Any  # Arrays, or a dataset in batches, or None.
     batch_size: int
-    batches: int | None  # None where unknown.
+    batches: int | None  # At most; None where unknown.
 
 
 def in_blocks(data: Any, model: Any, *, batch_size: int, steps: int | None) -> Validation:
