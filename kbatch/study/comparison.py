@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+import numpy as np
+
 from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
 from kbatch.analysis.judge import Run
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
@@ -89,10 +91,13 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
                 Run(
                     *pair,
                     run.seed,
-                    value,
+                    # Of an epoch that was chosen on other examples, where that is known.
+                    outcomes.value if outcomes else value,
                     training_seconds(run) if timed else None,
-                    outcomes=outcomes and outcomes.values,
+                    outcomes=np.array(outcomes.values) if outcomes else None,
                     examples=outcomes and outcomes.examples,
+                    weights=run.initial_weights,
+                    order=run.first_order,
                 )
             )
     return found, unpaired
@@ -192,9 +197,8 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> s
     if is_time(objective):
         return "a time is measured once in an execution"
     found = [run.outcomes for run in runs if run.outcomes is not None]
-    reasons = [outcomes.reason for outcomes in found if outcomes.reason]
-    if reasons:
-        return reasons[0].rstrip(".")
+    if reasons := [outcomes.why for outcomes in found if outcomes.why]:
+        return reasons[0]
     if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
         return f"the records hold no outcomes of validation examples for {objective.name}"
     if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
