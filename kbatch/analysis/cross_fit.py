@@ -2,7 +2,7 @@
 
 An epoch that is chosen as the best on some examples looks better on these than on others. So the
 blocks b = 1 ... B are dealt into two halves. The epoch that is best by one half is valued by the
-other half, both ways, and the two values are averaged (cross-fitting).
+other half, both ways (cross-fitting), and the value of the training is the mean over all blocks.
 
 The values of the blocks are the pseudo-values of the jackknife (Tukey 1958), so that a metric need
 not be a mean over examples. With v the metric of a half of n blocks and v_(-b) that without b,
@@ -57,5 +57,4 @@ class CrossFit:
         values = np.empty(len(odd) + len(even))
         values[1::2] = pseudo_values(odd, self._metric)
         values[::2] = pseudo_values(even, self._metric)
-        # The halves weigh the same, also where one of them has a block more.
-        return values + (values[::2].mean() + values[1::2].mean()) / 2 - values.mean()
+        return values
