@@ -165,7 +165,7 @@ def test_the_blocks_are_those_of_equal_examples(form):
     assert (outcomes.reason, outcomes.metric, outcomes.block_examples) == (None, "val_loss", 2)
     assert (outcomes.examples, len(outcomes.values)) == (90, 45)
     assert outcomes.key == outcomes_of(epochs=1).key
-    if timed.clock.epochs[-1].epoch == 0 and form != "weights":  # Of one epoch, and equal blocks.
+    if len(timed.clock.epochs) == 1 and form != "weights":  # Of one epoch, and equal blocks.
         assert outcomes.value == pytest.approx(timed.clock.epochs[0].metrics["val_loss"], rel=1e-5)
 
 
