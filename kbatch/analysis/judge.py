@@ -440,10 +440,12 @@ def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
     """Return the square of what one example that two pairs disagree on adds to a gap."""
     blocks = outcomes.shape[2]
     step = blocks / (examples or blocks)
-    # The last block may have fewer examples than the others.
+    # The last block may have fewer examples than the others, which shifts those of its half and run.
     whole = outcomes[:, :, :-1]
-    steps = np.diff(np.unique(np.round(whole[~np.isnan(whole)], 6)))
-    return (float(steps.min(initial=step)) / blocks) ** 2
+    for half in (whole[:, :, ::2], whole[:, :, 1::2]):
+        for run in half[~np.isnan(half).any(2)]:
+            step = np.diff(np.unique(np.round(run, 6))).min(initial=step)
+    return (float(step) / blocks) ** 2
 
 
 @functools.lru_cache(maxsize=4096)
