@@ -218,7 +218,9 @@ def metrics_by_name(model: Any) -> dict[str, Any]:
     for metric in model.metrics:
         if metric is getattr(model, "_compile_metrics", None):
             if metric.built:  # It names them where it computes them.
-                named = [(one, "result", functools.partial(lambda m: m, one)) for one in metric.metrics]
+                named = [
+                    (one, "result", functools.partial(lambda m: m, one)) for one in metric.metrics
+                ]
                 with replaced(named):
                     found |= metric.result()
         else:

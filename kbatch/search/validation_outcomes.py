@@ -110,7 +110,9 @@ class BestEpoch(keras.callbacks.Callback):
         if sums is None or metric is None or metric.name != f"val_{sums.name}":
             return "no_metric"
         # A callback or a step of the user's own may report something else.
-        if not math.isclose(sums.metric(validated.sums.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
+        if not math.isclose(
+            sums.metric(validated.sums.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7
+        ):
             return "no_metric"
         if len(validated.examples) < FEWEST_BLOCKS:
             return "few_blocks"

@@ -118,7 +118,10 @@ class BlockSums:
     def metric(self, sums: np.ndarray) -> float:
         """Return the metric of examples with these sums, NaN where it is no single number."""
         metric = self._metric
-        if isinstance(metric, keras.metrics.Mean) and type(metric).result is keras.metrics.Mean.result:
+        if (
+            isinstance(metric, keras.metrics.Mean)
+            and type(metric).result is keras.metrics.Mean.result
+        ):
             return sums[0] / sums[1] if sums[1] else np.nan
         ends = np.cumsum([math.prod(one.shape) for one in metric.variables])
         parts = zip(np.split(sums, ends[:-1]), metric.variables, strict=True)
