@@ -440,7 +440,7 @@ def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
     """Return the square of what one example that two pairs disagree on adds to a gap."""
     blocks = outcomes.shape[2]
     step = blocks / (examples or blocks)
-    # The last block may have fewer examples than the others, which shifts those of its half and run.
+    # The last block may have fewer examples, which shifts all of its half of a run.
     whole = outcomes[:, :, :-1]
     for half in (whole[:, :, ::2], whole[:, :, 1::2]):
         for run in half[~np.isnan(half).any(2)]:

@@ -98,12 +98,12 @@ class BlockSums:
             self._counts.assign([0, 0, 0, 0, 0, self._stride])
 
     def read(self) -> Validated | str:
-        """Return what the last validation summed up, or the code of a reason why that is unknown."""
+        """Return what the last validation summed up, or the code of a reason why not."""
         if self._metric is None:
             return "no_metric"
         if self._rows is None:
             return "many_sums"
-        batches, examples, ordered, members, differs, _ = self._counts.numpy().tolist()
+        batches, _, ordered, members, differs, _ = self._counts.numpy().tolist()
         count = -(-batches // self._stride)
         if differs or count > self._rows.shape[0]:
             return "no_sums" if differs else "unknown_length"
