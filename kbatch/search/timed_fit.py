@@ -142,7 +142,7 @@ class TimedFit:
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(plan.seed, self._fits, initial_epoch),
         )
-        if batches.validation.data is not None and not can_validate(self._model):
+        if batches.validation_data is not None and not can_validate(self._model):
             raise InputError(
                 "A model with its own `train_step` needs a `test_step`, or a `call` and a compiled "
                 "loss, to be validated: add one, or leave out `validation_data`. "
@@ -156,8 +156,8 @@ class TimedFit:
             )
         steps, epochs = call.get("steps_per_epoch"), call.get("epochs", 1)
         _fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
-        if is_dataset(batches.validation.data):
-            _fill_caches(batches.validation.data, None)
+        if is_dataset(batches.validation_data):
+            _fill_caches(batches.validation_data, None)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
@@ -198,7 +198,7 @@ class TimedFit:
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
         first: list[keras.callbacks.Callback] = []
         if (best := self.best_epoch) is not None:
-            best.batches = batches.validation.batches
+            best.batches = batches.validation_batches
             last = [best, *last]
             stock = keras.callbacks.Callback.on_test_end
             end = functools.partial(
@@ -216,7 +216,7 @@ class TimedFit:
                 warnings.catch_warnings(),
                 waiting_for_data(self._model, batches.dataset),
             ):
-                datasets = [batches.dataset, batches.validation.data]
+                datasets = [batches.dataset, batches.validation_data]
                 datasets = [d for d in datasets if is_dataset(d)]
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
                     # An epoch ends with the data: the length of what is rebatched is not known.
@@ -228,8 +228,8 @@ class TimedFit:
                         dataset = self._first_batch.attach(dataset)
                 history = self._fit(
                     meter.attach(dataset, batches.examples),
-                    validation_data=batches.validation.data,
-                    validation_batch_size=batches.validation.batch_size,
+                    validation_data=batches.validation_data,
+                    validation_batch_size=batches.validation_batch_size,
                     callbacks=[*own, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
                     **call,

@@ -124,7 +124,7 @@ def test_class_weights_become_sample_weights():
 
 def test_validation_split_takes_the_last_rows_before_shuffling():
     batches = batches_of(FitData(X, Y, validation_split=0.25), batch_size=10)
-    x, y = batches.validation.data[:2]
+    x, y = batches.validation_data[:2]
     np.testing.assert_array_equal(x, X[-24:])
     np.testing.assert_array_equal(y, Y[-24:])
     assert sum(lengths(batches.dataset)) == 70
@@ -140,18 +140,18 @@ def test_validation_data_are_cut_into_at_most_50_blocks(form, steps):
         "function": lambda size: sliced(X, Y).batch(size),
         "unknown": sliced(X, Y).batch(50).filter(lambda *_: True),
     }[form]
-    found = in_blocks(data, MODEL, batch_size=16, steps=steps)
+    found, batch_size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps)
     # 94 rows in blocks of two; of a length that is not known, batches of the size given.
     if steps is None and form == "unknown":
-        assert (found.batch_size, found.batches) == (16, None)
-        assert lengths(found.data) == [16, 16, 16, 16, 16, 14]
+        assert (batch_size, batches) == (16, None)
+        assert lengths(found) == [16, 16, 16, 16, 16, 14]
         return
     rows, size = (94, 2) if steps is None else (32, 1)
-    assert found.batch_size == size
-    assert rows // size <= found.batches <= 50
-    x = found.data[0] if form == "arrays" else np.concatenate([x for x, _ in found.data])
+    assert batch_size == size
+    assert rows // size <= batches <= 50
+    x = found[0] if form == "arrays" else np.concatenate([x for x, _ in found])
     np.testing.assert_array_equal(x, X[:rows])
-    assert form == "arrays" or set(lengths(found.data)) == {size}
+    assert form == "arrays" or set(lengths(found)) == {size}
 
 
 def padded(size):
@@ -164,7 +164,7 @@ def padded(size):
 def test_validation_batches_of_lengths_of_their_own_stay_as_they_are():
     model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x[:, :1])])
     batches = batches_of(FitData(padded, validation_data=padded(2)), batch_size=6, model=model)
-    assert [x.shape for x, _ in batches.validation.data] == [(2, 3), (2, 4), (2, 5)]
+    assert [x.shape for x, _ in batches.validation_data] == [(2, 3), (2, 4), (2, 5)]
 
 
 @pytest.mark.parametrize("batched", [False, True])

@@ -24,7 +24,7 @@ from kbatch.training.data.forms import (
     is_dataset,
     parts_of,
 )
-from kbatch.training.data.validation import Validation, in_blocks, most_examples
+from kbatch.training.data.validation import in_blocks, most_examples
 
 # Of arrays, at once.
 _GATHERED_ROWS, _GATHERED_BYTES = 4096, 2**22
@@ -34,7 +34,9 @@ _graph = tf.autograph.experimental.do_not_convert
 
 class Batches(NamedTuple):
     dataset: tf.data.Dataset
-    validation: Validation
+    validation_data: Any  # Arrays, or a dataset in validation batches, or None.
+    validation_batch_size: int
+    validation_batches: int | None  # At most, None where that is not known.
     examples: int | None  # At most in an epoch, None where that is not known.
     # Fingerprint of the order of arrays, None where it is drawn without a seed; of a dataset only
     # its batches tell it.
@@ -86,7 +88,7 @@ def in_batches(
     if not of_dataset and not (data.shuffle and seed is None):
         drawn = repr(seed if data.shuffle else "as given")
         order = hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
-    return Batches(dataset, validation, examples, order, of_dataset)
+    return Batches(dataset, *validation, examples, order, of_dataset)
 
 
 def count_examples(

@@ -1,7 +1,7 @@
 """Validation data in batches that are blocks of examples, or parts of blocks."""
 
 from collections.abc import Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -23,16 +23,15 @@ from kbatch.training.data.forms import (
 _UNKNOWN_BATCH_SIZE = 32
 
 
-class Validation(NamedTuple):
-    data: Any  # Arrays, or a dataset in batches, or None.
-    batch_size: int
-    batches: int | None  # At most; None where unknown.
+def in_blocks(
+    data: Any, model: Any, *, batch_size: int, steps: int | None
+) -> tuple[Any, int, int | None]:
+    """Cut what `steps` batches of a size validate on into blocks, all data without a number.
 
-
-def in_blocks(data: Any, model: Any, *, batch_size: int, steps: int | None) -> Validation:
-    """Return what `steps` batches of a size validate on, all data without a number, in blocks."""
+    Return arrays, or a dataset in batches, the size of a batch, and how many there are at most.
+    """
     if data is None:
-        return Validation(None, batch_size, None)
+        return None, batch_size, None
     if isinstance(data, Iterator):
         raise InputError(
             "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
@@ -44,7 +43,7 @@ def in_blocks(data: Any, model: Any, *, batch_size: int, steps: int | None) -> V
             rows = steps * batch_size
             data = each_part(lambda leaf: leaf[:rows], data)
         size = _block_part(rows, batch_size)
-        return Validation(data, size, -(-rows // size))
+        return data, size, -(-rows // size)
     data = as_dataset(data)
     spec = data.element_spec if is_dataset(data) else None
     dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
@@ -52,7 +51,7 @@ def in_blocks(data: Any, model: Any, *, batch_size: int, steps: int | None) -> V
     # Batches that are padded to lengths of their own cannot be joined: all sizes take them.
     if padded and is_batched(spec, model):
         data = data if steps is None else data.take(steps)
-        return Validation(data, batch_size, _length(data))
+        return data, batch_size, _length(data)
     if not is_dataset(data):
         data = called_for(data, model, batch_size)
     # The length of what is batched again is not known.
@@ -61,7 +60,7 @@ def in_blocks(data: Any, model: Any, *, batch_size: int, steps: int | None) -> V
         data = batches_of(data, model, batch_size).take(steps)
         rows = min(steps * batch_size, rows or steps * batch_size)
     size = min(batch_size, _UNKNOWN_BATCH_SIZE) if rows is None else _block_part(rows, batch_size)
-    return Validation(batches_of(data, model, size), size, rows and -(-rows // size))
+    return batches_of(data, model, size), size, rows and -(-rows // size)
 
 
 def most_examples(dataset: tf.data.Dataset, model: keras.Model) -> int | None:
