@@ -11,9 +11,9 @@ residual mean square of the two-way table (Montgomery 2017, Design and Analysis 
 section 4.1). It is no less than the paired discordance of single executions over the validation
 examples: trainings that disagree on examples differ by chance, however equal three values happen to
 be (Dietterich 1998, doi:10.1162/089976698300017197). The pool says little of one pair that scatters
-far more, so the bounds are no narrower than the paired t interval of the two alone. Its level is a
-compromise: twice or more the error where three rounds or two would rarely certify else, half of it
-where the gap is more than the pool explains, which is how such a pair errs.
+far more, so the bounds are no narrower than the paired t interval of the two alone. Its level is
+0.5 + 2 / (R - 1) of the error, since two or three rounds would rarely certify otherwise, and 0.5 of
+it where the gap is more than the pool explains, which is how such a pair errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
@@ -24,8 +24,8 @@ A pair is certified by its upper bounds and found worse by a lower one (two one-
 Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
 best pair against another one fails, and those hold at once (Dunnett 1955,
 doi:10.1080/01621459.1955.10501294). Looks at growing data share them: look k may fail the best
-against one other with 0.55 / k of the error, so a search that is extended errs no more often. All
-looks are at the same examples. `benchmarks/judge_errors.py` counts how often all of this is wrong.
+against one other with 0.72 / k^1.5 of the error, so that a search that is extended errs no more
+often. All looks are at the same examples. `benchmarks/judge_errors.py` counts the errors.
 """
 
 import bisect
@@ -48,7 +48,7 @@ _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
 # Found by simulation (`benchmarks/judge_errors.py`): the share of the error of a first look, and of
 # the pool's half-width from which a gap is more than it explains.
-_SPENT = 0.55
+_SPENT = 0.72
 _FAR = 0.8
 
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
@@ -367,13 +367,16 @@ class _Bounds:
         stays[list(without)] = False
         later = np.where(stays[:, None] & stays, np.maximum(counts, rounds), counts)
         grown = (max(rounds, most) - 1) / max(1, most - 1)
-        error, freedom = self._error / self._looks, np.maximum(1.0, later - 1.0)
-        at_once = min(self._error, _SPENT * self._others * error)
+        spent = _SPENT * self._others * self._error / self._looks**1.5
         shared = max(1, round(min(1e9, self._freedom * grown)))
-        pooled = _at_once(at_once, self._others, shared if shared < 1000 else math.inf)
+        pooled = _at_once(
+            min(self._error, spent), self._others, shared if shared < 1000 else math.inf
+        )
         seeds = pooled**2 * self._seeds / np.maximum(1, later)
         far = np.abs(self.gaps) > _FAR * np.sqrt(seeds)
-        alone = special.stdtrit(freedom, 1 - error * np.where(far, 0.5, 0.6 + 1.5 / freedom))
+        freedom = np.maximum(1.0, later - 1.0)
+        level = self._error / self._looks * np.where(far, 0.5, 0.5 + 2 / freedom)
+        alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
         seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
         examples = _at_once(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
