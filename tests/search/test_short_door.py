@@ -49,9 +49,11 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
 
 
 def test_sizes_that_are_given_are_searched(tmp_path):
-    tuner = door(tmp_path, batch_sizes=(8, 16))
+    tuner = door(tmp_path, batch_sizes=(8,))
     tuner.search(*DATA, validation_split=0.2, verbose=0)
-    assert [trial.batch_size for trial in tuner.study.trials] == [8, 16]
+    assert [trial.batch_size for trial in tuner.study.trials] == [8]
+    found = tuner.study.decide()
+    assert (found.batch_size, found.certain) == (8, False)
     assert tuner.study == kbatch.load_study(Path(tuner.project_dir))
 
 
