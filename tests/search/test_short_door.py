@@ -41,7 +41,8 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     assert study.search.settings["base_batch_size"] == 32
     assert [trial.executions[0].scaling.rule for trial in study.trials] == ["linear", "linear"]
     # Without a seed one is drawn, which all sizes share.
-    assert {trial.executions[0].seed for trial in study.trials} == {study.search.settings["seed"]}
+    (seed,) = {trial.executions[0].seed for trial in study.trials}
+    assert seed is not None and seed == study.search.settings["seed"]
     again = door(tmp_path)
     again.search(*DATA, validation_split=0.2, verbose=0)
     assert again.study == study
