@@ -25,7 +25,7 @@ def build():
     # Probabilities in float32: float16 rounds small ones to 0.
     outputs = layers.Dense(10, activation="softmax", dtype="float32")(pooled)
     model = keras.Model(inputs, outputs)
-    # A learning rate that suits the smallest batch; larger ones follow by the rule.
+    # A learning rate that suits the smallest batch, of 64; larger ones follow by the rule.
     optimizer = keras.optimizers.SGD(0.02, momentum=0.9, nesterov=True)
     model.compile(optimizer, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
