@@ -24,7 +24,7 @@ from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, 
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
 from kbatch.search.steps_per_execution import SearchSteps, Steps, check_steps
-from kbatch.search.timed_fit import ExecutionPlan
+from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
 from kbatch.search.trial_files import (
     TrialFiles,
     completed_trials,
@@ -168,6 +168,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
         self.fallback = Float32Fallback(self.dtype_policies)
         self._graph = OneGraph()
+        self._feed = SearchFeed()
         self._micro_batches = SearchMicroBatches(
             largest_batch_size=self.batch_sizes[-1],
             memory_limit_bytes=self.memory_limit_bytes,
@@ -443,6 +444,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             objective_parts=() if files is None else files.objective_parts,
             notes=notes,
             steps=self._steps,
+            feed=self._feed,
         )
 
     def _validation_of(self, batch_sizes: Sequence[int]) -> int:

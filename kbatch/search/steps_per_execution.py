@@ -248,13 +248,16 @@ def _seconds_of(model: Any, iterator: Any) -> float:
 
 
 class EndInTime(keras.callbacks.Callback):
-    """Shortens the last execution of a training, which would pass its updates or examples."""
+    """Shortens an execution that would pass the end of an epoch, or of the training."""
 
-    def __init__(self, budget: Budget, clock: TrainingClock, *, batch_size: int):
+    def __init__(
+        self, budget: Budget | None, clock: TrainingClock, batch_size: int, epoch_steps: int | None
+    ):
         super().__init__()
-        self._budget = budget
+        self._budget = budget or Budget()
         self._clock = clock
         self._batch_size = batch_size
+        self._epoch_steps = epoch_steps  # Of data that go on; else they end an execution.
         self._steps = 1
 
     def on_train_begin(self, logs: Any = None):
@@ -264,6 +267,8 @@ class EndInTime(keras.callbacks.Callback):
     def on_train_batch_begin(self, batch: int, logs: Any = None):
         """Set the steps that are left; what overflows is made up by a further execution."""
         left = [self._steps]
+        if self._epoch_steps is not None:
+            left.append(self._epoch_steps - batch)
         if self._budget.updates is not None:
             left.append(self._budget.updates - self._clock.updates)
         if self._budget.examples is not None:

@@ -31,9 +31,10 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
-from kbatch.training.data.batches import Batches, in_batches
+from kbatch.training.data.array_rows import held_batches
+from kbatch.training.data.batches import Batches, KeptRows, in_batches
 from kbatch.training.data.example_hashes import FirstBatch
-from kbatch.training.data.forms import FitData, is_dataset
+from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
@@ -42,6 +43,23 @@ from kbatch.training.state import kept_variables, seed_of
 _SIGNATURE = inspect.signature(keras.Model.fit)
 # Below the folder of a TensorBoard callback.
 _RUN_NAME = "kbatch"
+
+
+class SearchFeed:
+    """What all executions of a search read their data by, traced once: rows, and a meter."""
+
+    def __init__(self):
+        self.rows = KeptRows()
+        self._meter: InputMeter | None = None
+
+    def meter(self) -> InputMeter:
+        """Return the meter of the search, which begins to count again."""
+        self._meter = self._meter or InputMeter()
+        self._meter.reset()
+        return self._meter
+
+    def __reduce__(self):
+        return SearchFeed, ()  # No tensor travels to another process.
 
 
 class ExecutionPlan(NamedTuple):
@@ -57,6 +75,7 @@ class ExecutionPlan(NamedTuple):
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
     steps: SearchSteps  # Chooses how many an execution runs.
+    feed: SearchFeed
 
 
 class TimedFit:
@@ -80,8 +99,8 @@ class TimedFit:
         self._callbacks_of = callbacks_of
         self._fits = 0
         self._open = contextlib.ExitStack()
-        several = replica_count(model) > 1
-        self._meter = StepMeter(plan.batch_size) if several else InputMeter()
+        self._several = replica_count(model) > 1
+        self._meter = StepMeter(plan.batch_size) if self._several else plan.feed.meter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = (
             None if plan.objective is None else BestEpoch(plan.objective, plan.objective_parts)
@@ -130,7 +149,9 @@ class TimedFit:
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
         self._most_at_once = most
-        initial_epoch = call.get("initial_epoch", 0)
+        initial_epoch, given_steps = call.get("initial_epoch", 0), call.get("steps_per_epoch")
+        # A batch that replicas share must not have rows of two epochs.
+        endless = None if self._several or given_steps else plan.feed.rows
         _check_epochs(call.get("epochs", 1), initial_epoch, call.get("steps_per_epoch"))
         batches = in_batches(
             data,
@@ -141,6 +162,7 @@ class TimedFit:
             validation_steps=call.pop("validation_steps", None),
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(plan.seed, self._fits, initial_epoch),
+            endless=endless,
         )
         if batches.validation_data is not None and not can_validate(self._model):
             raise InputError(
@@ -148,8 +170,8 @@ class TimedFit:
                 "loss, to be validated: add one, or leave out `validation_data`. "
                 f"Received: model of class {type(self._model).__name__}."
             )
-        endless = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
-        if endless and not call.get("steps_per_epoch"):
+        never_ends = batches.dataset.cardinality() == tf.data.INFINITE_CARDINALITY
+        if never_ends and not (given_steps or batches.epoch_steps):
             raise InputError(
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
@@ -226,9 +248,15 @@ class TimedFit:
                     self._order = batches.order
                     if batches.of_dataset:
                         dataset = self._first_batch.attach(dataset)
+                if batches.epoch_steps is not None:
+                    call["steps_per_epoch"] = batches.epoch_steps
+                validation = batches.validation_data
+                if not (validation is None or self._several or gives_batches(validation)):
+                    parts, _ = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(validation)))
+                    validation = held_batches(parts, batches.validation_batch_size)
                 history = self._fit(
                     meter.attach(dataset, batches.examples),
-                    validation_data=batches.validation_data,
+                    validation_data=validation,
                     validation_batch_size=batches.validation_batch_size,
                     callbacks=[*own, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.
@@ -250,7 +278,7 @@ class TimedFit:
     ) -> list[keras.callbacks.Callback]:
         """Set how many steps an execution runs; return what ends the last one in time."""
         plan, budget, model = self._plan, self.budget, self._model
-        found = int(batches.dataset.cardinality())
+        found = batches.epoch_steps or int(batches.dataset.cardinality())
         given, examples = call.get("steps_per_epoch"), batches.examples
         rows = plan.batch_size if found < 0 else None
         epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
@@ -271,9 +299,7 @@ class TimedFit:
         if self.steps_per_execution == 1 and model.steps_per_execution == 1:
             return []
         set_steps(model, self.steps_per_execution)
-        if budget is None or not (budget.updates or budget.examples):
-            return []
-        return [EndInTime(budget, self.clock, batch_size=plan.batch_size)]
+        return [EndInTime(budget, self.clock, plan.batch_size, batches.epoch_steps)]
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Note what ends training beside the number of epochs, and let it count by the clock."""

@@ -11,6 +11,7 @@ import tensorflow as tf
 
 from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
 from kbatch.records.training_run import EpochRecord
+from kbatch.training.data.array_rows import map_traced
 from kbatch.training.data.forms import each_part, parts_of
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
@@ -37,14 +38,28 @@ class InputMeter:
     def __init__(self):
         with tf.device("CPU:0"):
             self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
+        self._functions: dict[str, Any] = {}  # Traced, by what they take.
+
+    def __getstate__(self) -> dict[str, Any]:
+        return vars(self) | {"_functions": {}}  # Graphs cannot be copied.
+
+    def reset(self) -> None:
+        self._totals.assign(tf.zeros_like(self._totals))
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         """Make a dataset of the same batches that counts them as they are taken."""
         # The time is stamped when a batch is asked for, and when it is there. The largest batch is
         # counted from zero.
         self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
-        requests = tf.data.Dataset.range(1).repeat().map(lambda _: tf.timestamp())
-        counted = tf.data.Dataset.zip(requests, dataset).map(self._count)
+        moment, spec = tf.TensorSpec([], tf.float64), dataset.element_spec
+        parts = [one for one in tf.nest.flatten(spec) if one.value_type is not type(None)]
+        requests = tf.data.Dataset.range(1).repeat()
+        requests = map_traced(self._traced(_asked, tf.TensorSpec([], tf.int64)), requests, moment)
+        counted = tf.data.Dataset.zip(requests, dataset)
+        if all(isinstance(part, tf.TensorSpec) for part in parts):
+            counted = map_traced(self._traced(self._count_parts, moment, *parts), counted, spec)
+        else:
+            counted = counted.map(tf.autograph.experimental.do_not_convert(self._count))
         options = tf.data.Options()
         # A prefetch after the meter would hide the waiting.
         options.experimental_optimization.inject_prefetch = False
@@ -54,6 +69,13 @@ class InputMeter:
         if cardinality == tf.data.UNKNOWN_CARDINALITY:
             return counted
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
+
+    def _traced(self, function: Any, *specs: tf.TensorSpec) -> Any:
+        key = repr((function.__name__, specs))
+        if key not in self._functions:
+            made = tf.function(function, autograph=False)
+            self._functions[key] = made.get_concrete_function(*specs)
+        return self._functions[key]
 
     def begin_epoch(self) -> None:
         """Do nothing: the dataset counts."""
@@ -65,25 +87,37 @@ class InputMeter:
         batches, examples, largest, wait_s, shape = self._totals.numpy()
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
 
+    def _count_parts(self, asked_s: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+        return self._count(asked_s, list(parts))
+
     def _count(self, asked_s: tf.Tensor, batch: Any) -> Any:
         leaves = parts_of(batch)
+        ranks = [leaf.shape.rank for leaf in leaves]
+        # Else all parts have the same rows, and nothing else varies.
+        vary = None in ranks or any(None in leaf.shape[1:].as_list() for leaf in leaves)
         shapes = [
             leaf.bounding_shape(out_type=tf.int64)
             if isinstance(leaf, tf.RaggedTensor)
             else tf.shape(leaf, out_type=tf.int64)
-            for leaf in leaves
+            for leaf in (leaves if vary else leaves[:1])
         ]
-        # The lengths of all axes, each times a root of its own: equal for equal shapes.
-        lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
-        roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
-        rows = tf.cast(shapes[0][0], tf.float64)
+        rows = shape_number = tf.cast(shapes[0][0], tf.float64)
+        if vary:
+            # The lengths of all axes, each times a root of its own: equal for equal shapes.
+            lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
+            roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
+            shape_number = tf.reduce_sum(lengths * roots)
         with tf.control_dependencies(tf.nest.flatten(leaves, expand_composites=True)):
             waited_s = tf.timestamp() - asked_s
         batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
         totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
-        update = self._totals.assign(tf.stack([*totals, tf.reduce_sum(lengths * roots)]))
+        update = self._totals.assign(tf.stack([*totals, shape_number]))
         with tf.control_dependencies([update]):
             return each_part(tf.identity, batch)
+
+
+def _asked(number: tf.Tensor) -> tf.Tensor:
+    return tf.timestamp()
 
 
 class StepMeter(InputMeter):

@@ -5,7 +5,7 @@ import small_models as models
 
 import kbatch
 from kbatch.search.steps_per_execution import SearchSteps
-from kbatch.search.timed_fit import ExecutionPlan
+from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
 from kbatch.study.caveats import caveats
 
 
@@ -72,5 +72,6 @@ def plan(batch_size=32, **changed):
         "objective_parts": (),
         "notes": (),
         "steps": SearchSteps(1, (batch_size,)),
+        "feed": SearchFeed(),
     }
     return ExecutionPlan(batch_size=batch_size, **(plain | changed))

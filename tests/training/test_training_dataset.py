@@ -9,7 +9,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.errors import InputError
 from kbatch.search.timed_fit import TimedFit
-from kbatch.training.data import batches as feed
+from kbatch.training.data import array_rows
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
 
@@ -21,7 +21,7 @@ def order(dataset):
 @pytest.fixture
 def few_at_once(monkeypatch):
     """Gathers of a few rows, of which an epoch needs several."""
-    monkeypatch.setattr(feed, "_GATHERED_ROWS", 40)
+    monkeypatch.setattr(array_rows, "_MOST_ROWS", 40)
 
 
 @pytest.mark.parametrize("batch_size", [1, 16, 32, 94])

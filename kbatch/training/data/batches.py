@@ -1,17 +1,15 @@
 """Training data in batches of one size, as a search feeds them."""
 
-import contextlib
 import hashlib
-import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import keras
-import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.library_internals import kept_seeds, make_class_weight_map_fn, train_validation_split
+from kbatch.library_internals import make_class_weight_map_fn, train_validation_split
+from kbatch.training.data.array_rows import ArrayRows
 from kbatch.training.data.forms import (
     FORMS,
     FitData,
@@ -19,17 +17,10 @@ from kbatch.training.data.forms import (
     batches_of,
     called_for,
     check_class_weight,
-    each_part,
     gives_batches,
     is_dataset,
-    parts_of,
 )
 from kbatch.training.data.validation import in_blocks, most_examples
-
-# Of arrays, at once.
-_GATHERED_ROWS, _GATHERED_BYTES = 4096, 2**22
-# Nothing that kbatch maps over a dataset is converted from Python's `if` and `for`.
-_graph = tf.autograph.experimental.do_not_convert
 
 
 class Batches(NamedTuple):
@@ -42,6 +33,23 @@ class Batches(NamedTuple):
     # its batches tell it.
     order: str | None
     of_dataset: bool
+    epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
+
+
+class KeptRows:
+    """The rows of the arrays that a search trains on, made once for all its executions."""
+
+    def __init__(self):
+        self._data: Any = ()
+        self._rows: Any = None
+
+    def of(self, data: FitData, split: FitData) -> ArrayRows:
+        if len(self._data) != len(data) or any(
+            one is not other for one, other in zip(self._data, data, strict=True)
+        ):
+            arrays, _ = arrays_of(split)
+            self._data, self._rows = data, ArrayRows(arrays, shuffle=split.shuffle)
+        return self._rows
 
 
 def in_batches(
@@ -53,7 +61,10 @@ def in_batches(
     validation_batch_size: int,
     validation_steps: int | None = None,
     seed: int | None,
+    # Where given, arrays go on from epoch to epoch: to begin an iterator takes time.
+    endless: KeptRows | None = None,
 ) -> Batches:
+    given, epoch_steps = data, None
     data = _training_data(data)
     x: Any = data.x
     if gives_batches(x):
@@ -72,10 +83,13 @@ def in_batches(
             dataset = dataset.map(make_class_weight_map_fn(data.class_weight))
         dataset = dataset.prefetch(tf.data.AUTOTUNE)
     else:
-        arrays, examples = arrays_of(data)
-        with tf.device("CPU:0"):
-            arrays = each_part(tf.convert_to_tensor, arrays)
-        dataset = array_batches(arrays, batch_size=batch_size, shuffle=data.shuffle, seed=seed)
+        rows = (endless or KeptRows()).of(given, data)
+        examples = rows.examples
+        if endless is None:
+            dataset = rows.epoch(batch_size, seed=seed)
+        else:
+            dataset = rows.endless(batch_size, seed=seed)
+            epoch_steps = -(-examples // batch_size)
     if examples is not None and examples < largest_batch_size:
         raise InputError(
             "A batch cannot be larger than the training set: leave out the batch sizes above "
@@ -88,7 +102,7 @@ def in_batches(
     if not of_dataset and not (data.shuffle and seed is None):
         drawn = repr(seed if data.shuffle else "as given")
         order = hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
-    return Batches(dataset, *validation, examples, order, of_dataset)
+    return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
 
 
 def count_examples(
@@ -131,43 +145,3 @@ def _split(data: FitData) -> FitData:
         raise InputError(str(error)[:300]) from error
     (x, y, weight), validation = split
     return data._replace(x=x, y=y, sample_weight=weight, validation_data=validation)
-
-
-def array_batches(arrays: Any, *, batch_size: int, shuffle: bool, seed: int | None):
-    """Return arrays in batches, in another order each epoch."""
-    # tf.data would pack a list into one tensor.
-    arrays = keras.tree.lists_to_tuples(arrays)
-    parts = parts_of(arrays)
-    examples = parts[0].shape[0]
-    # Rows are gathered many at a time, and cut into batches without Python functions: each takes
-    # time to trace in an execution, and to start in an epoch.
-    row_bytes = sum(math.prod(part.shape[1:]) * max(1, part.dtype.size) for part in parts)
-    most = min(_GATHERED_ROWS, _GATHERED_BYTES // max(1, row_bytes))
-    gathered = max(1, most // batch_size) * batch_size
-    # Orders follow TensorFlow's global seed too, which must not change those of a seed.
-    with contextlib.nullcontext() if seed is None else kept_seeds():
-        if seed is not None:
-            tf.random.set_seed(seed)
-        order = _order(examples, shuffle=shuffle, seed=seed, piece=gathered)
-    rows = order.map(_graph(lambda chosen: each_part(lambda leaf: tf.gather(leaf, chosen), arrays)))
-    batches = rows.rebatch(batch_size).prefetch(2)
-    options = tf.data.Options()
-    # To tune the one prefetch, or rewrite the graph of the pipeline, takes longer than it saves.
-    options.autotune.enabled = False
-    options.experimental_optimization.apply_default_optimizations = False
-    cardinality = tf.data.experimental.assert_cardinality(-(-examples // batch_size))
-    return batches.apply(cardinality).with_options(options)
-
-
-def _order(examples: int, *, shuffle: bool, seed: int | None, piece: int) -> tf.data.Dataset:
-    """Return the numbers of all rows, in pieces."""
-    numbers = tf.data.Dataset.range(examples)
-    if not shuffle:
-        return numbers.batch(piece)
-    # `shuffle` would give replicas, for which Keras opens one more iterator, another order.
-    seeds = tf.data.Dataset.random(seed=seed, rerandomize_each_iteration=True).take(1)
-    # A number that is known when the graph is made would make batches of a fixed shape.
-    counted = tf.data.Dataset.zip(seeds, tf.data.Dataset.from_tensors(np.int64(examples)))
-    random: Any = tf.random
-    shuffled = random.experimental.stateless_shuffle
-    return counted.map(_graph(lambda s, n: shuffled(tf.range(n), seed=(s, 0)))).rebatch(piece)

@@ -1,0 +1,143 @@
+"""Rows of arrays in memory, in batches of any size, read by functions that are traced once.
+
+Each function that `tf.data` maps is traced for each dataset and made ready for each iterator, and
+`rebatch` maps one that changes nothing: in a search of small models that takes longer than reading.
+"""
+
+import math
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.training.data.forms import each_part, open_spec, parts_of
+
+# Gathered at once.
+_MOST_ROWS, _MOST_BYTES = 4096, 2**22
+_ENDLESS = 2**62
+
+
+def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Dataset:
+    """Map a concrete function, whose results have this spec, over a dataset of dense tensors."""
+    return _dataset_of(
+        tf.raw_ops.MapDataset,
+        spec,
+        input_dataset=tf.data.experimental.to_variant(dataset),
+        other_arguments=function.captured_inputs,
+        f=function,
+        use_inter_op_parallelism=False,
+        preserve_cardinality=True,
+    )
+
+
+def rebatched(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
+    """Cut and join batches of dense tensors to these sizes, in turn and again and again."""
+    with tf.device("CPU:0"):
+        return _dataset_of(
+            tf.raw_ops.RebatchDatasetV2,
+            tf.nest.map_structure(_of_any_length, dataset.element_spec),
+            input_dataset=tf.data.experimental.to_variant(dataset),
+            batch_sizes=tf.constant(sizes, tf.int64),
+            drop_remainder=False,
+        )
+
+
+def sized(examples: int, size: int) -> list[int]:
+    """Return the sizes of the batches of an epoch."""
+    full, rest = divmod(examples, size)
+    return [size] if full and not rest else [*[size] * full, rest]
+
+
+def held_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
+    """Return arrays as they are, in batches."""
+    with tf.device("CPU:0"):
+        whole = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays))
+        rows = len(parts_of(arrays)[0])
+    return _pipeline(rebatched(whole, sized(rows, batch_size)), -(-rows // batch_size))
+
+
+def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
+    tensors = [one for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
+    types, shapes = [one.dtype for one in tensors], [one.shape for one in tensors]
+    variant = op(**arguments, output_types=types, output_shapes=shapes)
+    return tf.data.experimental.from_variant(variant, spec)
+
+
+def _of_any_length(spec: Any) -> Any:
+    return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
+
+
+def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
+    """Leave a pipeline of known length as it is: to tune or to rewrite it does not pay."""
+    options = tf.data.Options()
+    options.autotune.enabled = False
+    options.experimental_optimization.apply_default_optimizations = False
+    options.experimental_external_state_policy = tf.data.experimental.ExternalStatePolicy.IGNORE
+    return batches.apply(tf.data.experimental.assert_cardinality(cardinality)).with_options(options)
+
+
+class ArrayRows:
+    """Arrays as tensors, and the graphs that draw an order of their rows and gather them."""
+
+    def __init__(self, arrays: Any, *, shuffle: bool):
+        # tf.data would pack a list into one tensor.
+        arrays = keras.tree.lists_to_tuples(arrays)
+        with tf.device("CPU:0"):
+            tensors = each_part(tf.convert_to_tensor, arrays)
+            parts = parts_of(tensors)
+            self.examples: int = parts[0].shape[0]
+            count = tf.constant(self.examples, tf.int64)
+        row_bytes = sum(math.prod(part.shape[1:]) * max(1, part.dtype.size) for part in parts)
+        self._piece = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes), self.examples))
+        whole = tf.data.Dataset.from_tensors(tensors).element_spec
+        self._spec = tf.nest.map_structure(_of_any_length, whole)
+        random: Any = tf.random
+        shuffled = random.experimental.stateless_shuffle
+
+        def order(epoch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+            numbers = tf.range(count)
+            return shuffled(numbers, seed=tf.stack([seed, epoch])) if shuffle else numbers
+
+        number, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
+        self._order = _traced(order, number, number)
+        self._gather = _traced(lambda chosen: [tf.gather(part, chosen) for part in parts], numbers)
+
+    def endless(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
+        """Return batches of one epoch after the other, each in an order of its own."""
+        batches = self._batches(tf.data.Dataset.range(_ENDLESS), batch_size, seed)
+        return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
+
+    def epoch(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
+        """Return the batches of an epoch, in the next order each time they were read to the end."""
+        # Keras makes iterators that it does not read, or of which it reads one batch.
+        with tf.device("CPU:0"):
+            read = tf.Variable(0, trainable=False, dtype=tf.int64)
+        steps = -(-self.examples // batch_size)
+
+        @tf.autograph.experimental.do_not_convert
+        def counted(batch: Any, number: tf.Tensor) -> Any:
+            with tf.control_dependencies([read.assign_add(tf.cast(number == steps, tf.int64))]):
+                return each_part(tf.identity, batch)
+
+        epochs = tf.data.Dataset.range(1).map(
+            tf.autograph.experimental.do_not_convert(lambda _: read.read_value())
+        )
+        batches = self._batches(epochs, batch_size, seed)
+        batches = tf.data.Dataset.zip(batches, tf.data.Dataset.range(1, steps + 1)).map(counted)
+        return _pipeline(batches.prefetch(2), steps)
+
+    def _batches(
+        self, epochs: tf.data.Dataset, batch_size: int, seed: int | None
+    ) -> tf.data.Dataset:
+        seed = int(np.random.randint(2**31)) if seed is None else seed
+        seeds = tf.data.Dataset.from_tensors(np.int64(seed)).repeat()
+        numbers = tf.TensorSpec([None], tf.int64)
+        orders = map_traced(self._order, tf.data.Dataset.zip(epochs, seeds), numbers)
+        pieces = rebatched(orders, sized(self.examples, self._piece))
+        rows = map_traced(self._gather, pieces, self._spec)
+        return rebatched(rows, sized(self.examples, batch_size))
+
+
+def _traced(function: Any, *specs: tf.TensorSpec) -> Any:
+    return tf.function(function, autograph=False).get_concrete_function(*specs)
