@@ -13,7 +13,6 @@ from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, check_stock_step
-from kbatch.training.clock import InputMeter
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import (
     SampleRows,
@@ -24,6 +23,7 @@ from kbatch.training.data.sample_rows import (
     rows_for,
 )
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.input_meter import InputMeter
 from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
 

@@ -30,12 +30,13 @@ from kbatch.search.steps_per_execution import (
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
-from kbatch.training.clock import InputMeter, StepMeter, TrainingClock, numbers_of
+from kbatch.training.clock import TrainingClock, numbers_of
 from kbatch.training.data.array_rows import held_batches
 from kbatch.training.data.batches import Batches, KeptRows, in_batches
 from kbatch.training.data.example_hashes import FirstBatch
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
 from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
+from kbatch.training.input_meter import InputMeter, StepMeter
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.state import kept_variables, seed_of

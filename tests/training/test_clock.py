@@ -4,7 +4,8 @@ import searches
 import small_models as models
 
 from kbatch.search.timed_fit import TimedFit
-from kbatch.training.clock import InputReading, TrainingClock
+from kbatch.training.clock import TrainingClock
+from kbatch.training.input_meter import InputReading
 
 
 class FakeMeter:

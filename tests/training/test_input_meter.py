@@ -4,7 +4,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.clock import InputMeter
+from kbatch.training.input_meter import InputMeter
 
 
 def metered(rows, batch_size, *, delay_s=0.0):

@@ -3,7 +3,7 @@
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.clock import StepMeter
+from kbatch.training.input_meter import StepMeter
 
 
 def metered(rows=94, batch_size=32, *, examples=None):

@@ -1,8 +1,4 @@
-"""Rows of arrays in memory, in batches of any size, read by functions that are traced once.
-
-Each function that `tf.data` maps is traced for each dataset and made ready for each iterator, and
-`rebatch` maps one that changes nothing: in a search of small models that takes longer than reading.
-"""
+"""Rows of arrays in memory, in batches of any size, read by functions that are traced once."""
 
 import math
 from typing import Any
@@ -11,36 +7,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.training.data.forms import each_part, open_spec, parts_of
+from kbatch.training.data.forms import each_part, parts_of
+from kbatch.training.data.traced_maps import map_traced, of_any_length, rebatched
 
 # Gathered at once.
 _MOST_ROWS, _MOST_BYTES = 4096, 2**22
 _ENDLESS = 2**62
-
-
-def map_traced(function: Any, dataset: tf.data.Dataset, spec: Any) -> tf.data.Dataset:
-    """Map a concrete function, whose results have this spec, over a dataset of dense tensors."""
-    return _dataset_of(
-        tf.raw_ops.MapDataset,
-        spec,
-        input_dataset=tf.data.experimental.to_variant(dataset),
-        other_arguments=function.captured_inputs,
-        f=function,
-        use_inter_op_parallelism=False,
-        preserve_cardinality=True,
-    )
-
-
-def rebatched(dataset: tf.data.Dataset, sizes: list[int]) -> tf.data.Dataset:
-    """Cut and join batches of dense tensors to these sizes, in turn and again and again."""
-    with tf.device("CPU:0"):
-        return _dataset_of(
-            tf.raw_ops.RebatchDatasetV2,
-            tf.nest.map_structure(_of_any_length, dataset.element_spec),
-            input_dataset=tf.data.experimental.to_variant(dataset),
-            batch_sizes=tf.constant(sizes, tf.int64),
-            drop_remainder=False,
-        )
 
 
 def sized(examples: int, size: int) -> list[int]:
@@ -55,17 +27,6 @@ def held_batches(arrays: Any, batch_size: int) -> tf.data.Dataset:
         whole = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(arrays))
         rows = len(parts_of(arrays)[0])
     return _pipeline(rebatched(whole, sized(rows, batch_size)), -(-rows // batch_size))
-
-
-def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
-    tensors = [one for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
-    types, shapes = [one.dtype for one in tensors], [one.shape for one in tensors]
-    variant = op(**arguments, output_types=types, output_shapes=shapes)
-    return tf.data.experimental.from_variant(variant, spec)
-
-
-def _of_any_length(spec: Any) -> Any:
-    return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
 
 
 def _pipeline(batches: tf.data.Dataset, cardinality: int) -> tf.data.Dataset:
@@ -91,7 +52,7 @@ class ArrayRows:
         row_bytes = sum(math.prod(part.shape[1:]) * max(1, part.dtype.size) for part in parts)
         self._piece = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes), self.examples))
         whole = tf.data.Dataset.from_tensors(tensors).element_spec
-        self._spec = tf.nest.map_structure(_of_any_length, whole)
+        self._spec = tf.nest.map_structure(of_any_length, whole)
         random: Any = tf.random
         shuffled = random.experimental.stateless_shuffle
 
