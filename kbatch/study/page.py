@@ -61,7 +61,7 @@ def with_page(
     names = trial_names(trials)
     page = Page(
         headline=f"{_headline(found, names, conditions)} {lost}".strip(),
-        certainty=f"{_certainty(found)} {_settled_by(found)}".strip(),
+        certainty=" ".join(filter(None, (_certainty(found), _settled_by(found), _pinned(found)))),
         change=_change(found, plain_s or {}),
         rate=_rate(found, settings),
         table=_table(found, trials, names),
@@ -156,6 +156,16 @@ def _settled_by(found: Decision) -> str:
     if judgement.examples_needed is not None:
         ways += [f"about {judgement.examples_needed:,} validation examples"]
     return f"No number of executions would settle it, but {' or '.join(ways)} would."
+
+
+def _pinned(found: Decision) -> str:
+    """Say what stays although the seed changes, where something else does change."""
+    match found.judgement and found.judgement.pinned:
+        case "weights":
+            return "All executions began with the same weights, so what others change is not known."
+        case "order":
+            return "All executions saw the examples in one order, so another one is not known."
+    return ""
 
 
 def tolerance_text(found: Decision) -> str:

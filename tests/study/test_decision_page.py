@@ -22,17 +22,17 @@ def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, c
     for seed in range(count):
         wrong = np.random.default_rng((size, seed)).choice(20_000, scatter, replace=False)
         values = np.ones(20_000)
-        values[:errors] = 0
+        values[:: 20_000 // errors] = 0
         values[wrong] = 0
-        blocks = values.reshape(500, 40).mean(1)
-        shown = {"metric": "val_accuracy", "epoch": 0, "examples": 20_000, "key": "k"}
+        blocks = tuple(values.reshape(50, 400).mean(1).tolist())
+        shown = {"metric": "val_accuracy", "examples": 20_000, "block_examples": 400}
         value = float(values.mean())
         run = make_execution(
             size,
             rate=rate,
             seed=seed,
             scaling=scaling,
-            outcomes=Outcomes.of(blocks, block_examples=40, set_key="s", **shown),
+            outcomes=Outcomes(values=blocks, key="k", set_key="s", **shown),
             epochs=make_epochs([value - 0.02 * k for k in reversed(range(epochs))]),
             **changed,
         )
@@ -147,3 +147,31 @@ def test_missing_executions_of_a_size_are_in_the_table():
     found = pages(make_trial(32, 800), cut)
     assert [line.split()[-1] for line in found.page.table[1:]] != []
     assert "(1 interrupted)" in found.page.search
+
+
+@pytest.mark.parametrize(
+    ("same", "certain", "words"),
+    [
+        (("initial_weights", "first_order"), False, "neither the initial weights nor the order"),
+        (("initial_weights",), True, "began with the same weights"),
+        (("first_order",), True, "saw the examples in one order"),
+        ((), True, "Certain"),
+    ],
+)
+def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
+    trials = []
+    for trial in (make_trial(32, 800), make_trial(64, 800, rate=2000.0)):
+        runs = [
+            dataclasses.replace(
+                run,
+                **{
+                    name: "same" if name in same else f"{seed}"
+                    for name in ("initial_weights", "first_order")
+                },
+            )
+            for seed, run in enumerate(trial.executions)
+        ]
+        trials.append(dataclasses.replace(trial, executions=tuple(runs)))
+    found = pages(*trials)
+    assert found.certain == certain
+    assert words in found.reason
