@@ -3,16 +3,14 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval, Ratio
+from kbatch.analysis.intervals import FEWEST_VALUES, Ratio
 from kbatch.document import numbers
 from kbatch.document.section import UNKNOWN_DEVICE, versions_text
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 
 MOST_NAMED = 5
-BARS = "Bars: 95 % interval of the mean over executions."
-PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
 
 
 class TrialNames(NamedTuple):
@@ -104,13 +102,6 @@ def metric_words(name: str) -> str:
 
 def is_fraction(name: str) -> bool:
     return "acc" in name
-
-
-def metric_axis_label(metric: Objective) -> str:
-    words = metric_words(metric.name)
-    better = "higher is better" if metric.direction == "max" else "lower is better"
-    fraction = "0 to 1, " if is_fraction(metric.name) else ""
-    return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"
 
 
 def noise_scale_text(scale: Ratio) -> str:
@@ -221,45 +212,3 @@ def spreads(trials: Iterable[TrialRecord]) -> Spreads:
         quartiles=any(trial.samples_per_second_interval for trial in single),
         examples=any(trial.examples_interval(trial.objective.name) for trial in single),
     )
-
-
-def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
-    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
-    found = spreads(trials)
-    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
-    if found.single:
-        who = "Trials with one execution" if texts else "One execution a trial"
-        unknown = "none, because training was too short to time it more than once"
-        rates = "quartiles of the timing windows" if found.quartiles else unknown
-        metric = "95 % interval over the validation examples" if found.examples else "none"
-        of = f"; of the metric: {metric}" if of_metric else ""
-        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
-    return " ".join(texts)
-
-
-class PlottedEstimate(NamedTuple):
-    """A value with both ends of its interval, None if it has none."""
-
-    value: float
-    bar: tuple[float, float] | None
-
-
-def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
-    """Return the throughput of a trial in examples per second, None if it was not measured."""
-    rate, interval = trial.samples_per_second, trial.samples_per_second_interval
-    return estimate("samples_per_second", rate, interval)
-
-
-def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
-    """Return a metric of a trial at its best epoch, None if it was not measured."""
-    interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return estimate(name, trial.metrics.get(name), interval)
-
-
-def estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
-    """Join a value and its interval, which ends where accuracies end."""
-    if value is None or interval is None:
-        return None if value is None else PlottedEstimate(value, None)
-    if is_fraction(name) and 0 <= value <= 1:
-        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
-    return PlottedEstimate(value, (interval.low, interval.high))

@@ -219,13 +219,6 @@ def _times(speedup: float) -> str:
     return f"{ratio} times {'longer' if speedup < 1 else 'sooner'}"
 
 
-def sooner_text(change: SizeChange) -> str:
-    """Write how many times sooner training ends, empty where that is not known."""
-    if change.speedup is None:
-        return ""
-    return f"{format_number(change.speedup, 2)}{in_brackets(change.speedup_interval, 2)}"
-
-
 def difference_text(found: Decision, change: SizeChange) -> str:
     """Write the difference of the metric with its sign and interval, empty where there is none."""
     value, bounds = change.difference, change.difference_interval

@@ -28,7 +28,7 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
-from kbatch.study.page import difference_text, sooner_text
+from kbatch.study.page import difference_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import TrialRecord
 
@@ -152,7 +152,7 @@ def _change_columns(study: Study, words: str) -> list[_Made]:
         return Cell("base size") if change is None else Cell(write(change), getattr(change, name))
 
     columns = (
-        (f"Speedup over {found.base_batch_size}", "speedup", sooner_text),
+        (f"Speedup over {found.base_batch_size}", "speedup", _sooner),
         (f"{words} against {found.base_batch_size}", "difference", partial(difference_text, found)),
     )
     return [
@@ -160,6 +160,13 @@ def _change_columns(study: Study, words: str) -> list[_Made]:
         for title, name, write in columns
         if any(getattr(change, name) is not None for change in found.changes.values())
     ]
+
+
+def _sooner(change: SizeChange) -> str:
+    """Write how many times sooner training ends, empty where that is not known."""
+    if change.speedup is None:
+        return ""
+    return f"{format_number(change.speedup, 2)}{in_brackets(change.speedup_interval, 2)}"
 
 
 def _target_columns(trials: Iterable[TrialRecord]) -> list[_Made]:

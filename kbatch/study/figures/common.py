@@ -1,11 +1,12 @@
 """What the figures of a study share: series, the best trial of a size, incomplete trials."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
+from kbatch.analysis.intervals import Interval
 from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
@@ -13,9 +14,10 @@ from kbatch.study.names import (
     TrialNames,
     caption,
     is_fraction,
-    metric_axis_label,
+    metric_words,
     missing_text,
     outcome,
+    spreads,
     trial_names,
 )
 from kbatch.study.study import Study
@@ -119,6 +121,13 @@ def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
 
 
+def metric_axis_label(metric: Objective) -> str:
+    words = metric_words(metric.name)
+    better = "higher is better" if metric.direction == "max" else "lower is better"
+    fraction = "0 to 1, " if is_fraction(metric.name) else ""
+    return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"
+
+
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
     """Label the y axis with a metric and keep its range; an accuracy has no tick above 1."""
     panel.set_ylabel(metric_axis_label(metric), parse_math=False)
@@ -127,3 +136,49 @@ def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> Non
     if is_fraction(metric.name) and values and max(values) <= 1:
         low, high = max(low, -1e-9), min(high, 1 + 1e-9)
         panel.set_yticks([tick for tick in panel.get_yticks() if low <= tick <= high])
+
+
+BARS = "Bars: 95 % interval of the mean over executions."
+PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
+
+
+def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
+    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
+    found = spreads(trials)
+    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
+    if found.single:
+        who = "Trials with one execution" if texts else "One execution a trial"
+        unknown = "none, because training was too short to time it more than once"
+        rates = "quartiles of the timing windows" if found.quartiles else unknown
+        metric = "95 % interval over the validation examples" if found.examples else "none"
+        of = f"; of the metric: {metric}" if of_metric else ""
+        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
+    return " ".join(texts)
+
+
+class PlottedEstimate(NamedTuple):
+    """A value with both ends of its interval, None if it has none."""
+
+    value: float
+    bar: tuple[float, float] | None
+
+
+def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
+    """Return the throughput of a trial in examples per second, None if it was not measured."""
+    rate, interval = trial.samples_per_second, trial.samples_per_second_interval
+    return estimate("samples_per_second", rate, interval)
+
+
+def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
+    """Return a metric of a trial at its best epoch, None if it was not measured."""
+    interval = trial.metric_interval(name) or trial.examples_interval(name)
+    return estimate(name, trial.metrics.get(name), interval)
+
+
+def estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
+    """Join a value and its interval, which ends where accuracies end."""
+    if value is None or interval is None:
+        return None if value is None else PlottedEstimate(value, None)
+    if is_fraction(name) and 0 <= value <= 1:
+        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
+    return PlottedEstimate(value, (interval.low, interval.high))

@@ -11,7 +11,8 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.figures import common
-from kbatch.study.names import PlottedEstimate, bars_text, noise_scale_text, throughput_estimate
+from kbatch.study.figures.common import PlottedEstimate, bars_text, throughput_estimate
+from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study, refuse_empty
 
 # Of both panels, and of the noise scale alone.

@@ -11,14 +11,13 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.figures import common
-from kbatch.study.names import (
+from kbatch.study.figures.common import (
     PlottedEstimate,
     bars_text,
     metric_estimate,
-    metric_words,
     throughput_estimate,
-    trial_names,
 )
+from kbatch.study.names import metric_words, trial_names
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
 

@@ -14,7 +14,8 @@ from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.figures import common
-from kbatch.study.names import BARS, PlottedEstimate, metric_words, outcome
+from kbatch.study.figures.common import BARS, PlottedEstimate
+from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
 

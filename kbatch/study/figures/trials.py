@@ -11,17 +11,13 @@ from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.study.figures import common
-from kbatch.study.names import (
+from kbatch.study.figures.common import (
     PlottedEstimate,
     bars_text,
-    caption,
     metric_estimate,
-    metric_words,
-    missing_text,
-    outcome,
     throughput_estimate,
-    trial_names,
 )
+from kbatch.study.names import caption, metric_words, missing_text, outcome, trial_names
 from kbatch.study.page import sizes_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
