@@ -91,12 +91,12 @@ def test_one_size_that_scatters_far_more_is_seldom_taken_by_luck(rounds, ratio):
 
 @pytest.mark.parametrize(("sizes", "count"), [(2, 400), (6, 150)])
 def test_a_search_that_is_extended_twice_is_seldom_wrong(sizes, count):
-    rng, truth = np.random.default_rng(5), np.array([1.001] + [0.0] * (sizes - 1))
+    rng, truth = np.random.default_rng(5), np.array([2.001] + [0.0] * (sizes - 1))
     errors = 0
     for values in truth[:, None] + rng.standard_normal((count, sizes, 12)):
-        looks = (by_seeds(values[:, :end], looks=n) for n, end in enumerate((3, 6, 12), 1))
+        looks = (by_seeds(values[:, :end], 2.0, looks=n) for n, end in enumerate((3, 6, 12), 1))
         last = next((one for one in looks if one.certain), None)
-        errors += last is not None and wrong(last, truth, 1.0)
+        errors += last is not None and wrong(last, truth, 2.0)
     assert errors <= most_wrong(count)
 
 
