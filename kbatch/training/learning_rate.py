@@ -31,13 +31,16 @@ def scale_optimizer(optimizer: Any, *, ratio: float, kappa: float) -> None:
         return
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     current: Any = rate_of(inner)
+    scaled: Any
     if isinstance(current, Schedule):
-        scaled: Any = scaled_schedule(current, ratio=ratio, kappa=kappa)
+        scaled = scaled_schedule(current, ratio=ratio, kappa=kappa)
     elif callable(current) and not isinstance(current, keras.Variable):
         read: Any = current
 
-        def scaled() -> Any:
+        def read_scaled() -> Any:
             return read() * ratio
+
+        scaled = read_scaled
     else:
         rate: Any = keras.ops.convert_to_numpy(current)
         inner.learning_rate = float(rate) * ratio
@@ -235,8 +238,10 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
             "`model.build(x.shape)` first where its first batch builds it. Received: "
             f"{len(optimizers) + len(numbers)} settings, the trial had {len(scaling.values)}."
         )
-    steps_fit = bool({*scaling.fitted} - {"learning_rate", *_RATES, *FOLLOWERS})
-    kappa = 1.0 if steps_fit or scaling.rule is None else scaling.kappa
+    # The main optimizer has no rule where the build function fits its rate to the size.
+    fitted = {*scaling.fitted} - set(FOLLOWERS)
+    stretched = not fitted - set(_RATES) and (scaling.rule is not None or fitted)
+    kappa = scaling.kappa if stretched else 1.0
     values = iter(scaling.values)
     for optimizer, rate in zip(optimizers, values, strict=False):
         own, ours = vars(optimizer).get(_OWN_RATE, (None, None))
@@ -245,8 +250,9 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
         if given := peak_learning_rate(optimizer):
             scale_optimizer(optimizer, ratio=rate / given, kappa=kappa)
     for (owner, name), value in zip(numbers, values, strict=True):
+        layer: Any = owner
         if isinstance(owner, keras.layers.BatchNormalization):
-            vars(owner)[_REMEMBERED] = (_own_momentum(owner), value)
+            vars(layer)[_REMEMBERED] = (_own_momentum(layer), value)
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
     setattr(model, _SCALING, scaling)
 

@@ -11,6 +11,7 @@ from kbatch.training.learning_rate import (
     scale_late_layers,
     scale_model,
     scaling_of,
+    set_scaling,
 )
 
 layers = keras.layers
@@ -113,6 +114,21 @@ def test_auto_is_the_rule_of_the_optimizer(optimizer, rule):
     rate = rate_of(model.optimizer)
     for step in (0, 160):
         assert float(rate(step)) == pytest.approx(2 * ratio * float(schedule(step * kappa)))
+
+
+def test_what_a_build_function_fits_is_set_as_it_was_scaled():
+    def built(rate):
+        schedule = optimizers.schedules.ExponentialDecay(rate, 640, 0.5)
+        return models.mlp(optimizer=optimizers.SGD(schedule))
+
+    model = built(0.04)
+    found = scale_model(model, **SIZES, rule="auto", follow_batch_size=(), base_model=built(0.01))
+    assert (found.rule, found.fitted) == (None, ("initial_learning_rate",))
+    other = built(0.04)
+    for _ in range(2):
+        set_scaling(other, found)
+        assert rate_of(other.optimizer).get_config() == rate_of(model.optimizer).get_config()
+    assert rate_of(other.optimizer).decay_steps == 160
 
 
 @pytest.mark.parametrize(
