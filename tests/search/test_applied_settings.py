@@ -1,5 +1,7 @@
 """A model that a decision is applied to trains as that of the decision's trial did."""
 
+import dataclasses
+
 import keras
 import numpy as np
 import pytest
@@ -9,14 +11,14 @@ import small_models as models
 import kbatch
 
 layers, optimizers, schedules = keras.layers, keras.optimizers, keras.optimizers.schedules
-KEPT = []
+KEPT = {}  # The weights that trials end with, by their steps an epoch.
 
 
 class Keep(keras.callbacks.Callback):
     """Keeps the weights that a trial ends with."""
 
     def on_train_end(self, logs=None):
-        KEPT.append([np.array(one) for one in self.model.get_weights()])
+        KEPT[self.params["steps"]] = [np.array(one) for one in self.model.get_weights()]
 
 
 def classifier(optimizer, *inner):
@@ -73,7 +75,7 @@ BUILDS = {
 
 
 def decided(directory, build, **arguments):
-    """Search with one size, four times the base; return the decision and the trial's weights."""
+    """Search with four times the base size; return a decision for it, and its trial's weights."""
     KEPT.clear()
     given = {"base_batch_size": 8, "micro_batch_size": None} | arguments
     tuner = searches.search(
@@ -82,7 +84,9 @@ def decided(directory, build, **arguments):
         kbatch.BatchSizeTuner,
         fit={"shuffle": False, "callbacks": [Keep()]},
     )
-    return kbatch.load_study(tuner).decide(), KEPT[-1]
+    study = kbatch.load_study(tuner)
+    (trial,) = (trial for trial in study.trials if trial.batch_size == 32)
+    return dataclasses.replace(study.decide(), trial=trial), KEPT[3]  # 94 rows
 
 
 def trained(model, decision):
@@ -90,8 +94,10 @@ def trained(model, decision):
     return model.get_weights()
 
 
-@pytest.mark.parametrize("name", BUILDS)
-@pytest.mark.parametrize("micro_batch_size", [None, 8])
+@pytest.mark.parametrize(
+    ("name", "micro_batch_size"),
+    [*((name, None) for name in BUILDS), ("schedule", 8), ("BatchNormalization", 8)],
+)
 def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
     tmp_path, name, micro_batch_size
 ):
@@ -142,3 +148,16 @@ def test_another_policy_is_refused_with_the_line_that_sets_it(tmp_path):
         keras.config.set_dtype_policy("float32")
     with pytest.raises(ValueError, match=r'keras\.config\.set_dtype_policy\("float32"\)'):
         decision.apply(model)
+
+
+def test_under_the_policy_of_the_trials_a_model_trains_as_they_did(tmp_path):
+    decision, weights = decided(tmp_path, BUILDS["decay"], dtype_policy="mixed_float16")
+    assert decision.settings["dtype_policy"] == "mixed_float16"
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        keras.utils.set_random_seed(0)
+        model = decision.apply(BUILDS["decay"]())
+    finally:
+        keras.config.set_dtype_policy("float32")
+    for mine, its in zip(trained(model, decision), weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)

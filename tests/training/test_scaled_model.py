@@ -261,3 +261,34 @@ def test_a_model_that_was_not_scaled_knows_that():
     assert scaling_of(model) is None
     scaled(model, follow=())
     assert (model.optimizer.beta_2, scaling_of(model).learning_rate_ratio) == (0.999, 1)
+
+
+@pytest.mark.parametrize("rule", ["sqrt", "linear", None])
+def test_values_that_are_set_are_those_of_the_scaled_model_however_often_and_after_which(rule):
+    def build():
+        schedule = optimizers.schedules.CosineDecay(0.1, 640, warmup_target=0.4, warmup_steps=64)
+        return normalised(optimizer=optimizers.AdamW(schedule, weight_decay=0.01, use_ema=True))
+
+    def values(model):
+        inner = model.optimizer
+        rates = [float(inner._learning_rate(step)) for step in (0, 3, 20, 100)]
+        return [*rates, inner.beta_2, inner.weight_decay, inner.ema_momentum, *momenta(model)]
+
+    large, small = build(), build()
+    scalings = [
+        scaled(large, rule=rule),
+        scaled(small, rule=rule, sizes={"batch_size": 4, "base_batch_size": 16}),
+    ]
+    model = build()
+    for scaling, as_one in ((scalings[0], large), (scalings[1], small), (scalings[0], large)):
+        for _ in range(2):
+            set_scaling(model, scaling)
+            np.testing.assert_allclose(values(model), values(as_one), rtol=1e-6)
+
+
+def test_a_model_that_is_not_built_yet_is_refused():
+    scaling = scaled(normalised())
+    late = keras.Sequential([layers.Dense(4)])
+    late.compile("sgd", "mse")
+    with pytest.raises(ValueError, match=r"`model\.build"):
+        set_scaling(late, scaling)
