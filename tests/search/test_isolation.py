@@ -111,7 +111,7 @@ def test_what_kills_its_process_is_a_result_and_the_search_goes_on_in_another(tm
 
     fit = {"callbacks": [Notes(tmp_path / "pids"), Ends()], "epochs": 1}
     left, killed = kbatch.load_study(
-        search(tmp_path, searches.stock(build, (16, 32)), fit=fit)
+        search(tmp_path, searches.stock(build, (16, 32), base_batch_size=16), fit=fit)
     ).trials
     assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
     assert "status 3" in left.failure
