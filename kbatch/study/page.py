@@ -270,10 +270,16 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
         return ()
     objective = found.trials[0].objective
     fraction, words = is_fraction(objective.name), metric_words(objective.name)
+    why = {trial.trial_id: reason for trial, reason in found.left_out}
     rows: dict[int, tuple[str, ...]] = {}
-    for trial in trials:
-        if trial.status != "completed":
-            rows[trial.batch_size] = (*[""] * 5, outcome(trial))
+    for trial in sorted(trials, key=lambda trial: trial.rank, reverse=True):  # The best last.
+        known = trial.trial_id in why and trial.objective_value is not None
+        rows[trial.batch_size] = (
+            setting(rate) if (rate := starting_rate(trial)) else "",
+            format_number(trial.objective_value or 0.0, 4) if known else "",
+            *("", "", f"{len(trial.executions):,}" if known else ""),
+            why[trial.trial_id] if known else outcome(trial),
+        )
     for trial, pair in zip(found.trials, judgement.pairs, strict=True):
         size, rate, gap = trial.batch_size, starting_rate(trial), judgement.gaps.get(pair)
         verdict = "not told apart" if size in found.tied else "best"
@@ -371,8 +377,11 @@ def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -
     on = f" on {join_words(kinds)}" if kinds else ""
     but = f" ({join_words(failed)})" if failed else ""
     yield f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
-    if found.left_out:
-        counts = Counter(why for _, why in found.left_out)
+    # In a search of rates the table shows the best of each size.
+    counts = Counter(
+        why for trial, why in found.left_out if FACTOR_NAME not in trial.hyperparameters
+    )
+    if counts:
         parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
         yield f"Not compared: {join_words(parts)}."
         value = found.best and found.best.objective_value

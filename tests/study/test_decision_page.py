@@ -38,7 +38,7 @@ def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, c
         )
         runs.append(run)
     values = {} if factor is None else {FACTOR_NAME: factor}
-    return trial_of(size, *runs, hyperparameters=values)
+    return trial_of(size, *runs, hyperparameters=values, trial_id=f"{size}-{factor}")
 
 
 def pages(*trials, **settings):
@@ -89,6 +89,21 @@ def test_a_search_of_rates_says_how_far_the_users_was_off(factor, words):
     found = pages(make_trial(32, 800, factor=factor), make_trial(64, 805, factor=1.0))
     assert f"Your learning rate, 0.001 at batch size 32, is {words}" in found.page.rate
     assert found.learning_rate == pytest.approx(0.001 * factor)
+
+
+def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
+    trials = [make_trial(32, 800, factor=2.0), make_trial(64, 805, factor=2.0)]
+    trials += [make_trial(32, 950, factor=1.0, count=1), make_trial(64, 990, factor=1.0, count=1)]
+    found = pages(*trials, make_diverged(128))
+    rows = [line.split() for line in found.page.table[1:]]
+    assert [(row[0], row[-1]) for row in rows[:2]] == [("32", "take"), ("64", "good")]
+    assert rows[2][0] == "128" and rows[2][-1] == "diverged"
+    assert "Not compared" not in found.page.search
+    other = dataclasses.replace(make_trial(128, 700), hyperparameters={"units": 8})
+    mixed = pages(make_trial(32, 600), make_trial(64, 600, rate=3000.0), other)
+    (row,) = [line for line in mixed.page.table if line.split()[0] == "128"]
+    assert row.endswith("other settings")
+    assert "Not compared: 1 trial (other settings)." in mixed.page.search
 
 
 def test_batches_that_are_cut_need_accumulation():
