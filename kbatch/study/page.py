@@ -31,7 +31,7 @@ from kbatch.study.names import (
     outcome,
     trial_names,
 )
-from kbatch.study.trial import TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 
 # Ratios of times by plain `fit` and in the search that differ by less are one.
 _MUCH_APART = 0.1
@@ -246,7 +246,7 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
     own, base = scaling.learning_rate / scaling.learning_rate_ratio, scaling.base_batch_size
     yours = f"Your learning rate, {setting(own)} at batch size {base:,},"
     if FACTOR_NAME not in trial.hyperparameters:
-        searched = any(name not in _NO_SETTINGS for name in trial.hyperparameters)
+        searched = trial.hyperparameters.keys() - {*OWN_COLUMNS}
         if searched or settings.get("search_learning_rate") is False:
             return ""
         rule = f" It follows the {scaling.rule} rule." if scaling.rule else ""
@@ -258,9 +258,6 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
     times = format_number(max(factor, 1 / factor), 2)
     where = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
     return f"{yours} is {times} times too {'small' if factor > 1 else 'large'}{where}."
-
-
-_NO_SETTINGS = ("batch_size", "dtype_policy", FACTOR_NAME)
 
 
 def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[str, ...]:
@@ -318,9 +315,6 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
     )
 
 
-_SETTING_WORDS = {"steps_per_execution": "`steps_per_execution`", "dtype_policy": "the policy"}
-
-
 def _settings(found: Decision) -> str:
     """Say what else was set, and whether cutting batches is worth anything here."""
     run: ExecutionRecord | None = found.trial and found.trial.executions[-1]
@@ -331,7 +325,7 @@ def _settings(found: Decision) -> str:
         values = value if isinstance(value, tuple) else (value,)
         texts = [one if isinstance(one, str) else setting(one) for one in values]
         if name not in ("micro_batch_size", "learning_rate"):
-            parts.append(f"{_SETTING_WORDS.get(name, f'`{name}`')} {join_words(texts)}")
+            parts.append(f"`{name}` {join_words(texts)}")
     text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
     if (run.accumulation_steps or 1) > 1:
         return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
