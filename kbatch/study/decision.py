@@ -55,9 +55,6 @@ class Page(NamedTuple):
         return "\n".join(line for lines in parts for line in lines if line)
 
 
-_NOTHING = Page("No trial completed with a value of the objective.")
-
-
 @dataclasses.dataclass(frozen=True, repr=False)
 class Decision:
     """Which batch size to take, which are as good, and how sure that is; `print` shows it whole."""
@@ -82,7 +79,7 @@ class Decision:
     changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
-    page: Page = _NOTHING
+    page: Page = dataclasses.field(default=Page("There is no trial."))
 
     def __str__(self) -> str:
         return str(self.page)
