@@ -7,7 +7,6 @@ import sys
 
 import keras
 import keras_tuner
-import tensorflow as tf
 
 import kbatch
 
@@ -46,11 +45,9 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, seconds=300):
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
     hypermodel = kbatch.BatchSizeHyperModel(
         build,
         batch_sizes,
-        dtype_policy="mixed_float16" if on_gpu else "float32",
         seed=0,
     )
     fastest = keras_tuner.Objective("seconds_to_target", "min")

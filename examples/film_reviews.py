@@ -6,7 +6,6 @@ python examples/film_reviews.py  [DIRECTORY]     Keras downloads 50,000 film rev
 import sys
 
 import keras
-import tensorflow as tf
 
 import kbatch
 
@@ -35,12 +34,10 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, epochs=3):
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
     hypermodel = kbatch.BatchSizeHyperModel(
         build,
         batch_sizes,
         micro_batch_size=64,
-        dtype_policy="mixed_float16" if on_gpu else "float32",
         seed=0,
     )
     tuner = kbatch.BatchSizeTuner(

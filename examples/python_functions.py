@@ -15,7 +15,6 @@ from pathlib import Path
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 import kbatch
 
@@ -67,12 +66,10 @@ def load():
 
 
 def search(x, y, directory, *, batch_sizes=SIZES, epochs=6):
-    on_gpu = bool(tf.config.list_physical_devices("GPU"))
     hypermodel = kbatch.BatchSizeHyperModel(
         build,
         batch_sizes,
         micro_batch_size=128,
-        dtype_policy="mixed_float16" if on_gpu else "float32",
         seed=0,
     )
     tuner = kbatch.BatchSizeTuner(

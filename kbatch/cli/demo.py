@@ -10,24 +10,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from kbatch.training.dtype_policy import slow_float16_text
-
 # Packages of the standard library with enough functions, on every machine with Python.
 PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 VOCABULARY, TOKENS = 4000, 80
 
 layers = keras.layers
-
-
-def default_policy(slowdown: float | None) -> tuple[str, str | None]:
-    """Choose the policy where none is given."""
-    slow = slow_float16_text(slowdown)
-    if slow is None:
-        return "mixed_float16", None
-    return "float32", (
-        f"{slow}: the demo trains in float32. For mixed_float16 all the same, give "
-        "`--policy mixed_float16`."
-    )
 
 
 def load_images() -> tuple[np.ndarray, np.ndarray]:

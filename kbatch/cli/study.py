@@ -200,18 +200,14 @@ def _demo(options: argparse.Namespace) -> None:
         ) from error
     console = starting_console()
     with quiet_start():
-        from kbatch.cli.demo import TASKS, default_policy
+        from kbatch.cli.demo import TASKS
         from kbatch.search.hypermodel import BatchSizeHyperModel
         from kbatch.search.tuner import BatchSizeTuner
-        from kbatch.training.dtype_policy import float16_slowdown
     from kbatch.plotting.saving import save_figure
     from kbatch.report.pages import write_report
     from kbatch.study.figures.trials import plot_trials
     from kbatch.study.study import RECORD_NAME, load_study
 
-    policy, why = (options.policy, None) if options.policy else default_policy(float16_slowdown())
-    if why is not None:
-        say(console, why)
     where = {"directory": options.output, "project_name": "demo-search"}
     folder = options.output / where["project_name"]
     if folder.exists() and not (folder / RECORD_NAME).exists():
@@ -222,7 +218,7 @@ def _demo(options: argparse.Namespace) -> None:
     load, build, most_epochs = TASKS[options.data]
     x, y = load()
     settings = {"micro_batch_size": 128, "seed": options.seed}
-    hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=policy, **settings)
+    hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=options.policy, **settings)
     tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
     epochs = 2 if options.quick else most_epochs
     tuner.search(x, y, validation_split=0.2, epochs=epochs)

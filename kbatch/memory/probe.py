@@ -131,7 +131,8 @@ class ProcessProbes:
     isolated = False
 
     def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
-        self._model: Any = run.model
+        self.model: Any = run.model
+        self.run = run
         self._subject = _Subject(run, DeviceMemory(), memory_limit_bytes)
         self._note = note
         self._smallest_that_ran: float = math.inf
@@ -143,7 +144,7 @@ class ProcessProbes:
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size; the model is put back as it was."""
-        model = self._model
+        model = self.model
         step, function = vars(model).get("train_step"), model.train_function
         try:
             with kept_state(model):

@@ -1,4 +1,4 @@
-"""Records of memory: a search for the largest batch, a micro-batch limit, and one batch size."""
+"""Records of memory: a search for the largest batch, and one batch size."""
 
 import dataclasses
 from collections.abc import Iterable
@@ -122,13 +122,6 @@ class MaxBatchSizeResult(SavedRecord):
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """List the powers of two from `low` up to `max_batch_size`."""
         return powers_of_two(low, self.max_batch_size)
-
-
-@dataclasses.dataclass(frozen=True)
-class MicroBatchLimit:
-    """The largest micro-batch that training is tried with from then on."""
-
-    micro_batch_size: int  # In examples.
 
 
 MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")

@@ -97,8 +97,8 @@ class Run:
         self._train_step = vars(model).get("train_step")
         # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
         self._compiled: dict[int | None, tuple[Any, Any]] = {}
-        self._source = rows_for(workload.source, model)
-        known = self._source if isinstance(self._source, SampleRows) else None
+        self.source = rows_for(workload.source, model)
+        known = self.source if isinstance(self.source, SampleRows) else None
         self.examples = known and known.examples
         self.note = known and known.note  # What a reader must know of the data.
         self._row_bytes: int | None = None
@@ -116,7 +116,7 @@ class Run:
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def batch(self, rows: int) -> Any:
-        return batch_of(self._source, self.model, rows)
+        return batch_of(self.source, self.model, rows)
 
     def left_out_bytes(self, batch_size: int) -> int:
         """Return the bytes of the inputs that a real batch has beside those that `run` uses."""
@@ -134,7 +134,7 @@ class Run:
             self._set_train_step(batch_size)
         batches = self._batches(rows * replicas)
         given = rows * replicas
-        if not isinstance(self._source, SampleRows):
+        if not isinstance(self.source, SampleRows):
             # The batch is let go of: it would count as memory.
             first = next(iter(batches), None)
             given = 0 if first is None else rows_of(first)
@@ -187,7 +187,7 @@ class Run:
         return max(batch_size, min(2 * batch_size, most))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
-        return batches_for(self._source, self.model, rows)
+        return batches_for(self.source, self.model, rows)
 
 
 class _Steps(keras.callbacks.Callback):

@@ -65,20 +65,6 @@ def _parts_differ(found: str, source: str | None = None) -> str:
     return f"{cut}: {found}.{advice.get(source, '')}"
 
 
-def _most_at_once(size: int, reason: str, search_s: float, probes: int, more: str = "") -> str:
-    took = f"found in {search_s:.1f} s" if search_s else "from an earlier search"
-    noun = "probe" if probes == 1 else "probes"
-    return f"Up to {size} examples fit at once ({reason}), {took} with {probes} {noun}." + more
-
-
-def _parts_faster(size: int, gain: float, low: float | None, high: float | None, more: str) -> str:
-    between = "" if low is None or high is None else f" ({low:.3g} to {high:.3g})"
-    return (
-        f"Micro-batches of {size} train {gain:.3g}{between} times as fast as the most that fit."
-        + more
-    )
-
-
 _SIZE = ("micro-batch size", "micro_batch_size")
 _CUT = ("batch cut in micro-batches", "quality")
 _STEPS = ("steps of an execution", "samples_per_second")
@@ -93,29 +79,15 @@ _KINDS = {
     ),
     "parts_differ": _Kind(*_CUT, _parts_differ),
     "parts_not_compared": _Kind(*_CUT, "Not known to be equal to the whole batch: {found}."),
-    "most_at_once": _Kind(*_SIZE, _most_at_once),
-    "larger_ran_out": _Kind(
+    "cut_to_fit": _Kind(
         *_SIZE,
-        "Micro-batches have up to {size} examples: larger ones, up to {larger}, ran out of memory "
-        "in training.{more}",
+        "At most {size} examples fit in memory at once ({reason}), so larger batches go through in "
+        "micro-batches.{more}",
     ),
-    "parts_not_timed": _Kind(*_SIZE, "Micro-batches of {size}: {reason}."),
-    "no_step_timed": _Kind(
-        *_SIZE, "Micro-batches of {size}, the most that fit: no step could be timed."
-    ),
-    "whole_is_fastest": _Kind(
-        *_SIZE,
-        "The batch goes through whole: a larger one, of {larger}, is fastest in micro-batches of "
-        "{size}.{more}",
-    ),
-    "parts_not_faster": _Kind(
-        *_SIZE, "Micro-batches of {size} were timed: smaller ones are not clearly faster.{more}"
-    ),
-    "parts_faster": _Kind(*_SIZE, _parts_faster),
     "memory_ran_out": _Kind(
         *_SIZE,
-        "Memory ran out in training with micro-batches of {before}: the trial started again, with "
-        "the same seed and batch size, with micro-batches of {after}.",
+        "Memory ran out in training with micro-batches of {before}: from plan {plan} on they have "
+        "at most {after} examples. Compare samples/s of sizes within one plan.",
     ),
     "own_step_whole": _Kind(
         *_SIZE,
@@ -163,7 +135,10 @@ _KINDS = {
         "Training did not go through `model.fit`: nothing was timed or counted.",
     ),
     "float32_instead": _Kind(
-        "dtype policy", "quality", "Trained in float32, not under {policy}: {reason}"
+        "dtype policy",
+        "quality",
+        "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "
+        '`dtype_policy="{policy}"`.',
     ),
     "compiled_late": _Kind(
         "compiled late",

@@ -224,9 +224,9 @@ class ExecutionRecord:
     failure: str | None = None  #: Why it did not complete, None if it did.
     #: What a reader of the numbers must know: texts, each with a code and values.
     notes: tuple[RunNote, ...] = ()
-    #: Seconds that the search for the micro-batch size took in this run, 0 where an earlier one
-    #: told it, None where it was given.
-    micro_batch_search_s: float | None = None
+    plan: int | None = None  #: Number of the plan that it trained by, None before one was made.
+    #: Seconds that making the plan took in this run; None where it was there already.
+    plan_s: float | None = None
     #: What the run took of GPUs and host, None if that was not measured.
     usage: UsageRecord | None = None
     #: Workers of `executor="local"` that shared the device, this one included; None outside it.
@@ -239,8 +239,7 @@ class ExecutionRecord:
     #: What the rule was given and what it made of it, None where the model was not built or not
     #: scaled yet.
     scaling: LearningRateScaling | None = None
-    #: Most examples that fit in memory at once, where probes or training met the end of it; None
-    #: where they did not, or were not made.
+    #: Most examples that fit in memory at once, where probes or training met the end of it.
     most_in_memory: int | None = None
     #: The metric of the best epoch by blocks of validation examples, or why it is unknown; None
     #: where it was not looked for.

@@ -1,11 +1,8 @@
 """One execution of a trial: its training, its callbacks and its record."""
 
-import copy
 import dataclasses
-import gc
 import math
-import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,46 +15,43 @@ from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
+from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
-from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles, completed_trials
-from kbatch.search.trial_micro_batch import TrialMicroBatch
+from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
+from kbatch.training.accumulation import accumulation_by_user, sum_sparse_gradients
 from kbatch.training.accumulation.whole_batch import sparse_note
-from kbatch.training.dtype_policy import PolicyUnsupported, dtype_policy_scope, loss_scaled
+from kbatch.training.data.forms import FitData
+from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled, skips_all_updates
+from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
-from kbatch.training.model import replica_count, user_step
+from kbatch.training.model import replica_count, uninstall_step, user_step
 from kbatch.training.state import inner_optimizers
-
-
-class NoUpdate(PolicyUnsupported, keras_tuner.errors.FailedTrialError):
-    """Raised where float16 overflow left few or no updates, so that float32 is tried."""
 
 
 class Execution:
     """One training run, timed and recorded in the files of its trial, where it has some."""
 
     def __init__(
-        self,
-        model: keras.Model,
-        plan: ExecutionPlan,
-        files: TrialFiles | None,
-        micro_batch: TrialMicroBatch,
-        callbacks: "FreshCallbacks | None" = None,
+        self, model: keras.Model, plan: ExecutionPlan, files: TrialFiles | None, build: Build
     ):
         self._model: Any = model
         self._plan = plan
         self._files = files
-        self._micro_batch = micro_batch
-        # Only where the micro-batch size is found, or the policy may change, it may start again.
-        self._may_change = callbacks is not None
-        self._callbacks = callbacks or (FreshCallbacks() if micro_batch.is_auto else None)
-        self._fit = self._timed_fit()
+        self._build = build
+        self._fit = TimedFit(model, plan, prepare=self._prepare)
+        replicas = replica_count(model)
+        # Examples that go through a device at once; None before it is found.
+        self._micro_batch_size = plan.search.size_of(-(-plan.batch_size // replicas))
+        self._search_notes = plan.search.plan.notes if plan.search.plan is not None else ()
+        self._described: str | None = None  # The model as it was cut.
+        self._plan_s: float | None = None
         optimizer = next(iter(inner_optimizers(self._model)), None)  # None: not compiled yet.
         here = read_environment()
         self._started = ExecutionRecord(
             status="running",
             seed=plan.seed,
             batch_size=plan.batch_size,
-            micro_batch_size=micro_batch.size,
+            micro_batch_size=self._micro_batch_size,
             dtype_policy=self._model.dtype_policy.name,
             optimizer=optimizer and type(optimizer).__name__,
             loss_scaled=loss_scaled(model),
@@ -67,15 +61,22 @@ class Execution:
             notes=plan.notes,
             workers_on_device=workers_on_device(),
             device=here.device.replace("CPU", here.cpu),
-            replicas=replica_count(model),
+            replicas=replicas,
             scaling=scaling_of(model),
         )
 
     def run(self, fit: Callable[[], Any]) -> Any:
-        """Run the training with the timed `model.fit` in place and write its record."""
+        """Run the training with the timed `model.fit` in place and write its record.
+
+        Raises:
+            PlanHalved: If memory ran out in a step that smaller micro-batches may run.
+        """
         self._write(self.so_far())
         try:
-            results = self._completed(self._trained(fit))
+            # Layers that are built by their first batch are so under the policy too.
+            with dtype_policy_scope(self._started.dtype_policy), self._fit:
+                results = fit()
+            results = self._completed(results)
             files, best = self._files, self._fit.best_epoch
             reported = {} if files is None else files.reported(results)
             if files and best and files.of_kbatch_tuner:
@@ -87,6 +88,11 @@ class Execution:
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
             self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
+            if self._ran_out(error) and self._halve():
+                raise PlanHalved(
+                    f"Memory ran out in training: trials have smaller micro-batches from now on. "
+                    f"Received: {failures.failure_text(error)}"
+                ) from error
             raise
         ended = self._record("completed", None, reported)
         ended = dataclasses.replace(ended, outcomes=outcomes, notes=(*ended.notes, *order))
@@ -99,39 +105,33 @@ class Execution:
     def so_far(self) -> ExecutionRecord:
         return self._record("running", None)
 
-    @property
-    def progress(self) -> tuple[int, int]:
-        """Epochs and examples trained on so far, zero where no update was made of them."""
-        clock = self._fit.clock
-        made = clock.examples > 0 and clock.updates > 0
-        return (len(clock.epochs), clock.examples) if made else (0, 0)
+    def _prepare(self, data: FitData) -> int | None:
+        """Make the model train by the plan; return the most that fit at once, where known."""
+        search, model = self._plan.search, self._model
+        before = search.plan
+        plan = search.settle(model, data, self._build)
+        if plan is not before:
+            self._plan_s = plan.duration_s
+        # A `fit` of the user's may unfreeze layers or compile again between two trainings: what was
+        # seen of the model before then says nothing.
+        described = model_fingerprint(model)
+        changed = self._described is not None and self._described != described
+        if changed and accumulation_by_user(model) is None:
+            uninstall_step(model)
+            sum_sparse_gradients(model)
+        if changed or self._described is None:
+            size, self._search_notes = search.cut(model, self._plan.batch_size, data)
+            self._micro_batch_size = size
+        self._described = described
+        return plan.micro_batch_size if search.micro_batch_size == "auto" else None
 
-    def _trained(self, fit: Callable[[], Any]) -> Any:
-        while True:
-            try:
-                # Layers that are built by their first batch are so under the policy too.
-                with dtype_policy_scope(self._started.dtype_policy), self._fit:
-                    return fit()
-            except Exception as error:
-                # Half the size is a cure only where it was found by probes, so that it or a smaller
-                # one ran before, and where a step ran out: not validation, not a callback.
-                found = self._micro_batch.can_shrink and self._fit.clock.in_step
-                if not found or not failures.ran_out_of_memory(error, smaller_worked=True):
-                    raise
-            # Outside of the handler: the frames of the error hold what the step that ran out held.
-            gc.collect()
-            self._micro_batch.shrink()
-            if self._callbacks is not None:
-                self._callbacks.start_again()
-            self._fit = self._timed_fit()
+    def _ran_out(self, error: BaseException) -> bool:
+        """Return whether a train step ran out of memory: not validation, not a callback."""
+        return self._fit.clock.in_step and failures.ran_out_of_memory(error, smaller_worked=True)
 
-    def _timed_fit(self) -> TimedFit:
-        return TimedFit(
-            self._model,
-            self._plan,
-            prepare=self._micro_batch.prepare,
-            callbacks_of=self._callbacks and self._callbacks.of,
-        )
+    def _halve(self) -> bool:
+        size, rows = self._micro_batch_size, -(-self._plan.batch_size // self._started.replicas)
+        return size is not None and self._plan.search.halve(self._model, rows, size)
 
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
@@ -145,17 +145,10 @@ class Execution:
                 f"Received: {clock.reading.batches} steps with "
                 f"batch_size={self._plan.batch_size}."
             )
-        optimizer: Any = getattr(self._model, "optimizer", None)
-        batches, made = sum(epoch.batches or 0 for epoch in clock.epochs), clock.updates
-        # So few that a trial of larger batches may have none.
-        few = not made or (self._may_change and 2 * made <= batches)
-        scaled = clock.epochs and few and self._started.loss_scaled
-        # Overflows alone lower the scale; a step of the user's own may use other optimizers.
-        if scaled and optimizer.built and float(optimizer.dynamic_scale) < optimizer.initial_scale:
-            found = f"few updates: the gradients of {batches - made} of {batches} batches"
-            raise NoUpdate(
-                f"{found if made else 'no update: the gradients of every batch'} overflowed in "
-                'float16. Scale the loss and the inputs down, or give `dtype_policy="float32"`.'
+        if clock.epochs and not clock.updates and skips_all_updates(self._model):
+            raise keras_tuner.errors.FailedTrialError(
+                "no update: the gradients of every batch overflowed in float16. Scale the loss and "
+                'the inputs down, or give `dtype_policy="float32"`.'
             )
         figures = {} if throughput is None else {"samples_per_second": throughput.mean}
         if target is not None:
@@ -201,16 +194,17 @@ class Execution:
     def _record(
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
-        fit, micro_batch, started = self._fit, self._micro_batch, self._started
+        fit, started, plan = self._fit, self._started, self._plan.search.plan
         clock, sparse = fit.clock, sparse_note(self._model)
         scaling = scaling_of(self._model)  # Layers may have been built since it began.
-        notes = (*started.notes, *([sparse] if sparse else []), *micro_batch.notes)
+        notes = (*started.notes, *([sparse] if sparse else []), *self._search_notes)
         record = dataclasses.replace(
             started,
             status=status,
-            micro_batch_size=micro_batch.size,
-            micro_batch_search_s=micro_batch.search_s,
-            most_in_memory=micro_batch.most_in_memory,
+            micro_batch_size=self._micro_batch_size,
+            plan=plan and plan.number,
+            plan_s=self._plan_s,
+            most_in_memory=None if plan is None else most_in_memory(plan),
             failure=failure,
             reported=reported or {},
             usage=fit.monitor and fit.monitor.usage,
@@ -255,94 +249,6 @@ class Execution:
             initial_weights=fit.best_epoch and fit.best_epoch.initial_weights,
             first_order=fit.first_order,
         )
-
-
-class Float32Fallback:
-    """Trains a whole search in float32 where its model cannot train under its dtype policy."""
-
-    def __init__(self, policies: Sequence[str]):
-        self._policies = policies
-        self.note: RunNote | None = None  # Why all trials train in float32, if they do.
-
-    def may_begin(self, project: Path | None) -> bool:
-        """Return whether the whole search may go to float32: no trial has completed."""
-        return len(self._policies) == 1 and not self.note and not any(completed_trials(project))
-
-    def run(
-        self,
-        project: Path | None,
-        train: Callable[[], Any],
-        progress: Callable[[], tuple[int, int]],
-    ) -> Any:
-        """Run what trains, else in float32, where the search stays if that gets further."""
-        try:
-            return train()
-        except PolicyUnsupported as error:
-            if not self.may_begin(project):
-                raise
-            reached, (policy,) = progress(), self._policies
-            self.note = RunNote.of("float32_instead", policy=policy, reason=str(error))
-            warnings.warn(self.note, stacklevel=2)
-            if project is None:  # The next model that is built trains in float32.
-                raise
-        try:
-            return train()
-        except BaseException:
-            if progress() <= reached:
-                self.note = None
-            raise
-
-
-class FreshCallbacks:
-    """Copies of callbacks to start again with: best values would else go on from what failed."""
-
-    # Those of keras-tuner and of kbatch's search stay themselves, for others hold them, and get
-    # back their best value. One that cannot be copied stays itself too. What a callback keeps in
-    # files is as the attempt left it.
-
-    def __init__(self):
-        self._kept: dict[int, tuple[Any, Any]] = {}
-        self._given: dict[int, Any] | None = None
-        # The best values of keras-tuner's `SaveBestEpoch`s, as they came.
-        self._best: dict[int, Any] = {}
-
-    def start_again(self) -> None:
-        self._given = {}
-
-    def of(self, callbacks: list[Any], model: keras.Model) -> list[Any]:
-        """Return the callbacks of a `fit`: themselves first, then copies from before training."""
-        new = [c for c in callbacks if id(c) not in self._kept and not _of_search(c)]
-        # They may refer to one another.
-        stay = {id(model): model} | {id(c): c for c in callbacks if _of_search(c)}
-        for callback, copied in zip(new, _copied(new, stay), strict=True):
-            self._kept[id(callback)] = (callback, copied)
-        for own in filter(_of_search, callbacks):
-            before = self._best.setdefault(id(own), getattr(own, "best_value", None))
-            if self._given is not None and id(own) not in self._given:
-                self._given[id(own)] = own
-                if hasattr(own, "best_value"):
-                    own.best_value = before
-        if self._given is None:
-            return callbacks
-        missing = [id(c) for c in callbacks if id(c) in self._kept and id(c) not in self._given]
-        copies = _copied([self._kept[number][1] for number in missing], stay)
-        self._given.update(zip(missing, copies, strict=True))
-        return [self._given.get(id(callback), callback) for callback in callbacks]
-
-
-def _copied(callbacks: list[Any], stay: dict[int, Any]) -> list[Any]:
-    try:
-        return copy.deepcopy(callbacks, dict(stay))
-    except Exception:  # Whatever a user's class raises: a lock, a file, a process.
-        if len(callbacks) == 1:
-            return callbacks
-    return [_copied([callback], stay)[0] for callback in callbacks]
-
-
-def _of_search(callback: Any) -> bool:
-    module = type(callback).__module__
-    known = module.partition(".")[0] == "keras_tuner" or module.startswith("kbatch.search.")
-    return known or hasattr(callback, "tuner") or hasattr(callback, "trial")
 
 
 # Callbacks of Keras that write to one path, and the attribute that holds it.

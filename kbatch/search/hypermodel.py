@@ -1,6 +1,7 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
 import contextlib
+import functools
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -19,11 +20,11 @@ from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.search.auto_micro_batch import MOMENTS_EVERY, SearchMicroBatches
-from kbatch.search.execution import Execution, Float32Fallback, FreshCallbacks, give_own_paths
+from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.live_plot import live_plots
-from kbatch.search.steps_per_execution import SearchSteps, Steps, check_steps
+from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan
+from kbatch.search.steps_per_execution import Steps, check_steps
 from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
 from kbatch.search.trial_files import (
     TrialFiles,
@@ -32,7 +33,6 @@ from kbatch.search.trial_files import (
     recorded_search,
     trial_files,
 )
-from kbatch.search.trial_micro_batch import TrialMicroBatch
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
@@ -42,7 +42,6 @@ from kbatch.training.dtype_policy import (
     check_dtype_policies,
     check_own_dtypes,
     dtype_policy_scope,
-    loss_scaled,
 )
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count, user_step
@@ -75,15 +74,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Batch sizes to try, in examples: ascending integers.
         micro_batch_size: Examples that go through a device at once; a larger batch is accumulated.
             Under a `distribution_strategy` each replica has its part of the batch, and this is of
-            that part. `"auto"` finds the most that fit into the memory window when a model's first
-            trial starts. Where the search is long enough to repay it, it times smaller sizes too
-            and takes the fastest. It halves the size whenever a trial runs out of memory after
-            all. None for the whole batch at once. A trial measures the gradient noise scale where
+            that part. `"auto"` takes the most that fit into memory, which is found once, before the
+            first training. Where memory runs out in training after all, later trainings have half
+            of it. None for the whole batch at once. A trial measures the gradient noise scale where
             its batch is cut, so a size of at most half the batch has it in every trial. A model
             that `accumulate_gradients` has cut in the build function is left as it is, and one with
             a `train_step` of its own goes through whole.
-        dtype_policy: Name of a Keras dtype policy; the search goes on in float32 where the model
-            cannot train under it. Several make it a hyperparameter (`"dtype_policy"`) too.
+        dtype_policy: Name of a Keras dtype policy. Several make it a hyperparameter
+            (`"dtype_policy"`). None for `"mixed_float16"`, or float32 where an update cannot be
+            made under that, or takes more than twice as long on a processor.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"` or
             None (it does not). `"auto"` takes what suits the optimizer: linear for SGD, the square
             root for Adam and its kin, None for others. `"joint"` searches the rate together with
@@ -122,7 +121,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_sizes: Iterable[int],
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
-        dtype_policy: str | Sequence[str] = "mixed_float16",
+        dtype_policy: str | Sequence[str] | None = None,
         learning_rate_scaling: Literal["auto", "linear", "sqrt", "joint"] | None = "auto",
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
@@ -149,15 +148,20 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             micro_batch_size = check_size(micro_batch_size, "micro_batch_size")
         self.micro_batch_size = micro_batch_size
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
-        self.dtype_policies = check_dtype_policies(dtype_policy)
+        self.dtype_policies = () if dtype_policy is None else check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
             learning_rate_scaling, "learning_rate_scaling", ("auto", "joint")
         )
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.validation_batch_size = self._validation_of(self.batch_sizes)
         self.steps_per_execution = check_steps(steps_per_execution)
-        self._steps = SearchSteps(
-            self.steps_per_execution, self.batch_sizes, stock_fit=self.stock_fit
+        self._search = SearchPlan(
+            self.batch_sizes,
+            micro_batch_size,
+            self.dtype_policies,
+            self.steps_per_execution,
+            self.memory_limit_bytes,
+            stock_fit=self.stock_fit,
         )
         self.seed = check_seed(seed)
         # The first model that was built: its hyperparameters, and what it is.
@@ -166,13 +170,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
-        self.fallback = Float32Fallback(self.dtype_policies)
         self._graph = OneGraph()
         self._feed = SearchFeed()
-        self._micro_batches = SearchMicroBatches(
-            largest_batch_size=self.batch_sizes[-1],
-            memory_limit_bytes=self.memory_limit_bytes,
-        )
 
     @property
     def settings(self) -> dict[str, object]:
@@ -180,7 +179,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return {
             "batch_sizes": list(self.batch_sizes),
             "micro_batch_size": self.micro_batch_size,
-            "dtype_policy": list(self.dtype_policies),
+            "dtype_policy": list(self.dtype_policies) or None,
             "learning_rate_scaling": self.learning_rate_scaling,
             "base_batch_size": self.base_batch_size,
             "follow_batch_size": list(self.follow_batch_size),
@@ -196,31 +195,27 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def build(self, hp: keras_tuner.HyperParameters) -> keras.Model:
         """Build the model of a trial; keras-tuner calls it."""
-        batch_size, policy = self._declare(hp)
+        batch_size, named = self._declare(hp)
+        policy = named or self._search.dtype_policy
         try:
-            policy = "float32" if self.fallback.note else policy
             with _reads(hp, "batch_size") as read:
-                model = _built(self._inner, hp, policy, self._seed(hp))
+                model = self._built(hp, policy)
         except Exception:
             self._executed = None, 0
             raise
         if self._is_late(model):
-            if policy == "mixed_float16":
-                model = _built(self._inner, hp, "float32", self._seed(hp))
-                model.dtype_refusal = (
-                    "float16 needs a loss scale: compile the model where it is built"
-                )
-            return model
+            # Nobody knows whether its loss will be scaled.
+            return model if named else self._built(hp, "float32")
         with _ending_the_search(TypeError, ValueError):
             check_trainable(model)
-            check_active_policy(model, "float32" if hasattr(model, "dtype_refusal") else policy)
-        if self._first is None and not self.fallback.note:
-            self._first = (dict(hp.values), model_facts(model))
+            check_active_policy(model, "float32" if self._search.refusal else policy)
+        if self._first is None:
+            self._first = (dict(hp.values), self._facts(model))
         base_model = None
         if read and batch_size != self.base_batch_size:
             base = hp.copy()
             base.values["batch_size"] = self.base_batch_size
-            base_model = _built(self._inner, base, policy, self._seed(hp))
+            base_model = self._built(base, policy)
         joint = self.learning_rate_scaling == "joint"
         scale_model(
             model,
@@ -239,9 +234,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
         if accumulation.accumulation_by_user(model) is None:
             accumulation.sum_sparse_gradients(model)
-            rows, most = -(-batch_size // replicas), self.micro_batch_size
-            if isinstance(most, int) and most < rows and user_step(model) is None:
-                accumulation.Accumulation(most, moments_every=MOMENTS_EVERY).apply(model)
+            rows = -(-batch_size // replicas)
+            size = self._search.size_of(rows)
+            if size is not None and size < rows and user_step(model) is None:
+                accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
         return model
 
     def declare_hyperparameters(self, hp: keras_tuner.HyperParameters) -> None:
@@ -255,69 +251,75 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
         with `samples_per_second` among the metrics.
         """
-        with _ending_the_search(InputError, RecordError):
-            callbacks = kwargs.get("callbacks")
-            files = trial_files(callbacks)
-            project = None if files is None else files.project
-            number = self._number(hp)
-            own: tuple[RunNote, ...] = ()
-            if files is not None:
-                self._check_identity(files, hp, args, kwargs)
-                own = give_own_paths(callbacks, trial_id=files.trial_id, execution=number)
-            if "tuner/trial_id" in hp.values:  # Hyperband loads the weights of that trial.
-                epoch: Any = hp.values["tuner/initial_epoch"]
-                own = (*own, RunNote.of("resumed", epoch=epoch))
-
-            attempts: list[Execution] = []
-            fresh = None  # It may start again in float32.
-            if files is not None and loss_scaled(model) and self.fallback.may_begin(project):
-                fresh = FreshCallbacks()
-
-            # Layers that their first batch builds draw their weights here, and not in `build`.
-            @seeded(seed_of(self._seed(hp), 1))
-            def train() -> Any:
-                used: Any = model
-                if attempts and fresh is not None:
-                    fresh.start_again()
-                if files is not None:
-                    known = files.check_settings(self.settings)
-                    self.fallback.note = self.fallback.note or known
-                    if self.fallback.note and model.dtype_policy.name != "float32":
-                        used = build_again(files.tuner, hp)
-                if hasattr(used, "dtype_refusal") and not self.fallback.note:
-                    raise PolicyUnsupported(used.dtype_refusal)
-                notes = (self.fallback.note, *own) if self.fallback.note else own
-                if self._is_late(used):
-                    notes = (RunNote.of("compiled_late"), *notes)
-                if self.stock_fit:
-                    used = self._graph.model(used)
-                left = 1 if files is None else files.trainings_left(self.batch_sizes)
-                self._steps.directory = project
-                micro_batch = self._micro_batch(hp, used, directory=project, trainings_left=left)
-                plan = self._plan(hp, files, notes)
-                attempts.append(execution := Execution(used, plan, files, micro_batch, fresh))
-                if files is not None:
-                    for plot in live_plots(callbacks):
-                        plot.follow(files, number=number, so_far=execution.so_far)
-                return execution.run(lambda: self._inner.fit(hp, used, *args, **kwargs))
-
+        with _ending_the_search(InputError, RecordError), self._forgetting_failures():
+            files, number = trial_files(kwargs.get("callbacks")), self._number(hp)
+            notes = self._notes(files, hp, args, kwargs)
             try:
-                results = self.fallback.run(
-                    project, train, lambda: attempts[-1].progress if attempts else (-1, 0)
-                )
-            except BaseException as error:
-                self._graph.forget()
-                self._executed = None, 0
-                # A size that has trained shows that others may.
-                said = None if any(completed_trials(project)) else refusal(error)
-                if said is not None:
-                    raise InputError(said) from error
-                raise
-            finally:
-                if files is not None and self.fallback.note:
-                    files.check_settings(self.settings, self.fallback.note)
+                results = self._train(hp, model, files, notes, args, kwargs)
+            except PolicyChosen:  # It has not trained, and is built again under that one.
+                model = self.build(hp) if files is None else build_again(files.tuner, hp)
+                results = self._train(hp, model, files, notes, args, kwargs)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
+
+    def _train(
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: keras.Model,
+        files: TrialFiles | None,
+        notes: tuple[RunNote, ...],
+        args: Sequence[Any],
+        kwargs: Mapping[str, Any],
+    ) -> Any:
+        """Train a model once, as the plan of the search says, and record it."""
+        search, named = self._search, self._declare(hp)[1]
+        search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
+        search.read(files and files.project)
+        if self._is_late(model):
+            search.settle_late()
+            notes = (RunNote.of("compiled_late"), *notes)
+        if named is not None and model.dtype_policy.name != named:
+            raise PolicyUnsupported(
+                f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
+            )
+        used = self._graph.model(model) if self.stock_fit else model
+        execution = Execution(used, self._plan(hp, files, notes), files, self._builder(hp))
+        if files is not None:
+            for plot in live_plots(kwargs.get("callbacks")):
+                plot.follow(files, number=self._number(hp), so_far=execution.so_far)
+        # Layers that their first batch builds draw their weights here, and not in `build`.
+        with seeded(seed_of(self._seed(hp), 1)):
+            return execution.run(functools.partial(self._inner.fit, hp, used, *args, **kwargs))
+
+    @contextlib.contextmanager
+    def _forgetting_failures(self) -> Iterator[None]:
+        """Keep nothing of a training that failed; say what to mend where no size could train."""
+        try:
+            yield
+        except BaseException as error:
+            self._graph.forget()
+            self._executed = None, 0
+            # A size that has trained shows that others may.
+            said = None if any(completed_trials(self._search.directory)) else refusal(error)
+            if said is not None:
+                raise InputError(said) from error
+            raise
+
+    def _notes(
+        self, files: TrialFiles | None, hp: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
+    ) -> tuple[RunNote, ...]:
+        """Compare a training with its search; return what to know of what it was given."""
+        notes: tuple[RunNote, ...] = ()
+        if files is not None:
+            self._check_identity(files, hp, args, kwargs)
+            files.check_settings(self.settings)
+            notes = give_own_paths(
+                kwargs.get("callbacks"), trial_id=files.trial_id, execution=self._number(hp)
+            )
+        if "tuner/trial_id" in hp.values:  # Hyperband loads the weights of that trial.
+            epoch: Any = hp.values["tuner/initial_epoch"]
+            notes = (*notes, RunNote.of("resumed", epoch=epoch))
+        return notes
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model built with the values of the identity, or with the first ones."""
@@ -326,19 +328,24 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
-            model = _built(self._inner, hp, self._declare(hp)[1], self.seed)
-            self._first = (dict(hp.values), model_facts(model))
+            named = self._declare(hp)[1]
+            model = self._built(hp, named or self._search.dtype_policy)
+            self._first = (dict(hp.values), self._facts(model))
         return self._first
 
+    def _facts(self, model: keras.Model) -> dict[str, str]:
+        """Describe a model; where the policy is chosen, it is no part of what it is."""
+        return model_facts(model, with_policy=bool(self.dtype_policies))
+
     def _take_over(self, project: Path) -> None:
-        """Keep what an earlier run of the search derived or drew, and its fallback."""
+        """Keep what an earlier run of the search derived or drew, and its plan."""
         # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
         found = recorded_search(project)
         if found is None:
             return
         settings: Mapping[str, Any] = found.settings
-        self.fallback.note = found.fallback or self.fallback.note
+        self._search.read(project)
         if not set(settings.get("batch_sizes", ())) <= set(self.batch_sizes):
             return  # Another search, which is refused.
         self.validation_batch_size = settings.get(
@@ -358,36 +365,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         known, number = self._executed
         return number if hp is known else 0
 
-    def _micro_batch(
-        self,
-        hp: keras_tuner.HyperParameters,
-        model: keras.Model,
-        *,
-        directory: Path | None,
-        trainings_left: float = 1,
-    ) -> TrialMicroBatch:
-        """Return what sets, and under "auto" finds, the micro-batch size of a model."""
-        inner, policy, seed = self._inner, model.dtype_policy.name, self._seed(hp)
+    def _built(self, hp: keras_tuner.HyperParameters, policy: str) -> Any:
+        """Build a model; in float32 where it cannot be had under its policy."""
+        self._search.refusal = None
+        try:
+            return _built(self._inner, hp, policy, self._seed(hp))
+        except PolicyUnsupported as error:
+            self._search.refusal = str(error)
+            return _built(self._inner, hp, "float32", self._seed(hp))
 
-        def build() -> keras.Model:
-            return accumulation.sum_sparse_gradients(_built(inner, hp, policy, seed))
-
-        batch_size: Any = hp.get("batch_size")
-        given = None
-        if self._is_late(model):
-            given = batch_size
-        elif not isinstance(self.micro_batch_size, str):
-            rows = -(-batch_size // replica_count(model))
-            given = min(rows, self.micro_batch_size or rows)
-        return TrialMicroBatch(
-            self._micro_batches,
-            model,
-            build,
-            batch_size=batch_size,
-            size=given,
-            directory=directory,
-            trainings_left=trainings_left,
-        )
+    def _builder(self, hp: keras_tuner.HyperParameters) -> Build:
+        """Return what builds the model of a trial under a policy, also in another process."""
+        return functools.partial(_built_to_probe, self._inner, hp, self._seed(hp))
 
     def _is_late(self, model: keras.Model) -> bool:
         """Return whether a `fit` of the user's own compiles a model, or trains it by itself."""
@@ -410,7 +399,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         check_identity(files.project, present)
         self._compared_in = files.project
 
-    def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str]:
+    def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
+        """Declare what a search adds; return the batch size, and the policy where it is given."""
         batch_size: Any = hp.Choice("batch_size", list(self.batch_sizes))
         for parameter in hp.space:
             values = tuple(getattr(parameter, "values", self.batch_sizes))
@@ -422,8 +412,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 )
         if self.learning_rate_scaling == "joint":
             hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
-        if len(self.dtype_policies) == 1:
-            return batch_size, self.dtype_policies[0]
+        if len(self.dtype_policies) < 2:
+            return batch_size, next(iter(self.dtype_policies), None)
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
@@ -443,7 +433,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             objective=None if files is None else files.objective,
             objective_parts=() if files is None else files.objective_parts,
             notes=notes,
-            steps=self._steps,
+            search=self._search,
             feed=self._feed,
         )
 
@@ -459,18 +449,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
 
 def _built(inner: Any, hp: Any, policy: str, seed: int | None) -> Any:
-    """Build a model; in float32 where it cannot be had under its policy, for `fit` to decide on."""
-    try:
-        with dtype_policy_scope(policy), seeded(seed):
-            model = inner.build(hp)
-        check_own_dtypes(model, policy)
-    except PolicyUnsupported as error:
-        model = _built(inner, hp, "float32", seed)
-        model.dtype_refusal = str(error)
+    """Build a model under a policy."""
+    with dtype_policy_scope(policy), seeded(seed):
+        model = inner.build(hp)
+    check_own_dtypes(model, policy)
     if isinstance(model, keras.Model) and not hasattr(model, "optimizer"):
         model.optimizer = None  # It is not compiled yet.
     metrics_in_float32(model)
     return model
+
+
+def _built_to_probe(inner: Any, hp: Any, seed: int | None, policy: str) -> keras.Model:
+    return accumulation.sum_sparse_gradients(_built(inner, hp, policy, seed))
 
 
 @contextlib.contextmanager

@@ -48,8 +48,8 @@ _MOST_LEAVES = 20
 _LONGEST_TEXT = 100
 
 
-def model_facts(model: keras.Model) -> dict[str, str]:
-    described = model_description(model)
+def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
+    described = model_description(model, without=() if with_policy else ("dtype", "policy"))
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     # The configuration of an optimizer, without the loss scaling around it.
     given, compiled = described.pop("optimizer"), described.pop("compiled")

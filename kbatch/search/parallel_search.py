@@ -25,11 +25,11 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.device.failures import failure_text
 from kbatch.device.worker import MappedPickles, WorkerDied
 from kbatch.errors import InputError
-from kbatch.records.json_codec import write_whole_file
+from kbatch.records.json_codec import load_if_readable, write_whole_file
+from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.progress import FitProgress
-from kbatch.search.steps_per_execution import STEPS_NAME
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
@@ -85,7 +85,7 @@ class ParallelTrials:
         self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
-        # The trial that found what decides for others: what fits, and the policy.
+        # Its record of the search holds for all.
         self._first_completed: str | None = None
         self._error: Exception | None = None  # After which no other trial would fare better.
 
@@ -121,13 +121,13 @@ class ParallelTrials:
                 self._submit_next(one)
 
     def _is_deciding(self) -> bool:
-        """Return whether an execution runs that finds sizes, steps or the policy for all."""
-        if not self._open or self._first_completed:
+        """Return whether an execution runs that makes the plan for all."""
+        known = self._first_completed or (self._project / PLAN_NAME).exists()
+        if not self._open or known:
             return False
         hypermodel = self._tuner.hypermodel
-        falls_back = hypermodel.dtype_policies in (("mixed_float16",), ("float16",))
-        found = "auto" in (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
-        return found or falls_back
+        asked = (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
+        return "auto" in asked or not hypermodel.dtype_policies
 
     def _open_next_trial(self) -> _OpenTrial | None:
         """Open the next trial; None where there is none, or results decide on it."""
@@ -265,8 +265,7 @@ class ParallelTrials:
 
     def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
         project, names = self._project, (RECORD_NAME, STATE_NAME)
-        found = [*project.glob("kbatch-micro-batches/*.json"), project / RECORD_NAME]
-        found.append(project / STEPS_NAME)
+        found = [project / RECORD_NAME, project / PLAN_NAME]
         found += [project / f"trial_{one}" / name for one in trial_ids for name in names]
         return {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
 
@@ -281,6 +280,10 @@ class ParallelTrials:
                 )
             # The oracle's own, and the environment of the first execution that completed.
             earlier = self._first_completed is not None and name == RECORD_NAME
+            if name == PLAN_NAME:  # Tasks that ran at the same time may each have changed it.
+                known = load_if_readable(Plan, self._project / path)
+                number = json.loads(content)["record"]["number"]
+                earlier = known is not None and number < known.number
             if path.name != STATE_NAME and not earlier:
                 write_whole_file(self._project / path, content)
 

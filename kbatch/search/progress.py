@@ -271,10 +271,10 @@ class SearchProgress:
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s
-        # Later trials know what the search for the micro-batch size found.
+        # Later trials have the plan already.
         executions = record.executions if record else ()
-        search_s = sum(execution.micro_batch_search_s or 0.0 for execution in executions)
-        self._durations_s.append(duration_s - search_s)
+        plan_s = sum(execution.plan_s or 0.0 for execution in executions)
+        self._durations_s.append(duration_s - plan_s)
         if self._line is None:
             return
         memory_bytes = self._memory_bytes

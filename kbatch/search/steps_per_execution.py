@@ -6,12 +6,10 @@ about 100 ms are enough: from there on the start of an execution no longer count
 budgets still act several times a second.
 """
 
-import dataclasses
 import math
 import sys
 import time
-from collections.abc import Sequence
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 
 import keras
@@ -20,18 +18,16 @@ import tensorflow as tf
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches
-from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import RunNote
-from kbatch.records.record import SHORTEST_S, check_ranges
+from kbatch.records.plan import StepSeconds
+from kbatch.records.record import SHORTEST_S
 from kbatch.records.training_run import Budget
-from kbatch.search.trial_files import write_needed
 from kbatch.training.clock import TrainingClock
 from kbatch.training.model import build_ahead, replica_count, user_step
 from kbatch.training.one_graph import GraphCount, counted_steps
 from kbatch.training.state import kept_seeds, kept_state
 from kbatch.training.train_step import wait_for
 
-STEPS_NAME = "kbatch-steps.json"
 _EXECUTION_S = 0.1
 _TIMED_S = 0.03
 _MOST_TIMED = 1024
@@ -56,30 +52,6 @@ def check_steps(steps: Steps) -> Steps:
     return check_size(steps, "steps_per_execution", unit="steps")
 
 
-@dataclasses.dataclass(frozen=True)
-class StepSeconds:
-    """Seconds of a train step at up to two batch sizes: those of others lie on their line."""
-
-    batch_sizes: tuple[int, ...] = ()  # Empty where no step could be timed.
-    step_s: tuple[float, ...] = ()
-
-    def __post_init__(self):
-        check_ranges(SHORTEST_S, step_s=self.step_s)
-        if len(self.batch_sizes) != len(self.step_s):
-            raise ValueError(
-                "`batch_sizes` and `step_s` must have the same length. Received: "
-                f"{len(self.batch_sizes)} and {len(self.step_s)}."
-            )
-
-    def at(self, batch_size: int) -> float:
-        """Return the seconds of a step; infinite where none was timed."""
-        if not self.batch_sizes:
-            return math.inf
-        sizes, seconds = self.batch_sizes, self.step_s
-        slope = (seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
-        return seconds[0] + max(0.0, slope) * (batch_size - sizes[0])
-
-
 class Training(NamedTuple):
     """What one training is to run."""
 
@@ -92,57 +64,42 @@ class Training(NamedTuple):
     most_at_once: int | None = None  # Examples that fit into memory, where that is known.
 
 
-@dataclasses.dataclass(eq=False)
-class SearchSteps:
-    """Chooses the steps of an execution in each trial of a search, from what is timed once."""
+def choose_steps(
+    asked: Steps,
+    model: Any,
+    training: Training,
+    *,
+    stock_fit: bool,
+    timed: Callable[[], float],  # Returns the seconds of a step; infinite where none was timed.
+) -> tuple[int, tuple[RunNote, ...]]:
+    """Return how many steps an execution of a training runs, and what to say of it."""
+    built: int = int(model.steps_per_execution)
+    if asked is None or asked == built:
+        return built, ()
+    if built > 1:
+        return built, (RunNote.of("steps_by_build", steps=built),)
+    if isinstance(asked, int):
+        # The steps of replicas are counted by executions.
+        exact = training.budget and (training.budget.updates or training.budget.examples)
+        return (1 if exact and replica_count(model) > 1 else asked), ()
+    if (reason := _why_one(model, training)) is not None:
+        return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+    if training.epoch_steps is None or replica_count(model) > 1 or not stock_fit:
+        return 1, ()
+    step_s = timed()
+    if math.isinf(step_s):
+        reason = "no step could be timed apart from the data"
+        return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+    return steps_within(step_s, training), ()
 
-    asked: Steps
-    batch_sizes: tuple[int, ...]
-    # A `fit` of the user's own may train several times, and look at each step.
-    stock_fit: bool = True
-    directory: Path | None = None  # Of the search; other processes find there what was timed.
-    seconds: StepSeconds | None = None
 
-    def choose(self, model: Any, training: Training) -> tuple[int, tuple[RunNote, ...]]:
-        """Return how many steps an execution of a training runs, and what to say of it."""
-        built: int = int(model.steps_per_execution)
-        if self.asked is None or self.asked == built:
-            return built, ()
-        if built > 1:
-            return built, (RunNote.of("steps_by_build", steps=built),)
-        if isinstance(self.asked, int):
-            # The steps of replicas are counted by executions.
-            exact = training.budget and (training.budget.updates or training.budget.examples)
-            return (1 if exact and replica_count(model) > 1 else self.asked), ()
-        if (reason := self._why_one(model, training)) is not None:
-            return 1, (RunNote.of("one_step_an_execution", reason=reason),)
-        if training.epoch_steps is None or replica_count(model) > 1 or not self.stock_fit:
-            return 1, ()
-        step_s = self._step_seconds(model, training).at(training.batch_size)
-        if math.isinf(step_s):
-            reason = "no step could be timed apart from the data"
-            return 1, (RunNote.of("one_step_an_execution", reason=reason),)
-        return steps_within(step_s, training), ()
-
-    def _why_one(self, model: Any, training: Training) -> str | None:
-        if model.run_eagerly:
-            return "the model is run eagerly"
-        if user_step(model) is not None:
-            return "the model has its own `train_step`"
-        acting = next((one for one in training.callbacks if acts_on_batches(one)), None)
-        return None if acting is None else f"`{type(acting).__name__}` acts on each batch"
-
-    def _step_seconds(self, model: Any, training: Training) -> StepSeconds:
-        file = self.directory and self.directory / STEPS_NAME
-        self.seconds = load_if_readable(StepSeconds, file) or self.seconds
-        if self.seconds is None:
-            sizes = (self.batch_sizes[0], training.batch_size)
-            most = min(_LARGEST_TIMED * sizes[0], training.most_at_once or sys.maxsize)
-            larger = [size for size in self.batch_sizes if size <= most]
-            self.seconds = time_steps(model, training.spec, (*sizes, *larger[-1:]))
-            if file is not None:
-                write_needed(self.seconds, file)
-        return self.seconds
+def _why_one(model: Any, training: Training) -> str | None:
+    if model.run_eagerly:
+        return "the model is run eagerly"
+    if user_step(model) is not None:
+        return "the model has its own `train_step`"
+    acting = next((one for one in training.callbacks if acts_on_batches(one)), None)
+    return None if acting is None else f"`{type(acting).__name__}` acts on each batch"
 
 
 def steps_within(step_s: float, training: Training) -> int:
@@ -196,8 +153,11 @@ def acts_on_batches(callback: Any) -> bool:
     return isinstance(callback, keras.callbacks.TerminateOnNaN)
 
 
-def time_steps(model: Any, spec: Any, batch_sizes: Sequence[int]) -> StepSeconds:
+def time_steps(model: Any, training: Training, batch_sizes: Sequence[int]) -> StepSeconds:
     """Time the train step of a model, which is left as it was but for its graph."""
+    spec, most = training.spec, training.most_at_once or sys.maxsize
+    most = min(_LARGEST_TIMED * batch_sizes[0], most)
+    larger = [size for size in batch_sizes if size <= most][-1:]
     parts = tf.nest.flatten(spec)
     known = all(
         isinstance(part, tf.TensorSpec) and part.shape.rank and part.shape[1:].is_fully_defined()
@@ -206,7 +166,8 @@ def time_steps(model: Any, spec: Any, batch_sizes: Sequence[int]) -> StepSeconds
     if not known or not model.built:
         return StepSeconds()
     fixed = {part.shape[0] for part in parts} - {None}  # Another size would need another graph.
-    sizes = sorted(size for size in {*batch_sizes} if fixed <= {size})
+    asked = {batch_sizes[0], training.batch_size, *larger}
+    sizes = sorted(size for size in asked if fixed <= {size})
     found: dict[int, float] = {}
     set_steps(model, 1)
     model.make_train_function()

@@ -6,7 +6,7 @@ import inspect
 import math
 import time
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,9 +20,9 @@ from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset
 from kbatch.records.notes import RunNote
 from kbatch.records.training_run import Budget, Target
+from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import (
     EndInTime,
-    SearchSteps,
     Training,
     check_epoch,
     set_steps,
@@ -35,7 +35,7 @@ from kbatch.training.data.array_rows import held_batches
 from kbatch.training.data.batches import Batches, KeptRows, in_batches
 from kbatch.training.data.example_hashes import FirstBatch
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
-from kbatch.training.dtype_policy import PolicyUnsupported, loss_scaled
+from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.input_meter import InputMeter, StepMeter
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
@@ -75,7 +75,7 @@ class ExecutionPlan(NamedTuple):
     objective: Objective | None  # What the search optimises; None where nothing is recorded.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
-    steps: SearchSteps  # Chooses how many an execution runs.
+    search: SearchPlan  # What all executions have in common.
     feed: SearchFeed
 
 
@@ -87,17 +87,14 @@ class TimedFit:
         model: keras.Model,
         plan: ExecutionPlan,
         *,
-        # Called with data and arguments before batching; returns the most that fit, where known.
-        prepare: Callable[[FitData, Mapping[str, Any]], int | None] | None = None,
-        # Returns the callbacks to train with, for those of a call and the model.
-        callbacks_of: Callable[[list[Any], keras.Model], list[Any]] | None = None,
+        # Called with the data before batching; returns the most that fit at once, where known.
+        prepare: Callable[[FitData], int | None] | None = None,
     ):
         self._model: Any = model
         self._plan = plan
         self._fit = type(model).fit.__get__(model)
         self._validation_batch_size = plan.validation_batch_size
         self._prepare = prepare
-        self._callbacks_of = callbacks_of
         self._fits = 0
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
@@ -106,7 +103,7 @@ class TimedFit:
         self.best_epoch = (
             None if plan.objective is None else BestEpoch(plan.objective, plan.objective_parts)
         )
-        # What training takes, the search for a micro-batch size left out.
+        # What training takes, the making of the plan left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
         self.notes: list[RunNote] = []
@@ -126,7 +123,7 @@ class TimedFit:
     def __exit__(self, *error: object) -> None:
         del self._model.fit
         if self._model.steps_per_execution != self._built_steps:
-            set_steps(self._model, self._built_steps)  # It may start again.
+            set_steps(self._model, self._built_steps)
         self._open.close()
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
@@ -146,7 +143,7 @@ class TimedFit:
                     f"`fit`. Received: {name}={asked} in a trial of {size}."
                 )
         data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
-        most = None if self._prepare is None else self._prepare(data, call)
+        most = None if self._prepare is None else self._prepare(data)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
         self._most_at_once = most
@@ -193,14 +190,8 @@ class TimedFit:
 
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         scale_late_layers(self._model, batches.dataset)
-        if loss_scaled(self._model) and not getattr(self._model, "scales_loss", True):
-            raise PolicyUnsupported(
-                "Its `train_step` does not scale the loss, so that float16 would divide each "
-                "gradient by the loss scale: take the gradient of `self.optimizer.scale_loss(loss)`"
-            )
+        check_loss_is_scaled(self._model)
         theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
-        if self._callbacks_of is not None:
-            theirs = self._callbacks_of(theirs, self._model)
         self._find_end(theirs)
         size, meter = self._plan.batch_size, self._meter
         scalars = [
@@ -285,7 +276,7 @@ class TimedFit:
         epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
         # Of the search the fewest, so that it ends before the first trial.
         fewest = -(-examples // plan.largest_batch_size) if examples and not given else epoch_steps
-        check_epoch(plan.steps.asked, fewest)
+        check_epoch(plan.search.steps_per_execution, fewest)
         training = Training(
             batch_size=plan.batch_size,
             spec=batches.dataset.element_spec,
@@ -295,7 +286,7 @@ class TimedFit:
             callbacks=callbacks,
             most_at_once=self._most_at_once,
         )
-        self.steps_per_execution, notes = plan.steps.choose(model, training)
+        self.steps_per_execution, notes = plan.search.steps(model, training)
         self.notes.extend(notes)
         if self.steps_per_execution == 1 and model.steps_per_execution == 1:
             return []

@@ -28,7 +28,6 @@ from kbatch.records.json_codec import (
     write_record,
     write_whole_file,
 )
-from kbatch.records.notes import RunNote
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.names import at_most, outcome
@@ -84,30 +83,21 @@ class TrialFiles:
         self.measured_names = tuple(name for name in names if name in _MEASURED)
         self.executions: int = getattr(tuner, "executions_per_trial", 1)
 
-    def trainings_left(self, batch_sizes: Sequence[int]) -> float:
-        """Forecast how many trainings are left that fewer examples at once may speed up."""
-        # The best part of a batch is a half of the largest one at most: smaller ones go whole.
-        left = getattr(self.tuner.oracle, "remaining_trials", lambda: None)()
-        trials = max(1, len(batch_sizes) if left is None else left)
-        large = sum(2 * size > batch_sizes[-1] for size in batch_sizes)
-        return trials * self.executions * large / len(batch_sizes)
-
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
         metrics = trial_metrics(results, self.tuner.oracle.objective)
         numbers = numbers_of(metrics)
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
-    def check_settings(self, settings: Mapping[str, Any], fallback: Any = None) -> RunNote | None:
-        """Write the settings of the search, or compare them with those found; keep its fallback."""
+    def check_settings(self, settings: Mapping[str, Any]) -> None:
+        """Write the settings of the search, or compare them with those found."""
         known = compare_settings(self.project, settings)
         environment = read_environment() if known is None else known.environment
         # What a tuner of kbatch's decides by stands beside what its trials train with.
         settings = {**settings, **getattr(self.tuner, "decides_by", {})}
-        found = SearchRecord(settings, environment, fallback or (known and known.fallback))
+        found = SearchRecord(settings, environment)
         if found != known:
             write_needed(found, self.project / RECORD_NAME)
-        return found.fallback
 
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
@@ -164,7 +154,7 @@ class TrialFiles:
                 seed=None if hypermodel.seed is None else hypermodel.seed + number,
                 batch_size=batch_size,
                 micro_batch_size=None if micro_batch_size == "auto" else micro_batch_size,
-                dtype_policy=hp.values.get("dtype_policy", hypermodel.dtype_policies[0]),
+                dtype_policy=hp.values.get("dtype_policy", hypermodel._search.dtype_policy),
                 learning_rate_scaling=hypermodel.learning_rate_scaling,
             )
         else:

@@ -1,5 +1,7 @@
 """The executions of a trial, in this process or in that of a task."""
 
+import contextlib
+import gc
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from kbatch.device.worker import Worker
 from kbatch.errors import InputError
 from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
 from kbatch.search.executors import Task
+from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitProgress, FitReporter
 from kbatch.search.trial_files import TrialFiles, write_trial_state
 
@@ -70,11 +73,18 @@ def run_executions(
     keywords = dict(keywords)
     given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
     for number in range(len(completed), files.executions):
-        callbacks = trial_callbacks(tuner, trial, given, number)
-        reporter = FitReporter(tell, execution=number, executions=files.executions)
-        callbacks += [tuner_callback(tuner, trial), reporter]
-        tuner.hypermodel._begin_execution(trial.hyperparameters, number)
-        build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
+        ran_out = True
+        while ran_out:
+            callbacks = trial_callbacks(tuner, trial, given, number)
+            reporter = FitReporter(tell, execution=number, executions=files.executions)
+            callbacks += [tuner_callback(tuner, trial), reporter]
+            tuner.hypermodel._begin_execution(trial.hyperparameters, number)
+            with contextlib.suppress(PlanHalved):
+                build_and_fit(tuner, trial, *arguments, callbacks=callbacks, **keywords)
+                ran_out = False
+            if ran_out:  # It is gone, with the frames that hold what its last step held.
+                gc.collect()
+                files.begin_attempt()
         record = files.record()
         if record is None or record.status != "completed":
             return

@@ -33,7 +33,6 @@ from kbatch.search.trial_process import explored_space, run_executions
 from kbatch.study.comparison import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity, Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
-from kbatch.training.dtype_policy import float16_slowdown, slow_float16_text
 
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
@@ -182,9 +181,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         elif joint and hypermodel is not None:
             self._strategy = JointStrategy(hypermodel.batch_sizes, tolerance, max_executions)
         self._live: list[LivePlot] = []
-        # The facts of the space and the model, the hyperparameters that it was built with, and how
-        # many times as long float16 takes as float32, None where no trial runs under it.
-        self._explored: tuple[dict[str, str], dict[str, Any], float | None] = ({}, {}, None)
+        # The facts of the space and the model, and the hyperparameters that it was built with.
+        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         # What is said when a search begins.
         self._found: list[str] = []
         # What it holds is looked at before keras-tuner deletes or reads it.
@@ -241,12 +239,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         try:
             with self._progress, search_lock(project), self._elsewhere(args, kwargs) as parallel:
                 self._compare_search(args, kwargs)
-                slow = slow_float16_text(self._explored[2])
-                if slow is not None:
-                    self._progress.say(
-                        f'{slow}: give `BatchSizeHyperModel` `dtype_policy="float32"` for faster '
-                        "trials."
-                    )
                 ended = len(self.oracle.ended_trials)
                 if ended:
                     self._progress.say(
@@ -361,13 +353,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._explored = self._explore()
         self.reload()
 
-    def _explore(self) -> tuple[dict[str, str], dict[str, Any], float | None]:
+    def _explore(self) -> tuple[dict[str, str], dict[str, Any]]:
         """Build the model to find the space, in this process; return what `_explored` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel._described(Path(self.project_dir))
-        halves = {"mixed_float16", "float16"} & set(self.hypermodel.dtype_policies)
-        slowdown = float16_slowdown() if halves else None
-        return identity.space_facts(self.oracle.get_space()) | facts, values, slowdown
+        return identity.space_facts(self.oracle.get_space()) | facts, values
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
@@ -428,7 +418,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
-        project, (facts, values, _) = Path(self.project_dir), self._explored
+        project, (facts, values) = Path(self.project_dir), self._explored
         given = facts | identity.fit_facts(args, kwargs)
         present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
         identity.check_identity(project, present)

@@ -373,11 +373,7 @@ def _of_trials(study: Study) -> Iterator[Note]:
     noted: dict[tuple[str, str, str], list[TrialRecord]] = {}
     for trial in study.trials:
         for note in trial.notes:
-            text = str(note)
-            # Of sizes that go through whole it is one note, not one a size.
-            if note.code == "parts_not_timed" and note.values["size"] == trial.batch_size:
-                text = f"Batches go through the device whole: {note.values['reason']}."
-            noted.setdefault((text, note.label, note.column), []).append(trial)
+            noted.setdefault((str(note), note.label, note.column), []).append(trial)
     for (text, label, column), found in noted.items():
         where = "" if len(found) == len(study.trials) else f"At {_sizes(found)}: "
         yield _note(label, one_line(f"{where}{text}"), (column,), found)

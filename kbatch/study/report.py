@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from kbatch.document.numbers import count_range, pluralize
 from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.records.plan import Plan
 from kbatch.study.caveats import caveats
 from kbatch.study.figures import (
     gpu_timeline,
@@ -64,13 +65,26 @@ def _settings(study: Study) -> tuple[Fact, ...]:
         known = dict.fromkeys(str(value) for value in values if value is not None)
         return ", ".join(known) or "n/a (no model was built)"
 
+    plan = () if study.plan is None else (Fact("plan", _plan_text(study.plan)),)
     return (
+        *plan,
         *(Fact(name, json.dumps(value, ensure_ascii=False)) for name, value in settings.items()),
         Fact("training data", f"{seen} an epoch" if examples else "n/a (no trial completed)"),
         Fact("optimizer", different(e.optimizer for e in executions)),
         Fact("jit_compile", different(e.jit_compile for e in executions)),
         Fact("seeds of the executions", ", ".join(seeds)),
     )
+
+
+def _plan_text(plan: Plan) -> str:
+    """Say what a search settled before its first training."""
+    most, cut = plan.micro_batch_size, plan.reason in ("given", "cut")
+    size = f"micro-batches of up to {most:,}" if cut and most else "batches go through whole"
+    why = {"given": "as given", "fits": "the largest fits", "cut": "the most that fit"}
+    parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
+    size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
+    policy = plan.dtype_policy or "the policy of each trial"
+    return f"number {plan.number}, made in {plan.duration_s:.1f} s: {policy}; {size}"
 
 
 # More curves than these nobody can tell apart, and they make a page heavy.

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
-from kbatch.records.notes import RunNote
+from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import SHORTEST_S, EnvironmentRecord, ShownRecord, check_ranges
 from kbatch.study.comparison import check_tolerance, completed_executions
 from kbatch.study.decision import Decision, decide
@@ -42,7 +42,6 @@ class SearchRecord:
 
     settings: Mapping[str, object]  # Of the hypermodel, and what its tuner decides by.
     environment: EnvironmentRecord
-    fallback: RunNote | None = None  # Why all trials train in float32 in place of their policy.
 
     def __post_init__(self):
         # What a decision or a search that goes on takes from a file; other settings are shown.
@@ -98,6 +97,7 @@ class Study(ShownRecord):
     problems: tuple[str, ...] = ()
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
     plain_epochs: PlainEpochs | None = None  #: None where they were not measured.
+    plan: Plan | None = None  #: What was settled before the first training; None before that.
 
     def __post_init__(self):
         check_ranges(0, missing=self.missing)
@@ -412,7 +412,8 @@ def _read_project(path: Path) -> Study:
     texts = map(json_codec.printable, [*problems, *failed, *(identity.notes if identity else ())])
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
-    return Study(name, tuple(trials), search, tuple(texts), missing, plain)
+    plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
+    return Study(name, tuple(trials), search, tuple(texts), missing, plain, plan)
 
 
 def _end_of_lost(file: Path) -> tuple[str, str]:

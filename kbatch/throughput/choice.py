@@ -9,16 +9,10 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import RoundEstimate, ratio_over_rounds
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
-_ROUNDS_OF_ALL = 2
-# An interval that is looked at after every round is left by chance sooner than one of few rounds.
-_ROUNDS_TO_WIN = 6
-# Fewer examples at once cost more overhead than any cache gives back.
-_SMALLEST = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -48,38 +42,9 @@ def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatch
     return MicroBatchChoice(chosen, fastest, gain)
 
 
-def sizes_to_leave(times_s: Mapping[int, Mapping[int, float]]) -> frozenset[int]:
-    """Return which sizes need no further round, so that the others get its time."""
-    # After two rounds the largest size and its fastest rival go on alone, until the rival surely is
-    # faster or gains less than 2 %. Whether the largest, which needs no accumulation, is beaten is
-    # worth the rounds.
-    rounds_s = {size: tuple(each.values()) for size, each in times_s.items()}
-    largest = max(rounds_s)
-    count = len(rounds_s[largest])
-    smaller = [size for size in rounds_s if size < largest]
-    if not smaller:
-        return frozenset(rounds_s)
-    if count < _ROUNDS_OF_ALL:
-        return frozenset()
-    rival = min(smaller, key=lambda size: (statistics.geometric_mean(rounds_s[size]), -size))
-    ratio = ratio_over_rounds(rounds_s[rival], rounds_s[largest])
-    # With three rounds there is an interval.
-    gains_little = ratio and ratio.interval and ratio.interval.low > 1 / (1 + _NEGLIGIBLE)
-    wins = count >= _ROUNDS_TO_WIN and _slower(rounds_s[largest], rounds_s[rival])
-    return frozenset(rounds_s) if wins or gains_little else frozenset(smaller) - {rival}
-
-
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
     """Return whether it is slower for certain; with too few rounds nothing is."""
     ratio = ratio_over_rounds(times_s, reference_s)
     if ratio is None or ratio.interval is None:
         return False
     return ratio.interval.low > 1 and ratio.value > 1 + _NEGLIGIBLE
-
-
-def micro_batch_candidates(batch_size: int, largest: int) -> tuple[int, ...]:
-    """List micro-batch sizes worth timing: equal parts of a batch, each about half the last."""
-    sizes = [equal_parts(batch_size, largest)]
-    while sizes[-1] // 2 >= _SMALLEST:
-        sizes.append(equal_parts(batch_size, sizes[-1] // 2))
-    return tuple(sizes)

@@ -177,18 +177,14 @@ class TrainingProfile(SavedRecord):
 
     @property
     def choice(self) -> MicroBatchChoice:
-        """The fastest size by the rounds that they have in common; of those that tie, the largest.
-
-        Sizes that left the rounds before others are no choice, unless there are only such.
-        """
-        stayed = [p for p in self.measured if p.reason is None] or self.measured
+        """The fastest size by the rounds that all have; of those that tie, the largest."""
         return choose_micro_batch(
             {
                 p.micro_batch_size: {
                     number: step_s / p.batch_size
                     for number, step_s in zip(p.rounds, p.step_times_s, strict=True)
                 }
-                for p in stayed
+                for p in self.measured
             }
         )
 

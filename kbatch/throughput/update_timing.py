@@ -1,6 +1,5 @@
 """Updates of several batch and micro-batch sizes, timed in the same rounds."""
 
-import dataclasses
 import math
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -14,11 +13,9 @@ from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.document.numbers import format_number
 from kbatch.document.section import throttled_text
 from kbatch.records.usage import GpuUsage
-from kbatch.throughput.choice import micro_batch_candidates, sizes_to_leave
 from kbatch.throughput.record import TimedRounds, TrainingPoint
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 from kbatch.training.accumulation.known_checks import PartsChecks
-from kbatch.training.data.forms import rows_of
 from kbatch.training.data.sample_rows import DataEnded, Source, batch_of
 from kbatch.training.model import user_step
 from kbatch.training.train_step import MicroBatchSteps, micro_batch_steps
@@ -215,71 +212,3 @@ def _build(
                 notes.append(f"Batch size {size:,}{parts} {reason}")
                 break
     return notes
-
-
-# Most of the time is left over where the choice is settled sooner.
-TIMING = TimingPlan(
-    time_budget_s=12.0,
-    needed_calls=1,
-    block_s=0.03,
-    precision=0.0,
-    rounds_beyond=23,
-    first_calls_count=False,
-)
-# Share of the time after which no more sizes are warmed up.
-_SHARE_TO_WARM_UP = 0.4
-# Sizes this many times slower than the fastest when they are warm are not timed.
-_HOPELESS = 1.25
-
-
-def time_micro_batches(
-    model: keras.Model,
-    batch: Any,
-    *,
-    largest: int,
-    moments_every: int,
-    timing: TimingPlan = TIMING,
-) -> tuple[tuple[TrainingPoint, ...], tuple[GpuUsage, ...]]:
-    """Time steps on a batch, whole and in ever smaller micro-batches, and the use of the GPUs."""
-    # It goes down until two sizes in a row are far slower than the fastest: under XLA, where each
-    # size is compiled, until the first that is slower.
-    batch_size, compiled = rows_of(batch), bool(model.jit_compile)
-    sizes = micro_batch_candidates(batch_size, largest)
-    # Sizes below the whole batch share one graph, unless XLA compiles it.
-    untraced = len(sizes) if compiled else 2 if sizes[0] == batch_size else 1
-    hopeless, most_in_a_row = (1.0, 1) if compiled else (_HOPELESS, 2)
-    with micro_batch_steps(model, moments_every=moments_every) as steps:
-        sweep = TrainingSweep(steps, lambda _: batch, timing)
-        rounds, tried, slower_in_a_row = sweep.rounds, [], 0
-        for size in sizes:
-            tried.append(StepConfig(batch_size, size))
-            warm_up = sweep.warm_up(tried[-1], traced=len(tried) > untraced)
-            if warm_up is None:
-                continue
-            fastest_s = min(each.call_s for each in rounds.warm_ups.values())
-            slower_in_a_row += 1
-            if warm_up.call_s <= hopeless * fastest_s:
-                slower_in_a_row = 0
-            if slower_in_a_row == most_in_a_row or rounds.late(_SHARE_TO_WARM_UP):
-                break
-        fastest_s = min((each.call_s for each in rounds.warm_ups.values()), default=0.0)
-        for config, warm_up in list(rounds.warm_ups.items()):
-            if warm_up.call_s > _HOPELESS * fastest_s and config != tried[0]:
-                rounds.withdraw(config)
-        left: set[StepConfig] = set()
-        for live in sweep.each_round():
-            times_s = {
-                config.micro_batch_size: {b.round: b.median_s for b in rounds.blocks[config]}
-                for config in live
-            }
-            leaving = sizes_to_leave(times_s)
-            gone = [config for config in live if config.micro_batch_size in leaving]
-            left.update(gone if len(gone) < len(live) else ())
-            rounds.leave(gone)
-        points = []
-        for config in sorted(tried):
-            point = sweep.point(config, not_run="far slower than others when it was warmed up")
-            if config in left:
-                point = dataclasses.replace(point, reason="slower than another in the first rounds")
-            points.append(point)
-    return tuple(points), sweep.gpus

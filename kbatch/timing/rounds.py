@@ -9,7 +9,7 @@ import numbers
 import random
 import statistics
 import time
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from typing import Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
@@ -116,7 +116,6 @@ class TimingRounds(Generic[Key]):
         self._started_s = clock()
         self._order = random.Random(seed)
         self._calls: dict[Key, Call] = {}
-        self._live: list[Key] = []
         self._first_calls_s = 0.0
 
     @property
@@ -164,9 +163,9 @@ class TimingRounds(Generic[Key]):
         self, *, after_block: Callable[[], object] = lambda: None
     ) -> Iterator[list[Key]]:
         """Time all contenders until each was timed enough; yield after each round which go on."""
-        self._live = list(self._calls)
+        live = list(self._calls)
         for number in itertools.count():
-            for key in self._order.sample(self._live, len(self._live)):
+            for key in self._order.sample(live, len(live)):
                 if number > 0 and self.rest_s <= 0:
                     return
                 try:
@@ -176,18 +175,14 @@ class TimingRounds(Generic[Key]):
                 else:
                     self.blocks[key].append(Block(number, durations_s))
                     after_block()
-            self._live = [
+            live = [
                 key
-                for key in self._live
+                for key in live
                 if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
             ]
-            if not self._live:
+            if not live:
                 return
-            yield list(self._live)
-
-    def leave(self, keys: Collection[Key]) -> None:
-        """Let contenders take no further turn; what was timed of them stays."""
-        self._live = [key for key in self._live if key not in keys]
+            yield list(live)
 
     def fresh_calls(
         self, key: Key, calls: int, *, least_s: float = 0.0

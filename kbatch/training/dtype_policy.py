@@ -16,8 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import COLOURS, ran_out_of_memory
-from kbatch.document.numbers import format_number
 from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of, replaced
+from kbatch.training.state import updates_made
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
 
@@ -102,6 +102,24 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
 
 def loss_scaled(model: keras.Model) -> bool:
     return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
+
+
+def check_loss_is_scaled(model: Any) -> None:
+    """Check that a train step of the user's own, which was traced, scales its loss in float16."""
+    if loss_scaled(model) and not getattr(model, "scales_loss", True):
+        raise PolicyUnsupported(
+            "Its `train_step` does not scale the loss, so that float16 would divide each gradient "
+            "by the loss scale: take the gradient of `self.optimizer.scale_loss(loss)`"
+        )
+
+
+def skips_all_updates(model: Any) -> bool:
+    """Return whether the loss scale has skipped every update so far, since each overflowed."""
+    # Overflows alone lower the scale; a step of the user's own may use other optimizers.
+    optimizer = model.optimizer
+    if updates_made(model) or not (loss_scaled(model) and optimizer.built):
+        return False
+    return float(optimizer.dynamic_scale) < optimizer.initial_scale
 
 
 class PolicyUnsupported(ValueError):
@@ -196,8 +214,6 @@ TIMED_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
 _BLOCK_S = 0.15
 # A policy whose step takes longer is timed once: the answer is clear.
 _SLOW_S = 1.0
-# From so many times the time of float32 on, float16 is no choice for a processor.
-_FAR_SLOWER = 10.0
 
 
 def measure_policy_speeds(
@@ -205,7 +221,6 @@ def measure_policy_speeds(
     rounds: int = 5,
     width: int | None = None,
     make_step: Callable[[str, int], Callable[[], object]] | None = None,
-    policies: Sequence[str] = TIMED_POLICIES,
 ) -> dict[str, float]:
     """Time a train step under each policy in turns: how many times as fast as under the first.
 
@@ -215,8 +230,8 @@ def measure_policy_speeds(
     make_step = make_step or _train_step
     if width is None:
         width = 4096 if tf.config.list_physical_devices("GPU") else 512
-    steps = {policy: make_step(policy, width) for policy in policies}
-    times_s: dict[str, list[float]] = {policy: [] for policy in policies}
+    steps = {policy: make_step(policy, width) for policy in TIMED_POLICIES}
+    times_s: dict[str, list[float]] = {policy: [] for policy in TIMED_POLICIES}
     calls: dict[str, int] = {}
     for policy, step in steps.items():
         try:
@@ -234,35 +249,12 @@ def measure_policy_speeds(
     for _ in range(rounds):
         for policy in order.sample(list(calls), len(calls)):
             times_s[policy].append(_time_s(steps[policy], calls[policy]))
-    first = times_s[policies[0]]
+    first = times_s[TIMED_POLICIES[0]]
     return {
         policy: statistics.median(theirs / ours for theirs, ours in zip(first, own_s, strict=False))
         for policy, own_s in times_s.items()
         if own_s
     }
-
-
-@functools.cache
-def float16_slowdown() -> float | None:
-    """Return how many times as long as float32 a CPU takes in float16; None with a GPU."""
-    # Some multiply float16 fast, but take long for the gradient of a convolution, which counts.
-    if tf.config.list_physical_devices("GPU"):
-        return None
-    found = []
-    for make_step, width in ((_product, 256), (_convolution, 16)):
-        times_as_fast = measure_policy_speeds(
-            rounds=1, width=width, make_step=make_step, policies=("float32", "mixed_float16")
-        )
-        found.append(1 / times_as_fast["mixed_float16"])
-    return max(found)
-
-
-def slow_float16_text(slowdown: float | None) -> str | None:
-    """Return what to know of a processor that computes float16 far slower, None of another one."""
-    if slowdown is None or slowdown <= _FAR_SLOWER:
-        return None
-    times = format_number(slowdown, 2)
-    return f"float16 takes up to {times} times as long as float32 on this processor"
 
 
 def _train_step(policy: str, width: int) -> Callable[[], object]:
@@ -276,27 +268,6 @@ def _train_step(policy: str, width: int) -> Callable[[], object]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss)
     return lambda: model.train_on_batch(x, y)
-
-
-def _product(policy: str, width: int) -> Callable[[], object]:
-    values = np.random.default_rng(0).normal(size=(width, width))
-    matrix = tf.constant(values, keras.DTypePolicy(policy).compute_dtype)
-    return lambda: tf.linalg.matmul(matrix, matrix).numpy()
-
-
-def _convolution(policy: str, width: int) -> Callable[[], object]:
-    rng, dtype = np.random.default_rng(0), keras.DTypePolicy(policy).compute_dtype
-    images = tf.constant(rng.normal(size=(16, width, width, 16)), dtype)
-    kernel = tf.constant(rng.normal(size=(3, 3, 16, 16)), dtype)
-
-    def step() -> object:
-        with tf.GradientTape() as tape:
-            tape.watch(kernel)
-            found = tf.nn.conv2d(images, kernel, 1, "SAME")
-        gradient: Any = tape.gradient(found, kernel)
-        return gradient.numpy()
-
-    return step
 
 
 def _time_s(step: Callable[[], object], calls: int) -> float:

@@ -4,6 +4,7 @@ import hashlib
 import inspect
 import json
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -31,11 +32,14 @@ def model_fingerprint(model: keras.Model) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def model_description(model: keras.Model, *, with_rate: bool = True) -> dict[str, Any]:
-    """Describe what a compiled model is and how it trains, equal in any process."""
-    return _description(
-        model, _DRAWN if with_rate else (*_DRAWN, "learning_rate"), of_layers=_DRAWN
-    )
+def model_description(model: keras.Model, *, without: Sequence[str] = ()) -> dict[str, Any]:
+    """Describe what a compiled model is and how it trains, equal in any process.
+
+    Parts of these names are left out.
+    """
+    dropped = (*_DRAWN, *without)
+    found = _description(model, dropped, of_layers=dropped)
+    return {name: value for name, value in found.items() if name not in without}
 
 
 def _description(

@@ -179,7 +179,7 @@ def _description(model: Any) -> Any:
         for owner, name, _ in settings:
             setattr(owner, name, 0.5)
         return (
-            model_description(model, with_rate=False),
+            model_description(model, without=("learning_rate",)),
             type(step),
             getattr(step, "how", None),
             names,

@@ -101,9 +101,8 @@ class MicroBatchSteps:
     # Keras's own where the batch goes through at once, else one that accumulates. Those of all
     # micro-batch sizes share one graph, unless XLA compiles it.
 
-    def __init__(self, model: keras.Model, *, moments_every: int):
+    def __init__(self, model: keras.Model):
         self._model: Any = model
-        self._how = Accumulation(1, moments_every=moments_every)
         # A step of the user's own stays; one that accumulates gives way to those asked for.
         own = vars(model).get("train_step")
         known = accumulation_of(model) is None
@@ -132,7 +131,7 @@ class MicroBatchSteps:
         return run
 
     def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
-        self._how._replace(micro_batch_size=micro_batch_size).apply(self._model)
+        Accumulation(micro_batch_size).apply(self._model)
         if self._model.jit_compile:
             return _Graph(self._model.train_step)
         size = varying_micro_batch(self._model)
@@ -148,7 +147,7 @@ class _Graph:
 
 
 @contextlib.contextmanager
-def micro_batch_steps(model: keras.Model, *, moments_every: int = 0) -> Iterator[MicroBatchSteps]:
+def micro_batch_steps(model: keras.Model) -> Iterator[MicroBatchSteps]:
     check_one_device(model)
     with kept_state(model):
-        yield MicroBatchSteps(model, moments_every=moments_every)
+        yield MicroBatchSteps(model)

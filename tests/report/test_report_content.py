@@ -156,19 +156,6 @@ def test_failures_problems_and_notes_are_told_with_their_batch_size():
     assert shared.startswith("It went on")
 
 
-def test_sizes_that_go_through_whole_share_one_note():
-    def trial(size, micro):
-        reason = "smaller ones are never faster"
-        return make_trial(size, notes=(RunNote.of("parts_not_timed", size=micro, reason=reason),))
-
-    study = make_study(trial(16, 16), trial(32, 32), trial(64, 32))
-    assert caveat(study, "never faster") == [
-        "At batch sizes 16 and 32: Batches go through the device whole: smaller ones are never "
-        "faster.",
-        "At batch size 64: Micro-batches of 32: smaller ones are never faster.",
-    ]
-
-
 def test_a_single_execution_is_told():
     assert "`executions_per_trial=3`" in page(make_study()).certainty
     repeats = make_study(repeated(16, 0.9, 0.9), repeated(32, 0.9, 0.9))

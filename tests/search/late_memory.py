@@ -6,7 +6,6 @@ Writes two studies into the directory of its argument: `auto` and, with what it 
 import sys
 from pathlib import Path
 
-import keras_tuner
 import memory_models
 
 import kbatch
@@ -27,7 +26,7 @@ def run(directory: Path, name: str, sizes: tuple[int, ...], **settings):
         seed=0,
         **settings,
     )
-    tuner = keras_tuner.GridSearch(
+    tuner = kbatch.BatchSizeTuner(
         hypermodel, "val_loss", directory=directory, project_name=name, overwrite=True
     )
     tuner.search(

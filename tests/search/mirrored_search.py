@@ -6,7 +6,6 @@ Logical devices are made before TensorFlow's first use, so this runs in a proces
 import dataclasses
 import json
 import sys
-from pathlib import Path
 
 import keras
 import keras_tuner
@@ -86,8 +85,6 @@ def main(directory):
         "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
         "probes": probed(strategy, data),
     }
-    (limit,) = Path(directory, "auto", "kbatch-micro-batches").glob("*[0-9a-f].json")
-    results["limit_notes"] = kbatch.MaxBatchSizeResult.load(limit).notes
     try:
         searched(directory, "few", strategy, data, batch_sizes=(1, 8))
     except keras_tuner.errors.FatalValueError as error:

@@ -4,7 +4,7 @@ import keras_tuner
 import small_models as models
 
 import kbatch
-from kbatch.search.steps_per_execution import SearchSteps
+from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
 from kbatch.study.caveats import caveats
 
@@ -23,6 +23,7 @@ def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):
     # Steps and windows are counted by one step an execution.
     defaults = {
         "micro_batch_size": 8,
+        "dtype_policy": "mixed_float16",
         "learning_rate_scaling": "sqrt",
         # The smallest size has the settings of the build function.
         "base_batch_size": 8 if 8 in batch_sizes else None,
@@ -71,7 +72,7 @@ def plan(batch_size=32, **changed):
         "objective": None,
         "objective_parts": (),
         "notes": (),
-        "steps": SearchSteps(1, (batch_size,)),
+        "search": SearchPlan((batch_size,)),
         "feed": SearchFeed(),
     }
     return ExecutionPlan(batch_size=batch_size, **(plain | changed))

@@ -88,7 +88,7 @@ def test_no_more_trials_are_open_than_asked_for(tmp_path, most):
 
 
 def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
-    hypermodel = searches.stock(batch_sizes=SIZES, dtype_policy="mixed_float16")
+    hypermodel = searches.stock(batch_sizes=SIZES, dtype_policy=None)
     failed = {0: TaskResult({}, "failed", "Traceback: no room")}
     executor = StubExecutor(outcomes=failed)
     search(tmp_path, executor, hypermodel=hypermodel)

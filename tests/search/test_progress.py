@@ -128,14 +128,14 @@ def test_a_file_is_told_the_time_left_with_each_trial_but_the_last(clock):
     assert ends == [["2:00"], ["1:00"], []]
 
 
-def test_what_the_search_for_a_micro_batch_took_is_not_taken_again(clock):
+def test_what_the_plan_took_is_not_taken_again(clock):
     line = Keeps()
     line.changes = False
-    searched = records_factory.make_trial(32, micro_batch_search_s=40.0)
+    planned = records_factory.make_trial(32, plan_s=40.0)
     with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
         shown.trial_begins({"batch_size": 32}, ended=0, left=3)
         clock.now_s += 60.0
-        shown.trial_ends(searched)
+        shown.trial_ends(planned)
     assert "about 0:40 left" in line.lines[0]
 
 

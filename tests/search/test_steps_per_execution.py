@@ -14,11 +14,10 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
+from kbatch.records.plan import PLAN_NAME, StepSeconds
 from kbatch.records.training_run import Budget
+from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import (
-    STEPS_NAME,
-    SearchSteps,
-    StepSeconds,
     Training,
     acts_on_batches,
     check_steps,
@@ -104,8 +103,8 @@ def trained(build, steps, *callbacks, epochs=2, data=None, **plan):
     keras.utils.set_random_seed(0)
     model = build()
     x, y = data or ((np.arange(94 * 5).reshape(94, 5) % 20, Y) if build is masked else (X, Y))
-    chooses = SearchSteps(steps, (8,))
-    with TimedFit(model, searches.plan(8, steps=chooses, **plan)) as fit:
+    chooses = SearchPlan((8,), steps_per_execution=steps)
+    with TimedFit(model, searches.plan(8, search=chooses, **plan)) as fit:
         history = fit(
             x,
             y,
@@ -155,7 +154,7 @@ def test_timed_steps_cost_no_further_tracing():
 
     model = normalised(loss=Counted())
     spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
-    time_steps(model, spec, (8, 16))
+    time_steps(model, training(spec=spec), (8, 16))
     before = next(traced)
     data = tf.data.Dataset.from_tensor_slices((X, Y.astype("int64"))).batch(8)
     model.fit(data, verbose=0)
@@ -172,7 +171,8 @@ def test_timed_steps_cost_no_further_tracing():
     ids=["open", "ragged", "sparse"],
 )
 def test_batches_of_unknown_shape_are_not_timed(part):
-    assert time_steps(normalised(), (part, tf.TensorSpec((None,), tf.int64)), (8,)) == StepSeconds()
+    spec = (part, tf.TensorSpec((None,), tf.int64))
+    assert time_steps(normalised(), training(spec=spec), (8,)) == StepSeconds()
 
 
 @pytest.mark.parametrize("kind", ["normalised", "scaled"])
@@ -213,7 +213,8 @@ def test_a_training_that_starts_again_finds_what_build_set():
     # Functions for one step are there already.
     model.fit(X, Y, batch_size=8, callbacks=[predict], verbose=0)
     for _ in range(2):
-        with TimedFit(model, searches.plan(8, steps=SearchSteps(4, (8,)))) as fit:
+        chooses = SearchPlan((8,), steps_per_execution=4)
+        with TimedFit(model, searches.plan(8, search=chooses)) as fit:
             fit(X, Y, callbacks=[predict], verbose=0)
         assert (fit.steps_per_execution, fit.notes) == (4, [])
         assert fit.clock.reading.batches == 12
@@ -309,7 +310,8 @@ class OwnStep(keras.Sequential):
     "build", [lambda: normalised(run_eagerly=True), OwnStep], ids=["eager", "own step"]
 )
 def test_one_step_where_several_may_differ(build):
-    found, notes = SearchSteps("auto", (8,)).choose(build(), training())
+    chooses = SearchPlan((8,), steps_per_execution="auto")
+    found, notes = chooses.steps(build(), training())
     assert found == 1
     assert len(notes) == 1
 
@@ -360,9 +362,9 @@ def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
     reference = trials((8, 16, 32), "one")
     first = values((8, 16))
     assert all(steps > 1 for steps in first.values())
-    file = tmp_path / "search" / "search" / STEPS_NAME
+    file = tmp_path / "search" / "search" / PLAN_NAME
     kept = file.read_text()
-    assert json.loads(kept)["record"]["batch_sizes"] == [8, 16]
+    assert json.loads(kept)["record"]["step_seconds"]["batch_sizes"] == [8, 16]
     assert values((8, 16, 32)).items() > first.items()
     assert file.read_text() == kept
 
@@ -381,9 +383,9 @@ def test_the_share_of_waiting_is_that_of_one_step_an_execution():
 
     shares = []
     for steps in (1, 32):
-        chooses = SearchSteps(steps, (8,))
+        chooses = SearchPlan((8,), steps_per_execution=steps)
         # A step takes half as long as its data.
-        with TimedFit(models.waiting(lambda rows: 0.06), searches.plan(8, steps=chooses)) as fit:
+        with TimedFit(models.waiting(lambda rows: 0.06), searches.plan(8, search=chooses)) as fit:
             fit(data, epochs=2, verbose=0)
         last = fit.clock.epochs[-1]
         shares.append(last.data_wait_s / last.train_s)

@@ -3,7 +3,7 @@ import itertools
 import numpy as np
 import pytest
 
-from kbatch.throughput.choice import choose_micro_batch, sizes_to_leave
+from kbatch.throughput.choice import choose_micro_batch
 
 SIZES = (8, 16, 32, 64)
 
@@ -98,56 +98,3 @@ def test_of_sizes_that_are_alike_the_largest_is_nearly_always_chosen():
 def test_sizes_without_a_common_round_are_refused(times_s):
     with pytest.raises(ValueError, match=r"at least one round that all have.*Received: rounds="):
         choose_micro_batch(times_s)
-
-
-def timed(speeds, count):
-    return {size: steady(speed, count) for size, speed in speeds.items()}
-
-
-def test_after_two_rounds_the_largest_and_the_fastest_of_the_others_go_on():
-    for speeds in itertools.permutations((0.8, 1.0, 1.1, 1.3)):
-        by_size = dict(zip(SIZES, speeds, strict=True))
-        assert sizes_to_leave(timed(by_size, 1)) == frozenset()
-        rival = min(SIZES[:-1], key=by_size.__getitem__)
-        assert sizes_to_leave(timed(by_size, 2)) == set(SIZES) - {rival, 64}
-
-
-@pytest.mark.parametrize(("rival", "rounds"), [(0.8, 6), (0.95, 6), (1.0, 3), (1.1, 3), (2.0, 3)])
-def test_a_duel_ends_when_it_is_certain_which_is_faster_or_that_neither_is_by_2_percent(
-    rival, rounds
-):
-    for count in range(1, 10):
-        leaving = sizes_to_leave(timed({16: rival, 64: 1.0}, count))
-        assert leaving == (frozenset() if count < rounds else {16, 64}), count
-
-
-def test_a_duel_that_noise_hides_goes_on():
-    noisy = rounds([1.0, 2.0, 0.7, 1.6, 1.1, 0.8, 1.3, 0.9])
-    assert sizes_to_leave({16: noisy, 64: steady(1.1, 8)}) == frozenset()
-
-
-def test_a_size_alone_needs_no_further_round():
-    assert sizes_to_leave({64: steady(1.0, 1)}) == {64}
-
-
-def searched(speeds, *, budget, rng):
-    """Plays rounds until the time is spent; returns the choice of those that stayed."""
-    live, spent, times_s = set(speeds), 0.0, {size: {} for size in speeds}
-    for number in range(24):
-        drift = np.exp(rng.normal(0, 0.1))
-        for size in sorted(live):
-            times_s[size][number] = speeds[size] * drift * np.exp(rng.normal(0, 0.04))
-            spent += times_s[size][number]
-        leaving = sizes_to_leave({size: times_s[size] for size in live})
-        if leaving == live or spent > budget:
-            break
-        live -= leaving
-    return choose_micro_batch({size: times_s[size] for size in live}).micro_batch_size
-
-
-@pytest.mark.parametrize(("gain", "least", "most"), [(1.1, 0.85, 1.0), (1.0, 0.0, 0.1)])
-def test_in_the_time_of_four_rounds_of_all_sizes_a_gain_of_a_tenth_is_found(gain, least, most):
-    rng = np.random.default_rng(0)
-    speeds = {8: 1.2, 16: 1.05, 32: 1.0, 64: gain}
-    found = [searched(speeds, budget=20.0, rng=rng) for _ in range(200)]
-    assert least <= np.mean([size != 64 for size in found]) <= most

@@ -62,14 +62,6 @@ def test_the_choice_is_by_time_an_example_whatever_the_steps():
     assert training_profile(points=(point(16, 0.1), point(64, 0.3))).choice.micro_batch_size == 64
 
 
-def test_sizes_that_left_the_rounds_early_are_no_choice_while_others_stayed():
-    left = dataclasses.replace(point(32, 0.01, hiccups=(1.0, 1.0)), reason="slower")
-    stayed = (point(16, 0.2, batch_size=64), point(64, 0.3))
-    profile = training_profile(points=(stayed[0], left, stayed[1]))
-    assert (profile.choice.micro_batch_size, profile.choice.gain.rounds) == (16, 7)
-    assert training_profile(points=(left,)).choice.micro_batch_size == 32
-
-
 def test_what_was_not_measured_takes_no_part():
     points = (left_out(1), point(2, 1.0), left_out(4, "out_of_memory", "memory ran out"))
     profile = training_profile(points=points)

@@ -72,18 +72,6 @@ def test_a_call_that_another_has_traced_for_is_warm_when_its_first_two_agree():
     assert len(rounds.admit("first", lambda: clock.worker(1.0)).later_calls_s) == 2
 
 
-def test_who_leaves_after_a_round_takes_no_further_turn():
-    clock = Clock()
-    rounds = rounds_of(clock, {"a": (0.06,), "b": (0.07,), "c": (0.08,)}, needed_calls=5)
-    seen = []
-
-    for live in rounds.each_round():
-        seen.append(set(live))
-        rounds.leave({2: ["b"], 4: ["a", "c"]}.get(len(seen), []))
-    assert seen == [{"a", "b", "c"}] * 2 + [{"a", "c"}] * 2
-    assert {key: len(blocks) for key, blocks in rounds.blocks.items()} == {"a": 4, "b": 2, "c": 4}
-
-
 def test_each_round_has_one_block_of_every_live_contender_in_changing_order():
     clock = Clock()
     order = []

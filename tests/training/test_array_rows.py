@@ -6,7 +6,7 @@ import searches
 import small_models as models
 import tensorflow as tf
 
-from kbatch.search.steps_per_execution import SearchSteps
+from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import SearchFeed, TimedFit
 from kbatch.training.data import array_rows
 from kbatch.training.data.array_rows import ArrayRows, held_batches
@@ -62,8 +62,8 @@ def test_an_execution_traces_nothing_and_reads_its_epochs_by_one_iterator(monkey
     for _ in range(2):
         opened.clear()
         model = models.mlp()
-        asked = SearchSteps(steps, (8,))
-        with TimedFit(model, searches.plan(8, steps=asked, feed=feed)) as fit:
+        asked = SearchPlan((8,), steps_per_execution=steps)
+        with TimedFit(model, searches.plan(8, search=asked, feed=feed)) as fit:
             model.fit(*data, epochs=4, verbose=0)
         assert [epoch.batches for epoch in fit.clock.epochs] == [12] * 4
         assert len(opened) <= 2  # Another one may have built the model.

@@ -53,7 +53,7 @@ def test_the_model_is_given_back_as_it_was(before):
         kbatch.accumulate_gradients(model, 6)
     values, function = state(model), model.train_function
     accumulation = accumulation_of(model)
-    with micro_batch_steps(model, moments_every=1) as steps:
+    with micro_batch_steps(model) as steps:
         for size in (24, 8, 24):
             steps.step(BATCH, size)()
         assert not np.array_equal(values[0], state(model)[0])

@@ -1,7 +1,5 @@
-"""Models that half precision cannot train: a search goes on in float32, and says so."""
+"""The policy of a search: mixed_float16, or float32 where that cannot train or takes long."""
 
-import json
-import os
 from typing import ClassVar
 
 import keras
@@ -12,11 +10,9 @@ import small_models
 import tensorflow as tf
 
 import kbatch
-from kbatch.training.dtype_policy import PolicyUnsupported
 
 layers = keras.layers
-HALF = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
-BUILT = []
+CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
 
 
 class Shifted(layers.Layer):
@@ -39,7 +35,6 @@ class Late(keras.Model):
 
 
 def compiled(model, **arguments):
-    BUILT.append(keras.config.dtype_policy().name)
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
     model.compile("sgd", loss, **({"metrics": ["accuracy"]} | arguments))
     return model
@@ -82,19 +77,6 @@ def overflowing(initial_scale):
     return build
 
 
-class Mistaken(Late):
-    """Raises what names the type of a tensor, until it is mended: by what its identity lacks."""
-
-    def call(self, x):
-        if "MENDED" not in os.environ:
-            raise ValueError(f"expected something else than {self.inner(x)}")
-        return self.outer(self.inner(x))
-
-
-def mistaken():
-    return compiled(Mistaken())
-
-
 class Epochs(keras.callbacks.Callback):
     """Counts the epochs of a training, by itself."""
 
@@ -111,7 +93,7 @@ class Epochs(keras.callbacks.Callback):
 
 def search(directory, build, kind=kbatch.BatchSizeTuner, sizes=(8, 16), **arguments):
     arguments = {"objective": "loss", "fit": {"epochs": 1, "validation_data": None}} | arguments
-    settings = HALF | {key: arguments.pop(key) for key in HALF if key in arguments}
+    settings = CHOSEN | {key: arguments.pop(key) for key in CHOSEN if key in arguments}
     hypermodel = searches.hypermodel(build, sizes, **settings)
     return searches.search(directory, hypermodel, kind, **arguments)
 
@@ -123,6 +105,7 @@ def test_top_k_accuracy_trains_in_half_precision_since_metrics_see_float32(tmp_p
         vision_transformer,
         sizes=(16,),
         objective=keras_tuner.Objective("val_top_k", "max"),
+        dtype_policy="mixed_float16",
         micro_batch_size=8,
         fit=fit,
     )
@@ -131,10 +114,19 @@ def test_top_k_accuracy_trains_in_half_precision_since_metrics_see_float32(tmp_p
     assert trial.metrics["top_k"] > trial.metrics["accuracy"]
 
 
+@pytest.fixture(params=["processor", "gpu"])
+def device(request, monkeypatch):
+    """Lets the first model be built under float32, or under mixed_float16 as on a GPU."""
+    if request.param == "gpu":
+        monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
+    return request.param
+
+
+@pytest.mark.usefixtures("device")
 @pytest.mark.parametrize(
     ("build", "kind"), [(early, kbatch.BatchSizeTuner), (late, keras_tuner.GridSearch)]
 )
-def test_the_whole_search_goes_on_in_float32(tmp_path, build, kind):
+def test_the_whole_search_trains_in_float32(tmp_path, build, kind):
     where = "Shifted" if build is early else "Late"
     with pytest.warns(UserWarning, match=f"float32, not under mixed_float16: `{where}.call` "):
         tuner = search(tmp_path, build, kind)
@@ -148,8 +140,52 @@ def test_the_whole_search_goes_on_in_float32(tmp_path, build, kind):
     kbatch.write_report(study, tmp_path / "report.md")
     text = (tmp_path / "report.md").read_text()
     assert text.count("Trained in float32, not under mixed_float16") == 1
-    assert study.search.settings["dtype_policy"] == ["mixed_float16"]
-    assert study.search.fallback == note
+    assert study.search.settings["dtype_policy"] is None
+    assert (study.plan.dtype_policy, study.plan.notes) == ("float32", (note,))
+
+
+@pytest.mark.parametrize(("slowdown", "policy"), [(1.9, "mixed_float16"), (2.1, "float32")])
+def test_a_processor_that_takes_long_for_it_trains_in_float32(
+    monkeypatch, tmp_path, slowdown, policy
+):
+    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: slowdown)
+    study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
+    assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
+    for trial in study.trials:
+        texts = [str(note) for note in trial.notes if note.code == "float32_instead"]
+        assert len(texts) == (policy == "float32")
+        for text in texts:
+            assert "2.1 times as long" in text
+            assert 'give `dtype_policy="mixed_float16"`' in text
+    # As if it had been given.
+    named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
+    for one, other in zip(study.trials, named.trials, strict=True):
+        assert one.objective_value == other.objective_value
+
+
+def test_a_gpu_trains_under_it_however_long_that_takes(monkeypatch, tmp_path):
+    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
+    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: 100.0)
+    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,)))
+    assert (study.trials[0].dtype_policy, study.plan.notes) == ("mixed_float16", ())
+
+
+def test_a_real_update_is_timed_under_both_policies(tmp_path):
+    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,)))
+    assert study.plan.dtype_policy in ("float32", "mixed_float16")
+    assert study.plan.duration_s > 0
+
+
+@pytest.mark.parametrize(
+    "build", [early, late, overflowing(2.0**120)], ids=["early", "late", "overflowing"]
+)
+def test_a_policy_that_was_given_is_obeyed(tmp_path, build):
+    study = kbatch.load_study(search(tmp_path, build, sizes=(8,), dtype_policy="mixed_float16"))
+    (trial,) = study.trials
+    assert trial.status == "failed"
+    assert study.plan is None or study.plan.notes == ()
+    what = {early: "tf.cast(constant, x.dtype)", late: "tf.cast(constant, x.dtype)"}
+    assert what.get(build, 'give `dtype_policy="float32"`') in trial.executions[0].failure
 
 
 def whole():
@@ -165,13 +201,18 @@ def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
 def test_a_search_that_goes_on_stays_in_float32(tmp_path, recwarn):
     search(tmp_path, late, sizes=(8,))
     recwarn.clear()
-    BUILT.clear()
     study = kbatch.load_study(search(tmp_path, late, sizes=(8, 16)))
     assert {trial.dtype_policy for trial in study.trials} == {"float32"}
     assert [note.code for note in study.trials[1].notes][:1] == ["float32_instead"]
     assert not [one for one in recwarn if "float32" in str(one.message)]
-    # Once to describe the search as it began.
-    assert BUILT.count("mixed_float16") == 1
+
+
+def test_a_search_that_goes_on_elsewhere_keeps_its_policy(monkeypatch, tmp_path):
+    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: 5.0)
+    search(tmp_path, small_models.stock, sizes=(8,))
+    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
+    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8, 16)))
+    assert [trial.dtype_policy for trial in study.trials] == ["float32", "float32"]
 
 
 def test_trials_that_compare_policies_fail_by_themselves(tmp_path):
@@ -186,34 +227,29 @@ def test_trials_that_compare_policies_fail_by_themselves(tmp_path):
     assert "`Shifted.call` cannot compute under mixed_float16" in failed.failure
 
 
-def test_no_trial_alone_trains_in_float32(tmp_path):
+@pytest.mark.parametrize("policy", ["mixed_float16", None])
+def test_no_trial_alone_trains_in_float32(monkeypatch, tmp_path, policy):
     """The model of the second trial is another one, and the first has trained in half precision."""
+    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
 
     def build(hp):
         return late() if hp.get("batch_size") == 16 else small_models.stock()
 
-    study = kbatch.load_study(search(tmp_path, build))
+    study = kbatch.load_study(search(tmp_path, build, dtype_policy=policy))
     assert [trial.status for trial in study.trials] == ["completed", "failed"]
     assert {trial.dtype_policy for trial in study.trials} == {"mixed_float16"}
     assert "`Late.call` cannot compute under mixed_float16" in study.trials[1].failure
-    assert study.search.fallback is None
 
 
-@pytest.mark.parametrize(
-    ("kind", "initial_scale", "found"),
-    [
-        (kbatch.BatchSizeTuner, 2.0**120, "no update"),
-        # Halved at each overflow, it makes some of the twelve updates.
-        (keras_tuner.GridSearch, 2.0**26, "few updates: the gradients of .* of 12 batches"),
-    ],
-)
-def test_where_updates_overflow_the_search_goes_on_in_float32(tmp_path, kind, initial_scale, found):
+@pytest.mark.usefixtures("device")
+@pytest.mark.parametrize("kind", [kbatch.BatchSizeTuner, keras_tuner.GridSearch])
+def test_where_all_updates_overflow_the_search_trains_in_float32(tmp_path, kind):
     Epochs.seen.clear()
     held_out = small_models.rows(40, seed=1)
-    with pytest.warns(UserWarning, match=f"float32, not under mixed_float16: {found}"):
+    with pytest.warns(UserWarning, match="mixed_float16: the gradients of every batch overflowed"):
         tuner = search(
             tmp_path,
-            overflowing(initial_scale),
+            overflowing(2.0**120),
             kind,
             # Training lowers it: the weights without an update are better.
             objective=keras_tuner.Objective("val_loss", "max"),
@@ -222,38 +258,18 @@ def test_where_updates_overflow_the_search_goes_on_in_float32(tmp_path, kind, in
     study = kbatch.load_study(tuner)
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
     assert all(one.executions[0].updates for one in study.trials)
-    assert [one.notes[0].code for one in study.trials] == ["float32_instead"] * 2
-    assert study.search.fallback == study.trials[0].notes[0]
-    # Callbacks and the best weights begin again.
-    assert Epochs.seen == [1, 1, 1]
+    # Nothing was trained before.
+    assert Epochs.seen == [1, 1]
     # The two sizes tie, and the study then decides on the faster one.
     best = study.decide().trial if kind is kbatch.BatchSizeTuner else study.best_trial()
     loss, _ = tuner.get_best_models()[0].evaluate(*held_out, verbose=0)
     assert loss == pytest.approx(best.objective_value, rel=1e-5)
 
 
-def test_a_mistake_that_names_half_precision_keeps_no_search_in_float32(tmp_path, monkeypatch):
-    with pytest.warns(UserWarning, match="Trained in float32"):
-        study = kbatch.load_study(search(tmp_path, mistaken, sizes=(8,)))
-    assert "expected something else" in study.trials[0].failure
-    assert "float32" in study.trials[0].failure
-    assert study.search.fallback is None
-    monkeypatch.setenv("MENDED", "1")
-    study = kbatch.load_study(search(tmp_path, mistaken, sizes=(8, 16)))
-    assert (study.trials[1].status, study.trials[1].dtype_policy) == ("completed", "mixed_float16")
-
-
-def test_a_search_stays_in_float32_that_got_further_there(tmp_path, recwarn):
-    def stop(epoch, logs):
-        raise RuntimeError("the disk is full")
-
-    stopping = keras.callbacks.LambdaCallback(on_epoch_end=stop)
-    fit = {"epochs": 1, "validation_data": None, "callbacks": [stopping]}
-    study = kbatch.load_study(search(tmp_path, late, fit=fit))
-    assert ["the disk is full" in trial.failure for trial in study.trials] == [True, True]
-    assert {trial.dtype_policy for trial in study.trials} == {"float32"}
-    assert study.search.fallback.code == "float32_instead"
-    assert len([one for one in recwarn if "Trained in float32" in str(one.message)]) == 1
+def test_a_scale_that_comes_down_in_time_is_no_reason(monkeypatch, tmp_path):
+    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
+    study = kbatch.load_study(search(tmp_path, overflowing(2.0**26), sizes=(8,)))
+    assert (study.trials[0].status, study.trials[0].dtype_policy) == ("completed", "mixed_float16")
 
 
 def test_what_no_policy_mends_fails_as_it_is(tmp_path):
@@ -268,18 +284,14 @@ def test_what_no_policy_mends_fails_as_it_is(tmp_path):
         search(tmp_path, build)
 
 
-def test_without_a_tuner_the_caller_is_told(tmp_path):
-    hypermodel = searches.hypermodel(late, (8,), **HALF)
+@pytest.mark.usefixtures("device")
+def test_it_is_chosen_without_a_tuner_too():
+    hypermodel = searches.hypermodel(late, (8,), **CHOSEN)
     hp = keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
-    with (
-        pytest.warns(UserWarning, match="Trained in float32"),
-        pytest.raises(PolicyUnsupported, match=r"`Late.call` .* Received: .*float16"),
-    ):
+    with pytest.warns(UserWarning, match="Trained in float32"):
         hypermodel.fit(hp, model, *small_models.rows(16), verbose=0)
-    model = hypermodel.build(hp)
-    hypermodel.fit(hp, model, *small_models.rows(16), verbose=0)
-    assert model.dtype_policy.name == "float32"
+    assert hypermodel.build(hp).dtype_policy.name == "float32"
 
 
 @pytest.mark.slow
@@ -288,5 +300,4 @@ def test_in_processes_of_their_own_trials_remember_it(tmp_path):
     assert [trial.dtype_policy for trial in study.trials] == ["float32"] * 2
     notes = [[note.code for note in trial.notes] for trial in study.trials]
     assert all("float32_instead" in codes for codes in notes)
-    kept = json.loads((tmp_path / "search" / "kbatch.json").read_text())["record"]["fallback"]
-    assert kept["code"] == "float32_instead"
+    assert study.plan.dtype_policy == "float32"

@@ -1,0 +1,467 @@
+"""How a search comes to its plan: with its first model and data, before anything trains."""
+
+import dataclasses
+import functools
+import time
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, Literal
+
+import keras
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.device.memory import gpu_visible
+from kbatch.document.numbers import format_number
+from kbatch.document.section import neighbours_text
+from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.memory.find import expected_bytes, probe_max_batch
+from kbatch.memory.probe import OF_SEVERAL_REPLICAS, ProcessProbes, open_probes
+from kbatch.memory.search import MEMORY_WINDOW
+from kbatch.memory.workload import Workload
+from kbatch.records.json_codec import load_if_readable
+from kbatch.records.notes import RunNote
+from kbatch.records.plan import PLAN_NAME, Plan, StepSeconds
+from kbatch.records.record import SHORTEST_S
+from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
+from kbatch.search.trial_files import write_needed
+from kbatch.training import accumulation
+from kbatch.training.accumulation.known_checks import PartsChecks
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import Samples, Source, build_on
+from kbatch.training.dtype_policy import (
+    PolicyUnsupported,
+    check_loss_is_scaled,
+    dtype_policy_scope,
+    skips_all_updates,
+)
+from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.model import replica_count, user_step
+from kbatch.training.state import kept_seeds, kept_state
+
+HALF = "mixed_float16"
+# Reasons of a plan whose model trains batches whole.
+_WHOLE = ("own step", "compiled late")
+# Every how many updates a trial measures the moments of its gradients.
+MOMENTS_EVERY = 8
+# Examples of the steps by which policies are timed: those of other sizes lie on their line. A few
+# tell of a processor that takes so long for float16 that more would take minutes.
+_FEW, _SOME = 2, 32
+_LONG_S = 0.03
+_TOO_SLOW = 2.0
+_ROUNDS = 2
+# A loss scale is halved with each update that overflows: so often it may be too large at first.
+_MOST_TRIES = 4
+# Examples of the steps whose memory tells that of the largest batch, and the share of the limit
+# that it may take for no worker process to run it: half of it, and peaks may be twice as high.
+_SMALL_SIZES = (4, 32)
+_SURE_SHARE = 0.25
+
+Build = Callable[[str], keras.Model]  # Builds the model under a policy, also in another process.
+
+
+class PolicyChosen(Exception):
+    """The plan has another policy than the model was built under, which has not trained yet."""
+
+
+class PlanHalved(keras_tuner.errors.FailedTrialError):
+    """Memory ran out in training: the execution runs again by a plan of smaller micro-batches."""
+
+
+@dataclasses.dataclass(eq=False)
+class SearchPlan:
+    """The plan of a search, or what it is made by."""
+
+    batch_sizes: tuple[int, ...]
+    micro_batch_size: int | Literal["auto"] | None = None
+    dtype_policies: tuple[str, ...] = ("float32",)  # Empty where one is to be chosen.
+    steps_per_execution: Steps = 1
+    memory_limit_bytes: int | None = None  # None for what the device has.
+    # A `fit` of the user's own may train several times, and look at each step.
+    stock_fit: bool = True
+    directory: Path | None = None  # Of the search; other processes find the plan there.
+    plan: Plan | None = None
+    refusal: str | None = None  # Why the last model could not be built under its policy.
+
+    def __post_init__(self):
+        self._data, self._checks = Samples(), PartsChecks()
+        self._chosen: tuple[str, tuple[RunNote, ...]] | None = None  # Policy, and why.
+        self._spent_s = 0.0  # On the plan that is being made.
+
+    def read(self, directory: Path | None) -> Plan | None:
+        """Return the plan of the search in a directory, which another process may have changed."""
+        if directory != self.directory:
+            self.directory, self.plan, self._chosen = directory, None, None
+        kept = load_if_readable(Plan, directory and directory / PLAN_NAME)
+        if kept is not None and (self.plan is None or kept.number >= self.plan.number):
+            self.plan = kept
+        return self.plan
+
+    @property
+    def dtype_policy(self) -> str:
+        """Policy to build a model under; of several the first."""
+        if self.dtype_policies:
+            return self.dtype_policies[0]
+        if self.plan is not None and self.plan.dtype_policy is not None:
+            return self.plan.dtype_policy
+        if self._chosen is not None:
+            return self._chosen[0]
+        # The one that is likely to be chosen.
+        return HALF if gpu_visible() else "float32"
+
+    @property
+    def _named_policy(self) -> str | None:
+        """The policy that was given, None where it is a hyperparameter."""
+        return self.dtype_policies[0] if len(self.dtype_policies) == 1 else None
+
+    @property
+    def micro_batch(self) -> int | None:
+        """Most examples that go through a device at once, as far as it is known."""
+        if isinstance(self.micro_batch_size, str):
+            return self.plan and self.plan.micro_batch_size
+        return self.micro_batch_size
+
+    def size_of(self, rows: int) -> int | None:
+        """Return how many of so many examples go through a device at once, None if not known."""
+        if self.plan is not None:
+            return _size_of(self.plan, rows)
+        given = self.micro_batch_size
+        return None if isinstance(given, str) else min(rows, given or rows)
+
+    def settle_late(self) -> None:
+        """Make the plan of a model that is compiled after it was built, if at all."""
+        if self.plan is None:
+            policy, notes = self._named_policy, ()
+            if not self.dtype_policies:
+                policy = "float32"
+                reason = "float16 needs a loss scale: compile the model where it is built"
+                notes = (_float32_note(reason),)
+                warnings.warn(notes[0], stacklevel=2)
+            largest = self.batch_sizes[-1]
+            self._keep(Plan(1, policy, None, "compiled late", largest, "", notes=notes))
+
+    def settle(self, model: keras.Model, data: FitData, build: Build) -> Plan:
+        """Return the plan; make it where there is none, or none for so large a batch.
+
+        Raises:
+            PolicyChosen: If the model was built under another policy than the plan's.
+            PolicyUnsupported: If it cannot be built under that policy.
+        """
+        known, began_s = self.plan, time.perf_counter()
+        if known is not None and not self._outgrown(known):
+            self._check_policy(model, known.dtype_policy)
+            return known
+        try:
+            plan = self._made(model, data, build)
+        finally:  # Also where it came no further than the policy.
+            self._spent_s += time.perf_counter() - began_s
+        plan = dataclasses.replace(plan, duration_s=self._spent_s)
+        self._spent_s = 0.0
+        self._keep(plan)
+        return plan
+
+    def _made(self, model: keras.Model, data: FitData, build: Build) -> Plan:
+        known = self.plan
+        here = functools.cache(lambda: self._probes(model, self._data.source(data, model)))
+        policy, notes = self._policy(model, here, build)
+        self._check_policy(model, policy)
+        how = accumulation.accumulation_by_user(model)
+        own = how is None and user_step(model) is not None
+        if how is not None:
+            most, reason = how.micro_batch_size, "given"
+        elif self.micro_batch_size != "auto":
+            most, reason = (None, "own step") if own else (self.micro_batch_size, "given")
+        else:
+            most, reason, note = self._most_that_fit(here(), build)
+            notes += (note,) if note else ()
+        plan = Plan(
+            number=1 if known is None else known.number + 1,
+            dtype_policy=policy,
+            micro_batch_size=most,
+            reason=reason,
+            largest_batch_size=self.batch_sizes[-1],
+            model=model_fingerprint(model),
+            notes=notes,
+            step_seconds=known and known.step_seconds,
+        )
+        rows = -(-self.batch_sizes[-1] // replica_count(model))
+        if _size_of(plan, rows) < rows and not (how is not None and how.exact):
+            note = self._parts_note(model, data, _size_of(plan, rows))
+            plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
+        return plan
+
+    def cut(
+        self, model: keras.Model, batch_size: int, data: FitData
+    ) -> tuple[int, tuple[RunNote, ...]]:
+        """Let a model train by the plan; return its micro-batch size, and what to know of it."""
+        plan, most = self.plan, self.micro_batch
+        assert plan is not None
+        rows, notes = -(-batch_size // replica_count(model)), plan.notes
+        how = accumulation.accumulation_by_user(model)
+        whole = how is None and (plan.reason in _WHOLE or user_step(model) is not None)
+        if whole and most is not None and most < rows:
+            if self.micro_batch_size == "auto":
+                raise _does_not_fit_whole(model, most, late=plan.reason == "compiled late")
+            notes += (RunNote.of("own_step_whole", size=most),)
+        if how is not None:
+            size = min(how.micro_batch_size, rows)
+        else:
+            size = rows if whole else _size_of(plan, rows)
+        if size == rows or (how is not None and how.exact):
+            return size, notes
+        if plan.parts_equal is None or plan.model != model_fingerprint(model):
+            note = self._parts_note(model, data, size)
+        else:
+            note = plan.parts_note
+            self._build_on(model, data)
+        known = accumulation.accumulation_of(model)
+        if known is None or known.micro_batch_size != size:
+            accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
+        if note is not None:
+            warnings.warn(note, stacklevel=2)
+            notes += (note,)
+        return size, notes
+
+    def halve(self, model: keras.Model, rows: int, size: int) -> bool:
+        """Change the plan where `size` of `rows` examples ran out of memory in training.
+
+        Returns whether the execution may run again: a batch that is not cut has no smaller parts.
+        """
+        plan = self.read(self.directory)
+        how = accumulation.accumulation_by_user(model)
+        if plan is None or how is not None or self.micro_batch_size != "auto":
+            return False
+        whole = plan.reason in _WHOLE or user_step(model) is not None
+        most = rows - 1 if whole else size // 2
+        if most < 1:
+            return False
+        if plan.micro_batch_size is None or most < plan.micro_batch_size:
+            number = plan.number + 1
+            ran_out = RunNote.of("memory_ran_out", before=size, after=most, plan=number)
+            kept = (note for note in plan.notes if note.code == "float32_instead")
+            plan = dataclasses.replace(
+                plan,
+                number=number,
+                micro_batch_size=most,
+                reason=plan.reason if whole else "cut",
+                notes=tuple(kept) if whole else (*kept, ran_out),
+            )
+            self._keep(plan)
+        return not whole
+
+    def steps(self, model: Any, training: Training) -> tuple[int, tuple[RunNote, ...]]:
+        """Return how many steps an execution of a training runs, and what to say of it."""
+        timed = functools.partial(self._step_s, model, training)
+        return choose_steps(
+            self.steps_per_execution, model, training, stock_fit=self.stock_fit, timed=timed
+        )
+
+    def _step_s(self, model: Any, training: Training) -> float:
+        """Return the seconds of a train step, of which some are timed once a search."""
+        found = self.plan and self.plan.step_seconds
+        if found is None:
+            found = time_steps(model, training, self.batch_sizes)
+            if self.plan is not None:
+                self._keep(dataclasses.replace(self.plan, step_seconds=found))
+        return found.at(training.batch_size)
+
+    def _check_policy(self, model: keras.Model, policy: str | None) -> None:
+        if not self.dtype_policies and policy != model.dtype_policy.name:
+            if policy != "float32" and self.refusal is not None:
+                raise PolicyUnsupported(self.refusal)
+            raise PolicyChosen(policy)
+
+    def _outgrown(self, plan: Plan) -> bool:
+        """Return whether the search has larger sizes than the plan, of which nothing is known."""
+        found = self.micro_batch_size == "auto" and plan.reason != "compiled late"
+        larger = self.batch_sizes[-1] > plan.largest_batch_size
+        return found and larger and most_in_memory(plan) is None
+
+    def _keep(self, plan: Plan) -> None:
+        self.plan = plan
+        if self.directory is not None:
+            write_needed(plan, self.directory / PLAN_NAME)
+
+    def _policy(
+        self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
+    ) -> tuple[str | None, tuple[RunNote, ...]]:
+        """Choose the policy of all trials; return it, and why where it is not mixed_float16."""
+        if self.dtype_policies:
+            return self._named_policy, ()
+        if self.plan is not None:
+            kept = tuple(note for note in self.plan.notes if note.code == "float32_instead")
+            return self.plan.dtype_policy, kept
+        if self._chosen is None:
+            # The seeds of training are those that it would have without.
+            with kept_seeds():
+                self._chosen = self._choose(model, here, build)
+        return self._chosen
+
+    def _choose(
+        self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
+    ) -> tuple[str, tuple[RunNote, ...]]:
+        """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
+        halved = model.dtype_policy.name == HALF
+        try:
+            if self.refusal is not None:
+                raise PolicyUnsupported(self.refusal)
+            half = here() if halved else self._probes(build(HALF), here().run.source)
+            _check_update(half)
+        except PolicyUnsupported as error:
+            note = _float32_note(str(error))
+            warnings.warn(note, stacklevel=2)
+            return "float32", (note,)
+        if gpu_visible():
+            return HALF, ()
+        full = self._probes(build("float32"), half.run.source) if halved else here()
+        middle = self.batch_sizes[len(self.batch_sizes) // 2]
+        slowdown = _slowdown(half, full, middle)
+        if slowdown <= _TOO_SLOW:
+            return HALF, ()
+        times = format_number(slowdown, 2)
+        reason = f"an update of {middle} examples takes {times} times as long on this processor"
+        return "float32", (_float32_note(reason),)
+
+    def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, RunNote | None]:
+        """Return how many examples fit at once, why it is no more, and what to say of it."""
+        model = here.model
+        replicas, own = replica_count(model), user_step(model) is not None
+        rows = -(-self.batch_sizes[-1] // replicas)
+        if _surely_fits(here, rows):
+            return rows, "own step" if own else "fits", None
+        policy = model.dtype_policy.name
+        workload = Workload(
+            functools.partial(build, policy),
+            here.run.source,
+            policy,
+            accumulate_below=0 if own else rows,
+            moments_every=MOMENTS_EVERY,
+            replicas=replicas,
+        )
+        with open_probes(
+            workload,
+            memory_limit_bytes=self.memory_limit_bytes,
+            memory_window=MEMORY_WINDOW,
+            model=lambda: model,
+            here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
+        ) as probes:
+            found = probe_max_batch(
+                probes,
+                memory_window=MEMORY_WINDOW,
+                max_batch_size=rows,
+                confirm=False,
+                largest_first=True,
+            )
+        most = found.max_batch_size
+        if own or not found.memory_bound or most >= rows:
+            return most, "own step" if own else "fits", None
+        more = f" {beside}" if (beside := neighbours_text(found.other_processes)) else ""
+        return most, "cut", RunNote.of("cut_to_fit", size=most, reason=found.reason, more=more)
+
+    def _probes(self, model: keras.Model, source: Source) -> ProcessProbes:
+        """Make what runs whole train steps of a model in this process."""
+        replicas, policy = replica_count(model), model.dtype_policy.name
+        workload = Workload(lambda: model, source, policy, replicas=replicas)
+        return ProcessProbes(workload.start(), self.memory_limit_bytes, "")
+
+    def _parts_note(self, model: keras.Model, data: FitData, size: int) -> RunNote | None:
+        """Compare batches whole and in parts; say what differs."""
+        try:
+            source = self._build_on(model, data)
+        except InputError:
+            # `fit` refuses most such data by itself, and says what is missing.
+            return RunNote.of("parts_not_compared", found="no rows can be taken out of its data")
+        return self._checks.find(model, source, most=size).note
+
+    def _build_on(self, model: keras.Model, data: FitData) -> Source:
+        source = self._data.source(data, model)
+        with model.distribute_strategy.scope():
+            build_on(model, source)
+        return source
+
+
+def most_in_memory(plan: Plan) -> int | None:
+    """Return the most examples that fit in memory at once, None where its end was not met."""
+    most = plan.micro_batch_size
+    met = plan.reason in _WHOLE and most is not None and most < plan.largest_batch_size
+    return most if met or plan.reason == "cut" else None
+
+
+def _size_of(plan: Plan, rows: int) -> int:
+    """Return how many of the examples that a device has of a batch go through it at once."""
+    most = plan.micro_batch_size
+    if most is None or rows <= most or plan.reason in _WHOLE:
+        return rows
+    return most if plan.reason == "given" else equal_parts(rows, most)
+
+
+def _float32_note(reason: str) -> RunNote:
+    return RunNote.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
+
+
+def _check_update(half: ProcessProbes) -> None:
+    """Make an update under mixed_float16, which a loss scale may need some batches for."""
+    check_loss_is_scaled(half.model)
+    with dtype_policy_scope(HALF), kept_state(half.model):
+        for _ in range(_MOST_TRIES):
+            half.run.run(_FEW, lambda: None)
+            if not skips_all_updates(half.model):
+                return
+    raise PolicyUnsupported("the gradients of every batch overflowed in float16")
+
+
+def _slowdown(half: ProcessProbes, full: ProcessProbes, batch_size: int) -> float:
+    """Return how many times as long an update takes under mixed_float16, timed in turns."""
+    sizes: list[int] = []
+    half_s: list[float] = []
+    full_s: list[float] = []
+    for rows in (_FEW, _SOME):
+        times_s: list[list[float]] = [[], []]
+        for _ in range(_ROUNDS):
+            for probes, found in zip((half, full), times_s, strict=True):
+                with dtype_policy_scope(probes.model.dtype_policy.name):
+                    found.append(max(SHORTEST_S, probes.read(rows).step_s or 0.0))
+        sizes.append(rows)
+        half_s.append(min(times_s[0]))
+        full_s.append(min(times_s[1]))
+        if half_s[-1] > max(_LONG_S, _TOO_SLOW * full_s[-1]):
+            break
+    of_half, of_full = (StepSeconds(tuple(sizes), tuple(each)) for each in (half_s, full_s))
+    return of_half.at(batch_size) / of_full.at(batch_size)
+
+
+def _surely_fits(here: ProcessProbes, rows: int) -> bool:
+    """Return whether steps of a few examples show that so many fit, by far."""
+    facts, measured = here.facts, {}
+    most = _SURE_SHARE * facts.limit_bytes
+    sizes = sorted({min(size, rows) for size in _SMALL_SIZES})
+    # Weights and slots, and gradients beside them.
+    expected: float | None = 2 * facts.variables_bytes
+    for size in sizes:
+        if expected is None or expected > most:
+            return False
+        peak = here.read(size).bytes_below(facts.limit_bytes)
+        if peak is None:
+            return False
+        measured[size] = peak
+        expected = expected_bytes(measured, sizes[-1], facts.held_bytes)
+    needed = expected_bytes(measured, rows, facts.held_bytes)
+    return needed is not None and needed <= most
+
+
+def _does_not_fit_whole(model: Any, most: int, *, late: bool) -> OutOfMemoryError:
+    if late:
+        what = "A model that is compiled after it was built"
+        remedy = "compile it in the build function, so that they can be cut"
+    else:
+        what = "A model with a `train_step` of your own"
+        remedy = (
+            f"let the build function call `kbatch.accumulate_gradients(model, {most}, exact=True)`"
+        )
+    return OutOfMemoryError(
+        f"{what} trains batches whole, and at most {most} examples fit at once: leave out larger "
+        f"`batch_sizes`, or {remedy}. Received: model of class {type(model).__name__}.",
+        None,
+        0,
+    )

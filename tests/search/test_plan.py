@@ -1,0 +1,487 @@
+"""The plan of a search: made once, kept, and halved where memory runs out after all."""
+
+import dataclasses
+import json
+import threading
+import weakref
+
+import keras
+import keras_tuner
+import own_steps
+import pytest
+import searches
+import small_models as models
+import tensorflow as tf
+
+import kbatch
+from kbatch.errors import OutOfMemoryError
+from kbatch.records.json_codec import read_record, write_record
+from kbatch.records.plan import PLAN_NAME, Plan
+from kbatch.search.plan import SearchPlan, most_in_memory
+from kbatch.training.data.forms import FitData
+from kbatch.training.data.sample_rows import Samples
+
+layers = keras.layers
+LIMIT = 100 * 10**6
+PLAN = Plan(1, "float32", 32, "fits", 32, "")
+
+
+def search(directory, build=models.mlp, sizes=(8, 16, 32), *, settings=None, **arguments):
+    chosen = {"micro_batch_size": "auto", "dtype_policy": "float32"} | (settings or {})
+    tuner = searches.search(directory, searches.hypermodel(build, sizes, **chosen), **arguments)
+    return kbatch.load_study(tuner)
+
+
+def plant(directory, **changed):
+    """Makes a search in `directory` go on with such a plan."""
+    folder = directory / "search"
+    folder.mkdir(parents=True)
+    write_record(dataclasses.replace(PLAN, **changed), folder / PLAN_NAME)
+
+
+def same_results(study, other, trials=None):
+    for mine, theirs in zip(study.trials[:trials], other.trials[:trials], strict=True):
+        assert mine.hyperparameters == theirs.hyperparameters
+        for name, value in theirs.metrics.items():
+            if name != "samples_per_second":
+                assert mine.metrics[name] == pytest.approx(value, rel=2e-5, abs=1e-7), name
+
+
+def runs(study):
+    return [run for trial in study.trials for run in trial.executions]
+
+
+@pytest.fixture(scope="module")
+def study(tmp_path_factory):
+    """Trials of two sizes with a learning rate of each size."""
+    return search(tmp_path_factory.mktemp("auto"), sizes=(8, 32))
+
+
+def test_the_plan_is_made_once_whatever_the_learning_rate(study):
+    first, later = runs(study)
+    assert first.learning_rate != later.learning_rate
+    assert (first.plan, later.plan) == (1, 1)
+    assert first.plan_s == pytest.approx(study.plan.duration_s)
+    assert later.plan_s is None
+    assert (study.plan.dtype_policy, study.plan.largest_batch_size) == ("float32", 32)
+
+
+def test_what_fits_goes_through_whole(study):
+    assert (study.plan.micro_batch_size, study.plan.reason) == (32, "fits")
+    assert study.plan.parts_equal is None
+    for run in runs(study):
+        assert run.micro_batch_size == run.batch_size == run.batch_size_seen
+        assert (run.status, run.notes, run.most_in_memory) == ("completed", (), None)
+
+
+def test_a_page_shows_the_plan(study, tmp_path):
+    kbatch.write_report(study, tmp_path / "report.md")
+    text = (tmp_path / "report.md").read_text()
+    assert "float32; batches go through whole (the largest fits)" in text
+
+
+def test_making_it_changes_no_result(study, tmp_path):
+    same_results(study, search(tmp_path, sizes=(8, 32), settings={"micro_batch_size": 32}))
+
+
+def test_a_worker_process_runs_the_largest_batch_only_where_small_ones_do_not_tell(
+    monkeypatch, tmp_path
+):
+    started = []
+
+    def opened(*arguments, **keywords):
+        started.append(arguments)
+        return open_probes(*arguments, **keywords)
+
+    open_probes = kbatch.search.plan.open_probes
+    monkeypatch.setattr("kbatch.search.plan.open_probes", opened)
+    settings = {"memory_limit_bytes": LIMIT}
+    for share, count in ((0.25, 0), (0.0, 1)):
+        monkeypatch.setattr("kbatch.search.plan._SURE_SHARE", share)
+        found = search(tmp_path / str(share), models.Locked(), (32,), settings=settings)
+        assert (found.plan.micro_batch_size, found.plan.reason) == (32, "fits")
+        assert len(started) == count
+
+
+@pytest.fixture(scope="module")
+def given(tmp_path_factory):
+    """What a search with a micro-batch of 4 gives."""
+    return search(tmp_path_factory.mktemp("given"), sizes=(32,), settings={"micro_batch_size": 4})
+
+
+def test_a_search_that_goes_on_later_reads_it(tmp_path, given):
+    plant(tmp_path, micro_batch_size=4, reason="cut")
+    later = search(tmp_path, sizes=(32,))
+    assert [(run.micro_batch_size, run.plan_s) for run in runs(later)] == [(4, None)]
+    assert later.plan == dataclasses.replace(PLAN, micro_batch_size=4, reason="cut")
+    same_results(later, given)
+
+
+def test_a_given_size_says_whether_parts_train_as_the_whole(given):
+    assert (given.plan.micro_batch_size, given.plan.reason) == (4, "given")
+    assert (given.plan.parts_equal, given.plan.parts_note) == (True, None)
+
+
+def test_micro_batches_are_equal_parts(tmp_path):
+    plant(tmp_path, micro_batch_size=12, reason="cut")
+    (run,) = runs(search(tmp_path, sizes=(32,)))
+    assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
+
+
+def test_larger_sizes_than_it_knows_make_another(tmp_path):
+    plant(tmp_path, largest_batch_size=16, micro_batch_size=16)
+    found = search(tmp_path, sizes=(16, 32))
+    assert (found.plan.number, found.plan.micro_batch_size) == (2, 32)
+    assert {run.plan for run in runs(found)} == {2}
+
+
+class Held:
+    """What a step that runs out holds; its references are in `HELD`."""
+
+
+HELD = []
+
+
+def run_out(*_, **__):
+    held = Held()
+    HELD.append(weakref.ref(held))
+    raise tf.errors.ResourceExhaustedError(None, None, "OOM when allocating tensor")
+
+
+class RunsOut(keras.callbacks.Callback):
+    """Lets a step run out of memory, as often as it has lives."""
+
+    def __init__(self, file, step=2, lives=1):
+        super().__init__()
+        self.file, self.step, self.lives = file, step, lives
+
+    def on_train_batch_begin(self, batch, logs=None):
+        before = len(self.file.read_text()) if self.file.exists() else 0
+        if batch == self.step and before < self.lives:
+            self.file.write_text("x" * (before + 1))
+            self.model.optimizer.learning_rate = 7.0  # As a schedule by callback would.
+            self.model.train_function = run_out
+
+
+def with_dropout():
+    model = keras.Sequential(
+        [
+            layers.Input((8,)),
+            layers.Dense(16),
+            layers.BatchNormalization(),
+            layers.Dropout(0.3),
+            layers.Dense(3, activation="softmax", dtype="float32"),
+        ]
+    )
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+class Counts(keras.callbacks.Callback):
+    """Counts the epochs and batches that it has seen, into a file at the end."""
+
+    def __init__(self, file):
+        super().__init__()
+        self.file, self.batches, self.epochs = file, 0, []
+
+    def on_train_batch_end(self, batch, logs=None):
+        self.batches += 1
+
+    def on_epoch_end(self, epoch, logs=None):
+        self.epochs.append(epoch)
+
+    def on_train_end(self, logs=None):
+        with self.file.open("a") as lines:
+            lines.write(f"{self.batches} {self.epochs}\n")
+
+
+@pytest.mark.filterwarnings("ignore:Not equal to the whole batch")
+def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp_path):
+    begin, alive = kbatch.search.trial_files.TrialFiles.begin_attempt, []
+
+    def watched(files):
+        alive.append(bool(HELD) and HELD[-1]() is not None)
+        return begin(files)
+
+    monkeypatch.setattr("kbatch.search.trial_files.TrialFiles.begin_attempt", watched)
+    fit = {"callbacks": [Counts(tmp_path / "counts"), RunsOut(tmp_path / "lives")]}
+    # The scale of the loss begins again too.
+    settings = {"dtype_policy": "mixed_float16"}
+    tuner = {"kind": kbatch.BatchSizeTuner, "fit": fit}
+    study = search(
+        tmp_path / "auto", models.Locked(with_dropout), (16, 32), settings=settings, **tuner
+    )
+    assert list(tmp_path.glob("**/*.h5"))
+    run, later = runs(study)
+    assert (run.status, run.batch_size, run.batch_size_seen) == ("completed", 16, 16)
+    assert (run.micro_batch_size, run.most_in_memory, run.plan) == (8, 8, 2)
+    (note,) = [note for note in run.notes if note.code == "memory_ran_out"]
+    assert note.values == {"before": 16, "after": 8, "plan": 2}
+    assert searches.noted_columns(study)["micro-batch size"] == "micro_batch_size"
+    assert run.examples_seen == 2 * 94
+    assert len(run.epochs) == 2
+    # Its callbacks are fresh ones: 12 batches, and not those before too.
+    assert (tmp_path / "counts").read_text() == "12 [0, 1]\n6 [0, 1]\n"
+    # Nothing of the step that ran out is left when it begins again.
+    assert alive == [False, False, False]
+    # A size that ran out is not tried by later trials.
+    assert (later.micro_batch_size, later.plan) == (8, 2)
+    settings["micro_batch_size"] = 8
+    same_results(study, search(tmp_path / "given", with_dropout, (16, 32), settings=settings))
+
+
+def test_under_a_tuner_of_keras_tuner_later_trials_have_half(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives")]}
+    study = search(tmp_path / "auto", models.Locked(), (16, 32), fit=fit)
+    failed, completed = runs(study)
+    assert (failed.status, failed.micro_batch_size, failed.plan) == ("out_of_memory", 16, 1)
+    assert "OOM when allocating" in failed.failure
+    assert (completed.status, completed.micro_batch_size, completed.plan) == ("completed", 8, 2)
+
+
+def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", step=0, lives=99)]}
+    arguments = {"kind": kbatch.BatchSizeTuner, "fit": fit}
+    study = search(tmp_path / "auto", models.Locked(), (2,), **arguments)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("out_of_memory", 1)
+    assert (tmp_path / "lives").read_text() == "xx"
+
+
+class RunsOutItself(keras.callbacks.Callback):
+    def __init__(self, moment):
+        super().__init__()
+        setattr(self, moment, run_out)
+
+
+@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin"])
+@pytest.mark.slow
+def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
+    fit = {"callbacks": [RunsOutItself(moment)]}
+    study = search(tmp_path, models.Locked(), (16,), fit=fit)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
+    assert study.plan.number == 1
+
+
+def planned(directory=None, **changed):
+    """The plan of a search as another process has it."""
+    found = SearchPlan((8, 64), "auto", directory=directory)
+    found.plan = dataclasses.replace(PLAN, micro_batch_size=64, largest_batch_size=64, **changed)
+    return found
+
+
+def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_path):
+    model, first, second = models.mlp(), planned(tmp_path), planned(tmp_path)
+    assert second.halve(model, 64, 64)
+    assert first.halve(model, 64, 32)
+    assert second.halve(model, 64, 64)  # Never back to 32.
+    assert second.plan == first.plan == read_record(Plan, tmp_path / PLAN_NAME)
+    assert (second.plan.number, second.plan.micro_batch_size, second.plan.reason) == (3, 16, "cut")
+    assert [note.values["before"] for note in second.plan.notes] == [32]
+    assert not second.halve(model, 64, 1)
+
+
+@pytest.mark.parametrize("reason", ["own step", "compiled late"])
+def test_what_trains_whole_is_not_run_again_and_larger_sizes_are_left_out(reason):
+    model = own_steps.gan() if reason == "own step" else models.mlp()
+    search, data = planned(reason=reason), FitData(*models.rows(94))
+    assert search.cut(model, 32, data) == (32, ())
+    assert not search.halve(model, 32, 32)
+    assert (search.plan.number, search.plan.micro_batch_size) == (2, 31)
+    assert most_in_memory(search.plan) == 31
+    assert search.cut(model, 8, data) == (8, ())
+    with pytest.raises(OutOfMemoryError, match="at most 31 examples fit at once"):
+        search.cut(model, 32, data)
+
+
+def test_a_size_that_was_given_is_never_halved():
+    search = SearchPlan((64,), 32, plan=dataclasses.replace(PLAN, reason="given"))
+    assert not search.halve(models.mlp(), 64, 32)
+    assert search.plan.number == 1
+
+
+class TwoFits(keras_tuner.HyperModel):
+    """Trains in two parts, the second one with frozen layers."""
+
+    def __init__(self):
+        super().__init__()
+        self._lock = threading.Lock()
+
+    def build(self, hp):
+        hp.Choice("units", [4, 8])
+        model = models.mlp()
+        if hp.get("units") == 4:
+            model = keras.Sequential([layers.Input((8,)), layers.Dense(3, "softmax")])
+            model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        return model
+
+    def fit(self, hp, model, x, y, **kwargs):
+        model.fit(x[:40], y[:40], **kwargs)
+        return model.fit(x, y, **kwargs)
+
+
+@pytest.mark.slow
+def test_two_fits_in_a_trial_have_one_size_and_run_again_together(tmp_path):
+    # Its second fit only has a fifth step.
+    fit = {"callbacks": [RunsOut(tmp_path / "lives", step=4)]}
+    arguments = {"kind": kbatch.BatchSizeTuner, "fit": fit}
+    study = search(tmp_path / "auto", TwoFits(), (16,), **arguments)
+    assert [run.micro_batch_size for run in runs(study)] == [8, 8]
+    assert runs(study)[0].examples_seen == 2 * 40 + 2 * 94
+    given = search(tmp_path / "given", TwoFits(), (16,), settings={"micro_batch_size": 8})
+    same_results(study, given)
+
+
+def subclassed():
+    class Subclassed(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.dense = layers.Dense(3, activation="softmax", dtype="float32")
+
+        def call(self, x):
+            return self.dense(x)
+
+    model = Subclassed()
+    model.compile("sgd", models.own_loss, metrics=["accuracy"])
+    return model
+
+
+def as_dataset():
+    return (tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10),)
+
+
+def as_function():
+    return (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size),)
+
+
+SLOWLY = {
+    "arrays": (None, {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}),
+    "function": (as_function(), {}),
+    "split": (None, {"validation_split": 0.2, "validation_data": None}),
+}
+# Rows of arrays are taken in most tests of this file.
+DATA = {"dataset": (as_dataset(), {})} | {
+    name: pytest.param(form, marks=pytest.mark.slow) for name, form in SLOWLY.items()
+}
+
+
+@pytest.mark.parametrize("form", DATA.values(), ids=DATA)
+def test_every_form_of_data_gives_what_the_same_size_given_gives(tmp_path, form):
+    data, fit = form
+    sizes, arguments = (16,), {"data": data, "fit": fit}
+    study = search(tmp_path / "auto", models.Locked(subclassed), sizes, **arguments)
+    (run,) = runs(study)
+    assert (run.status, run.micro_batch_size) == ("completed", 16)
+    given = search(
+        tmp_path / "given",
+        subclassed,
+        sizes,
+        settings={"micro_batch_size": 16},
+        **arguments,
+    )
+    same_results(study, given)
+
+
+TUNERS = {
+    "hyperband": (keras_tuner.Hyperband, {"max_epochs": 4}),
+    "random": (keras_tuner.RandomSearch, {"max_trials": 2, "executions_per_trial": 2}),
+}
+
+
+@pytest.mark.parametrize("kind", TUNERS.values(), ids=TUNERS)
+@pytest.mark.slow
+def test_trials_that_go_on_and_further_executions_have_the_same_plan(tmp_path, kind):
+    tuner, arguments = kind
+    study = search(tmp_path, models.Locked(), (8, 32), kind=tuner, **arguments)
+    planned = [run.plan_s for run in runs(study)]
+    assert len(planned) >= 2
+    assert sum(seconds is not None for seconds in planned) == 1
+    assert study.plan.number == 1
+    assert {run.status for run in runs(study)} == {"completed"}
+
+
+def test_the_rows_of_a_dataset_are_read_once_for_all_executions():
+    read = []
+
+    def rows():
+        read.append(None)
+        yield from zip(*models.rows(20), strict=True)
+
+    signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
+    data = Samples()
+    found = [data.source(FitData(dataset), models.mlp()) for _ in range(3)]
+    assert len(read) == 1
+    assert found[0] is found[2]
+    assert found[0].rows[0].shape == (10, 8)
+
+
+def wide():
+    model = keras.Sequential([layers.Input((8,)), layers.Dense(300_000), layers.Dense(3)])
+    model.compile("adam", "mse")
+    return model
+
+
+def wide_data():
+    x, _ = models.rows(8)
+    return x, keras.ops.zeros((8, 3)).numpy()
+
+
+WIDE = {"objective": keras_tuner.Objective("loss", "min"), "fit": {"validation_data": None}}
+
+
+def told(directory):
+    """What keras-tuner knows of the only trial."""
+    (file,) = (directory / "search").glob("trial_*/trial.json")
+    return json.loads(file.read_text())
+
+
+@pytest.mark.slow
+def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path):
+    # Weights and slots take 43 MB, gradients as much as the weights.
+    settings = {"memory_limit_bytes": 52 * 2**20}
+    study = search(tmp_path, wide, (4,), data=wide_data(), settings=settings, **WIDE)
+    (trial,) = study.trials
+    assert trial.status == "out_of_memory"
+    assert "One example does not fit" in trial.executions[0].failure
+    assert "52.0 MiB" in trial.executions[0].failure
+    assert "52.0 MiB" in told(tmp_path)["message"]
+
+
+def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
+    """Another trial of the search may have a smaller model."""
+    settings = {"memory_limit_bytes": 20 * 2**20}
+    study = search(tmp_path, models.Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
+    (run,) = runs(study)
+    assert run.status == "out_of_memory"
+    assert "a limit of 20.0 MiB, weights of 41.2 MiB" in run.failure
+    assert told(tmp_path)["status"] == "FAILED"
+    assert "max_consecutive_failed_trials" in told(tmp_path)["message"]
+    assert "weights of 41.2 MiB" in told(tmp_path)["message"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"memory_limit_bytes": 5}, "memory_limit_bytes=5"),
+        ({"micro_batch_size": "most"}, "micro_batch_size='most'"),
+    ],
+)
+def test_settings_that_are_none_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        searches.hypermodel(**settings)
+
+
+@pytest.mark.slow
+def test_under_xla_a_size_is_found_and_trained_with(tmp_path):
+    def build():
+        return models.mlp(jit_compile=True)
+
+    first, second = runs(search(tmp_path, build, (16, 64)))
+    assert first.jit_compile
+    assert second.jit_compile
+    assert (first.status, second.status) == ("completed", "completed")
+    assert (first.batch_size_seen, second.batch_size_seen) == (16, 64)
+    # The largest batch fits: nothing more is known of memory, nothing is cut.
+    assert (second.most_in_memory, second.micro_batch_size) == (None, 64)
