@@ -57,7 +57,9 @@ def _description(
     def described(value: Any) -> Any:
         return _described(value, names, dropped)
 
-    others = [described(one) for one in optimizers_of(target) if one is not target.optimizer]
+    own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
+    found = [one for one in optimizers_of(target) if all(one is not known for known in own)]
+    others = [described(one) for one in found]
     return {
         **({"other optimizers": sorted(others, key=json.dumps)} if others else {}),
         "model": _described(model, names, of_layers),

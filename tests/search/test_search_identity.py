@@ -19,6 +19,7 @@ from kbatch.search.identity import fit_facts, model_facts
 from kbatch.study.study import (
     IDENTITY_NAME,
 )
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 EarlyStopping = keras.callbacks.EarlyStopping
 
@@ -330,3 +331,11 @@ def test_the_identity_is_a_versioned_record(found):
     document = json.loads((found / "search" / IDENTITY_NAME).read_text())
     assert document["kind"] == "SearchIdentity"
     assert document["record"]["hyperparameters"] == {"batch_size": 8}
+
+
+def test_a_policy_that_was_not_given_is_no_part_of_a_model():
+    facts = []
+    for policy in ("float32", "mixed_float16"):
+        with dtype_policy_scope(policy):
+            facts.append(model_facts(models.mlp(), with_policy=False))
+    assert facts[0] == facts[1]
