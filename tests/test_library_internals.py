@@ -257,6 +257,15 @@ def test_compiled_metrics(model):
     assert internals.compiled_metrics(keras.Model()) == []
 
 
+def test_metrics_by_name(model):
+    model.train_on_batch(X, Y)
+    found = internals.metrics_by_name(model)
+    results = model.get_metrics_result()
+    assert found.keys() == results.keys()
+    for name, metric in found.items():
+        assert float(metric.result()) == float(results[name])
+
+
 def test_metric_functions(model):
     names = []
 

@@ -55,10 +55,14 @@ def _decided(study):
 
 
 def _ran(study):
-    """What each execution of each trial gave, its throughput aside."""
+    """What each execution of each trial drew and gave, its throughput aside."""
     return {
         trial.trial_id: [
-            (run.seed, run.status, run.updates, {**run.reported, "samples_per_second": None})
+            (
+                (run.seed, run.initial_weights, run.first_order),
+                (run.status, run.updates, {**run.reported, "samples_per_second": None}),
+                run.outcomes,
+            )
             for run in trial.executions
         ]
         for trial in study.trials
