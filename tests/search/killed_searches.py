@@ -62,7 +62,7 @@ CASES = {
     "race": Case(
         learner,
         (4, 5, 94),
-        {"micro_batch_size": None},
+        {"micro_batch_size": None, "base_batch_size": 4},
         {"strategy": "race", "max_executions": 11},
         learnable,
         100,

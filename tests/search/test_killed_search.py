@@ -51,7 +51,7 @@ def _decided(study):
     """What a study decides. No size is certified, so none is named for its speed."""
     found = study.decide()
     assert not found.certified
-    return found.batch_size, found.tied, found.worse, found.executions, found.gaps
+    return found.batch_size, found.tied, found.worse, found.executions, found.judgement.gaps
 
 
 def _ran(study):
