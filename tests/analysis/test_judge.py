@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from scipy import special
 
+from kbatch.analysis.cross_fit import CrossFit
 from kbatch.analysis.judge import Run, judge
 
 TOLERANCE = 0.01
@@ -246,6 +247,24 @@ def test_sizes_that_agree_on_every_example_may_differ_on_rare_ones(examples, cer
     assert found.certain == certain
     # Of n examples without one that differs, -log(alpha) / n may.
     np.testing.assert_allclose(found.gaps[1, 1.0].high, -math.log(0.05) / examples, rtol=0.3)
+
+
+def test_a_last_block_of_fewer_examples_leaves_the_weight_of_an_example():
+    """It moves the pseudo-values of its half in each run, off the grid of whole examples."""
+    widths = []
+    for examples in (800, 793):
+        hits = np.random.default_rng(0).random(examples) < 0.8
+        # Two sizes agree on all examples; what they miss differs between their three rounds.
+        values = []
+        for _ in range(3):
+            fit = CrossFit(lambda sums: sums[0] / sums[1], larger_is_better=True)
+            blocks = np.split(hits, range(16, examples, 16))
+            fit.add(np.array([[block.sum(), len(block)] for block in blocks]))
+            values.append(fit.values())
+            hits = hits ^ (np.arange(examples) % 100 == 0)
+        runs = runs_of([[one.mean() for one in values]] * 2, [values] * 2, examples=examples)
+        widths.append(np.ptp(bounds(judged(runs).gaps[2, 1.0])))
+    assert widths[0] == pytest.approx(widths[1], rel=0.05)
 
 
 def test_trainings_that_disagree_on_examples_differ_by_chance_however_equal_their_values():
