@@ -12,8 +12,8 @@ section 4.1). It is no less than the paired discordance of single executions ove
 examples: trainings that disagree on examples differ by chance, however equal three values happen to
 be (Dietterich 1998, doi:10.1162/089976698300017197). The pool says little of one pair that scatters
 far more, so the bounds are no narrower than the paired t interval of the two alone. Its level is
-0.5 + 2 / (R - 1) of the error, since two or three rounds would rarely certify otherwise, and 0.5 of
-it where the gap is more than the pool explains, which is how such a pair errs.
+0.5 + 2 / (R - 1)^1.3 of the error, since two or three rounds would rarely certify otherwise, and
+half of it where the gap is more than the pool explains, which is how such a pair errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
@@ -375,7 +375,7 @@ class _Bounds:
         seeds = pooled**2 * self._seeds / np.maximum(1, later)
         far = np.abs(self.gaps) > _FAR * np.sqrt(seeds)
         freedom = np.maximum(1.0, later - 1.0)
-        level = self._error / self._looks * np.where(far, 0.5, 0.5 + 2 / freedom)
+        level = self._error / self._looks * np.where(far, 0.5, 0.5 + 2 / freedom**1.3)
         alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
         seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
         examples = _at_once(self._error, self._others, self._blocks - 1.0)
