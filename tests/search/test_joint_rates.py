@@ -50,7 +50,7 @@ def test_the_weight_decay_of_an_example_stays_whatever_the_rate():
 
 
 def test_a_rule_that_does_not_exist_is_refused_with_those_that_do():
-    with pytest.raises(ValueError, match=r"'joint' .*Received: learning_rate_scaling='both'"):
+    with pytest.raises(ValueError, match=r"'joint'.*Received: learning_rate_scaling='both'"):
         searches.hypermodel(learning_rate_scaling="both")
 
 
