@@ -140,7 +140,7 @@ class Decision:
             return found
         if (scaling := run.scaling) is not None:
             if scaling.learning_rate_ratio != 1:
-                found["learning_rate"] = scaling.learning_rate
+                found["learning_rate"] = self.learning_rate
             names = scaling.follow_batch_size if scaling.kappa != 1 else ()
             values = {name: getattr(scaling, name, None) for name in names}
             if "batch_norm_momentum" in names:
@@ -247,7 +247,8 @@ _FIRST_LOOK = 3
 def starting_rate(trial: TrialRecord) -> float | None:
     """Return the learning rate of a trial before callbacks, the highest of a schedule."""
     run = trial.executions[-1]
-    return run.scaling.learning_rate if run.scaling else run.learning_rate
+    rate = run.scaling.learning_rate if run.scaling else run.learning_rate
+    return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
 
 
 def _changes(
