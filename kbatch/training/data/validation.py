@@ -18,6 +18,7 @@ from kbatch.training.data.forms import (
     is_dataset,
     parts_of,
 )
+from kbatch.training.model import replica_count
 
 # Of data of unknown length, so that there are blocks enough of a small set.
 _UNKNOWN_BATCH_SIZE = 32
@@ -37,12 +38,14 @@ def in_blocks(
             "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
             f"`tf.data.Dataset.from_generator` makes. Received: a {type(data).__name__}."
         )
+    # Of several replicas no blocks are measured, and a batch must have an example for each.
+    several = model is not None and replica_count(model) > 1
     if not gives_batches(data):
         rows = len(parts_of(data)[0])
         if steps is not None and steps * batch_size < rows:
             rows = steps * batch_size
             data = each_part(lambda leaf: leaf[:rows], data)
-        size = _block_part(rows, batch_size)
+        size = batch_size if several else _block_part(rows, batch_size)
         return data, size, -(-rows // size)
     data = as_dataset(data)
     spec = data.element_spec if is_dataset(data) else None
@@ -59,7 +62,12 @@ def in_blocks(
     if steps is not None:
         data = batches_of(data, model, batch_size).take(steps)
         rows = min(steps * batch_size, rows or steps * batch_size)
-    size = min(batch_size, _UNKNOWN_BATCH_SIZE) if rows is None else _block_part(rows, batch_size)
+    if several:
+        size = batch_size
+    elif rows is None:
+        size = min(batch_size, _UNKNOWN_BATCH_SIZE)
+    else:
+        size = _block_part(rows, batch_size)
     return batches_of(data, model, size), size, rows and -(-rows // size)
 
 
