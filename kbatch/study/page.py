@@ -329,10 +329,10 @@ def _settings(found: Decision) -> str:
     text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
     if (run.accumulation_steps or 1) > 1:
         return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
-    whole = [t.batch_size for t in found.trials if t.accumulation_steps == 1]
-    if not whole:
+    most = max((trial.micro_batch_size or 0 for trial in found.trials), default=0)
+    if not most:
         return text
-    return f"{text} {max(whole):,} examples fit at once: no accumulation is needed.".strip()
+    return f"{text} {most:,} examples fit at once: no accumulation is needed.".strip()
 
 
 def _rising(found: Decision) -> Iterable[str]:
