@@ -78,7 +78,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             rate among its hyperparameters.
         tolerance: How much worse than the best still counts as equally good, in the metric's unit:
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
-        confidence: Probability that a certain answer is right, above 0.5 and below 1.
+        confidence: 1 minus the share of searches that may be certain and wrong, above 0.5 and below
+            1: it is not the probability that one certain answer is right.
         max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
             `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
