@@ -159,7 +159,7 @@ class LearningRateScaling:
     weight_decay: float | None = None  #: Of the optimizer at the batch size; None without one.
     #: Of BatchNormalization layers at the batch size, ascending.
     batch_norm_momenta: tuple[float, ...] = ()
-    factor: float = 1.0  #: Of the learning rate beside the rule's, which a joint search tried.
+    factor: float = 1.0  #: Of the learning rate beside the rule's, which a race tried.
     #: Of the optimizer's moving average of the weights at the batch size; None without one.
     ema_momentum: float | None = None
     #: What the build function itself fits to the batch size, so that it was left as it is.

@@ -10,8 +10,8 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
-from kbatch.analysis.joint_search import FACTOR_NAME, FACTORS
 from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
+from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
@@ -85,9 +85,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             made under that, or takes more than twice as long on a processor.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"` or
             None (it does not). `"auto"` takes what suits the optimizer: linear for SGD, the square
-            root for Adam and its kin, None for others. `"joint"` searches the rate together with
-            the size: a hyperparameter `"learning_rate_factor"`, from 1/32 to 32, multiplies the
-            rate by the rule of the optimizer.
+            root for Adam and its kin, None for others.
         base_batch_size: Batch size that the learning rate and other settings of the model suit. It
             is always tried, and a study compares the others with it. None for 32, Keras's default,
             or the nearest size where 32 lies outside `batch_sizes`; a search that goes on keeps
@@ -122,7 +120,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         *,
         micro_batch_size: int | Literal["auto"] | None = "auto",
         dtype_policy: str | Sequence[str] | None = None,
-        learning_rate_scaling: Literal["auto", "linear", "sqrt", "joint"] | None = "auto",
+        learning_rate_scaling: Literal["auto", "linear", "sqrt"] | None = "auto",
         base_batch_size: int | None = None,
         follow_batch_size: Sequence[str] = FOLLOWERS,
         steps_per_execution: Steps = "auto",
@@ -150,8 +148,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.dtype_policies = () if dtype_policy is None else check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
-            learning_rate_scaling, "learning_rate_scaling", ("auto", "joint")
+            learning_rate_scaling, "learning_rate_scaling", ("auto",)
         )
+        #: Whether a race tries factors of the learning rate, which its tuner says.
+        self.searches_rate = False
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
         self.validation_batch_size = self._validation_of(self.batch_sizes)
         self.steps_per_execution = check_steps(steps_per_execution)
@@ -216,14 +216,13 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             base = hp.copy()
             base.values["batch_size"] = self.base_batch_size
             base_model = self._built(base, policy)
-        joint = self.learning_rate_scaling == "joint"
         scale_model(
             model,
             batch_size=batch_size,
             base_batch_size=self.base_batch_size,
             rule=self.learning_rate_scaling,
             follow_batch_size=self.follow_batch_size,
-            factor=hp.get(FACTOR_NAME) if joint else 1.0,
+            factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
             base_model=base_model,
         )
         replicas = replica_count(model)
@@ -410,7 +409,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                     "or from `hyperparameters=`: give another `project_name`, or `overwrite=True` "
                     f"to start over. Received: batch_sizes={self.batch_sizes}, there: {values}."
                 )
-        if self.learning_rate_scaling == "joint":
+        if self.searches_rate:
             hp.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         if len(self.dtype_policies) < 2:
             return batch_size, next(iter(self.dtype_policies), None)

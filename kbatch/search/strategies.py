@@ -1,69 +1,42 @@
-"""Which trial a search runs next, and how often: the grid, a race, or joint pairs."""
+"""Which trial a search runs next, and how often: the whole grid, or a race."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
-from statistics import fmean
 from typing import Any
 
-import numpy as np
-
-from kbatch.analysis.joint_search import (
-    EXECUTIONS_PER_SIZE,
-    FACTOR_NAME,
-    FACTORS,
-    NextPair,
-    PairRun,
-    next_pair,
-)
-from kbatch.analysis.paired_runs import LOOKS, Candidate, RaceState, race
-from kbatch.document.numbers import join_words, percent
+from kbatch.analysis.race import EXECUTIONS_PER_SIZE, Execution, RaceStep, next_runs
+from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.document.numbers import format_number, setting
 from kbatch.errors import InputError
-from kbatch.search.oracle import (
-    SearchState,
-    Values,
-    grid,
-    in_grid,
-    settings_in_grid,
-    untried_in_grid,
-)
+from kbatch.records.training_run import COST_NAMES
+from kbatch.search.oracle import SearchState, Values, settings_in_grid, untried_in_grid
 from kbatch.search.trial_files import readable_trials
-from kbatch.study.comparison import (
-    comparable_trials,
-    completed_executions,
-    other_hyperparameters,
-    pair_runs,
-    runs_of,
-    tolerance_in_units,
-)
-from kbatch.study.decision import decide
+from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import TrialRecord
 
-_RACE_ENDS = {
-    "certain": "The race has ended.",
-    "certified": (
-        "The race has ended: finding out whether a faster size is as good would take too many "
-        "executions."
+# Combinations of other hyperparameters that a race tries at the base size.
+_MOST_SETTINGS = 4
+_ENDS = {
+    "certain": "the answer is certain",
+    "certified": "a size is certified, and no other is likely to be preferred",
+    "out of reach": "certainty would take more executions than are left",
+    "executions": "its executions are spent",
+    "alone": "only one batch size can be trained",
+    "diverged": (
+        "every learning rate diverged, the smallest at {smallest} of the rule's: build the model "
+        "with a smaller one"
     ),
-    "examples": (
-        "The race has stopped: the validation set is too small. Use a larger tolerance or more "
-        "validation examples."
-    ),
-    "executions": "The race has stopped undecided: it made all executions that it may make.",
-}
-_JOINT_ENDS = {
-    "settled": "no other pair is likely to be better by more than the tolerance",
-    "budget": "its executions are spent",
-    "all tried": "no pair is left to try",
+    "failed": "no execution has a value of the objective",
 }
 
 
 class Strategy:
-    """Runs the whole grid; the others decide by the records on disk, after a kill too."""
+    """Runs the whole grid; a race decides by the records on disk, after a kill too."""
 
     counts_trials = True  # Whether the number of trials is known.
     _project = Path()  # Until the search begins.
 
-    def begin(self, project: Path, objective: Any, space: Any) -> str | None:
+    def begin(self, project: Path, objective: Any, space: Any, base_batch_size: int) -> str | None:
         """Check that the search can lead to an answer, and describe how it begins."""
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
@@ -79,197 +52,143 @@ class Strategy:
 
 
 class RaceStrategy(Strategy):
-    """Executes all combinations three times, then races the sizes at the best other setting."""
+    """Looks for the learning rate of each size, then repeats what may be the answer."""
 
     counts_trials = False
 
     def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
-        self._described = 0  # Executions at the last look that was described.
-
-    def begin(self, project: Path, objective: Any, space: Any) -> None:
-        name = objective.name
-        if hasattr(objective, "objectives") or name == "default_objective":
-            raise InputError(
-                "A race compares batch sizes by one objective that training reports: give the name "
-                f"of one metric. Received: objective={name!r}."
-            )
-        self._project, most = project, self._most
-        combinations = sum(1 for _ in grid(space))
-        if most is not None and most < LOOKS[0] * combinations:
-            raise InputError(
-                f"A race executes each of {combinations} combinations {LOOKS[0]} times before it "
-                "can certify anything: allow `max_executions` of at least "
-                f"{LOOKS[0] * combinations}, or give fewer `batch_sizes`. Received: "
-                f"max_executions={most}."
-            )
-
-    def __call__(self, state: SearchState) -> Iterator[Values]:
-        space, counts = state.space, {}
-        trials = {in_grid(space, t.hyperparameters): t for t in readable_trials(self._project)}
-        known = {in_grid(space, values): values for values in state.tried}
-        racing = {
-            in_grid(space, t.hyperparameters): t for t in completed_executions(trials.values())
-        }
-        running = {in_grid(space, values) for values in state.pending}
-        for values in grid(space):
-            key = in_grid(space, values)
-            # A trial with an unreadable record is not repeated for ever. If one runs, all wait.
-            if key in racing or key in running or not (key in trials or key in known):
-                executions = len(racing[key].executions) if key in racing else 0
-                counts[key] = executions, known.get(key, values)
-        fewest = min((count for count, _ in counts.values()), default=LOOKS[0])
-        if fewest < LOOKS[0]:
-            yield from (values for count, values in counts.values() if count == fewest)
-            return
-        raced, standing = self._standing()
-        for k in standing.following if standing else ():
-            own = raced[k].hyperparameters
-            # A damaged file of keras-tuner's loses no executions.
-            yield known.get(in_grid(space, own), dict(own))
-
-    def executions(self, state: SearchState, values: Values) -> int:
-        """Return the completed executions of a trial, and one more if it is its turn."""
-        key = in_grid(state.space, values)
-        found = [t for t in self._trials() if in_grid(state.space, t.hyperparameters) == key]
-        # A search may have been killed between an execution and the end of its trial.
-        following = self(state._replace(pending=[]))
-        wanted = any(in_grid(state.space, one) == key for one in following)
-        return max(1, sum(len(trial.executions) for trial in found) + wanted)
-
-    def news(self, state: SearchState) -> list[str]:
-        trials, standing = self._standing()
-        if standing is None or standing.rounds <= self._described:
-            return []
-        self._described = standing.rounds
-        found = decide(
-            trials,
-            tolerance=self._tolerance,
-            confidence=self._confidence,
-            raced=True,
-        )
-        sure = "" if found.certain else ", which is not certain"
-        end = _RACE_ENDS.get(standing.ended or "", "")
-        return [f"After {standing.rounds} rounds: batch size {found.batch_size:,}{sure}. {end}"]
-
-    def _standing(self) -> tuple[tuple[TrialRecord, ...], RaceState | None]:
-        """Judge the setting of the best mean, once all of it were executed three times."""
-        completed = self._trials()
-        trials, _ = comparable_trials(completed)
-        if not trials or min(len(trial.executions) for trial in trials) < LOOKS[0]:
-            return trials, None
-        candidates = list(map(_candidate, trials))
-        others = sum(len(t.executions) for t in completed if t not in trials)
-        state = race(
-            candidates,
-            larger_is_better=trials[0].objective.direction == "max",
-            tolerance=tolerance_in_units(trials, self._tolerance),
-            confidence=self._confidence,
-            max_executions=None if self._most is None else self._most - others,
-        )
-        return trials, state
-
-    def _trials(self) -> list[TrialRecord]:
-        return completed_executions(readable_trials(self._project))
-
-
-def _candidate(trial: TrialRecord) -> Candidate:
-    runs, _ = runs_of([trial])
-    values = [run.value for run in runs if run.value is not None]
-    blocks = [run.outcomes for run in runs if run.outcomes is not None]
-    seconds = [run.seconds for run in runs if run.seconds is not None]
-    return Candidate(
-        values,
-        np.stack(blocks) if len(blocks) == len(values) else None,
-        fmean(seconds) if len(seconds) == len(values) else None,
-        runs[0].examples,
-    )
-
-
-class JointStrategy(Strategy):
-    """Searches batch size and learning rate together, one pair that may be the best at a time."""
-
-    counts_trials = False
-
-    def __init__(
-        self, batch_sizes: Sequence[int], tolerance: float | None, max_executions: int | None
-    ):
-        self._batch_sizes, self._tolerance = tuple(batch_sizes), tolerance
-        self._most = max_executions or EXECUTIONS_PER_SIZE * len(batch_sizes)
+        self._base, self._objective = 0, None  # Until the search begins.
         self._end_described = False
 
-    def begin(self, project: Path, objective: Any, space: Any) -> str:
-        name = getattr(objective, "name", None)
-        if hasattr(objective, "objectives") or name in (None, "samples_per_second"):
+    def begin(self, project: Path, objective: Any, space: Any, base_batch_size: int) -> str:
+        name = getattr(objective, "name", "")
+        timed = name in ("samples_per_second", *COST_NAMES)
+        if hasattr(objective, "objectives") or name == "default_objective" or timed:
             raise InputError(
-                '`learning_rate_scaling="joint"` finds the pair of batch size and learning rate '
-                'that trains best: give one metric as objective, such as "val_accuracy". '
-                f"Received: objective={name!r}."
+                "A race compares batch sizes by one metric that training reports: give its name, "
+                f'such as "val_accuracy". Received: objective={name!r}.'
             )
-        self._project = project
-        several = len(list(settings_in_grid(space))) > 1
-        each = " for each combination of the other hyperparameters" if several else ""
-        return (
-            f"Batch size and learning rate are searched together: of {len(self._batch_sizes)} "
-            f"sizes and {len(FACTORS)} rates at most {self._most} executions{each} "
-            "(`max_executions`)."
-        )
+        several = len(list(settings_in_grid(space)))
+        if several > _MOST_SETTINGS:
+            raise InputError(
+                f"A race tries at most {_MOST_SETTINGS} combinations of other hyperparameters, at "
+                "the base batch size: give fewer values, or tune them first by keras-tuner's "
+                f"tuners at one batch size. Received: {several} combinations."
+            )
+        self._project, self._base, self._objective = project, base_batch_size, objective
+        sizes, most = _batch_sizes(space), self._most_of(space)
+        what = "Batch size and learning rate are" if _searches_rate(space) else "The batch size is"
+        return f"{what} raced: {len(sizes)} sizes, at most {most} executions (`max_executions`)."
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
-        for found, _, values in self._decisions(state):
-            # One whose record cannot be read is not run for ever.
-            if found.pair is not None and (found.kind == "final" or values not in state.tried):
-                yield values
-                return
+        yield from (values for values, _ in self._next(state, count=1)[0])
 
     def executions(self, state: SearchState, values: Values) -> int:
-        """Return the executions of a pair that ended, and one more if it comes next."""
-        own = other_hyperparameters(values)
-        pair = values["batch_size"], values[FACTOR_NAME]
-        for found, runs, proposed in self._decisions(state):
-            if other_hyperparameters(proposed) == own:
-                done = sum((run.batch_size, run.factor) == pair for run in runs)
-                return max(1, done + (found.pair == pair))
-        return 1
+        """Return the executions of a trial that ended, and one more if it comes next."""
+        # A search may have been killed between an execution and the end of its trial.
+        count = 1 + len(state.pending)
+        following, trials = self._next(state._replace(pending=[]), count=count)
+        done = sum(_ended(trial) for trial in trials if trial.hyperparameters == values)
+        return max(1, done + ((values, done) in following))
 
     def news(self, state: SearchState) -> list[str]:
         if state.pending or self._end_described:
             return []  # Their results may change it.
-        texts = []
-        for found, _, values in self._decisions(state):
-            if found.pair is not None:
-                return []
-            others = [f"{name} {value}" for name, value in other_hyperparameters(values).items()]
-            where = f" ({join_words(others)})" if others else ""
-            chance = found.probability
-            sure = "" if chance is None else f" (probability {percent(chance)})"
-            texts.append(f"Stopped{where}: {_JOINT_ENDS[found.kind]}{sure}.")
+        _, trials = self._next(state, count=1)
+        step = self._last
+        if step is None or step.ended is None:
+            return []
         self._end_described = True
-        return [" ".join(texts)]
+        factors = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        end = _ENDS[step.ended].format(smallest=setting(min(factors, default=1.0)))
+        found = step.judgement
+        if step.ended == "out of reach" and found is not None:
+            if found.smallest_tolerance is not None:
+                end += f"; a tolerance of {format_number(found.smallest_tolerance, 2)} would do"
+            if found.examples_needed is not None:
+                end += f", or {found.examples_needed:,} validation examples"
+        return [f"The race has ended: {end}."]
 
-    def _decisions(self, state: SearchState) -> Iterator[tuple[NextPair, list[PairRun], Values]]:
-        """Return what to do for each combination of the other hyperparameters, with its values."""
-        trials = readable_trials(self._project)
-        for values, others in settings_in_grid(state.space):
-            same = [
-                trial
-                for trial in trials
-                if {**trial.hyperparameters, **others} == trial.hyperparameters
+    def _next(
+        self, state: SearchState, *, count: int
+    ) -> tuple[list[tuple[Values, int]], list[TrialRecord]]:
+        """Return what to run next, each with the number of its execution, and the trials so far."""
+        space, trials = state.space, readable_trials(self._project)
+        self._last: RaceStep | None = None
+        settings = list(settings_in_grid(space))
+        chosen, others = settings[0]
+        if len(settings) > 1:
+            # The best at the base size, by one execution each, is raced.
+            first = [
+                {**values, **self._pair_values(space, self._base, 1.0)} for values, _ in settings
             ]
-            runs, scored = pair_runs(same), [t for t in same if t.objective_value is not None]
-            found = next_pair(
-                self._batch_sizes,
-                FACTORS,
-                runs,
-                larger_is_better=bool(scored) and scored[0].objective.direction == "max",
-                tolerance=tolerance_in_units(scored, self._tolerance) if scored else 0.0,
-                most=self._most,
-                pending=[
-                    (one["batch_size"], one[FACTOR_NAME])
-                    for one in state.pending
-                    if other_hyperparameters(one) == other_hyperparameters(values)
-                ],
-            )
-            if found.pair is not None:
-                values = values | dict(zip(("batch_size", FACTOR_NAME), found.pair, strict=True))
-            yield found, runs, values
+            begun = [t.hyperparameters for t in trials] + state.pending
+            if lacking := [values for values in first if values not in begun]:
+                return [(values, 0) for values in lacking[:count]], trials
+            if any(values in state.pending for values in first):
+                return [], trials
+            chosen, others = settings[self._best_of(first, trials)]
+        same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
+        runs = runs_of(same)[0] if same else []
+        scored = [t for t in same if t.objective_value is not None]
+        own = [one for one in state.pending if other_hyperparameters(one) == others]
+        made = {_key(t.hyperparameters): _ended(t) for t in same}
+        pending = [
+            Execution(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
+            for one in own
+        ]
+        self._last = step = next_runs(
+            runs,
+            _batch_sizes(space),
+            base_batch_size=self._base,
+            larger_is_better=self._objective.direction == "max",
+            tolerance=tolerance_in_units(scored, self._tolerance) if scored else 0.0,
+            confidence=self._confidence,
+            max_executions=self._most_of(space) - sum(_ended(t) for t in trials if t not in same),
+            pending=pending,
+            search_rate=_searches_rate(space),
+            count=count,
+        )
+        found = []
+        for size, factor, number in step.runs:
+            found.append(({**chosen, **self._pair_values(space, size, factor)}, number))
+        return found, trials
+
+    @staticmethod
+    def _pair_values(space: Any, size: int, factor: float) -> Values:
+        rate = {FACTOR_NAME: factor} if _searches_rate(space) else {}
+        return {"batch_size": size, **rate}
+
+    def _best_of(self, first: list[Values], trials: list[TrialRecord]) -> int:
+        """Return the place of the setting whose trial at the base size has the best value."""
+        by_values = {_key(t.hyperparameters): t for t in trials if t.executions}
+        found = [by_values.get(_key(values)) for values in first]
+        sign = -1 if self._objective.direction == "max" else 1
+        ranked = [
+            (sign * one.objective_values[0], place)
+            for place, one in enumerate(found)
+            if one is not None and one.objective_values[0] is not None
+        ]
+        return min(ranked, default=(0, 0))[1]
+
+    def _most_of(self, space: Any) -> int:
+        return self._most or EXECUTIONS_PER_SIZE * len(_batch_sizes(space))
+
+
+def _ended(trial: TrialRecord) -> int:
+    """Count the executions that ended, however they did."""
+    return len(runs_of([trial])[0])
+
+
+def _batch_sizes(space: Any) -> list[int]:
+    (found,) = {tuple(one.values) for one in space.space if one.name == "batch_size"}
+    return sorted(found)
+
+
+def _searches_rate(space: Any) -> bool:
+    return any(one.name == FACTOR_NAME for one in space.space)
+
+
+def _key(values: Values) -> frozenset[tuple[str, str]]:
+    return frozenset((name, repr(value)) for name, value in values.items())

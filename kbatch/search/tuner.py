@@ -3,6 +3,7 @@
 import contextlib
 import dataclasses
 import gc
+import re
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -14,6 +15,7 @@ import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
+from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.document.numbers import pluralize
@@ -27,7 +29,7 @@ from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.progress import SearchProgress
-from kbatch.search.strategies import JointStrategy, RaceStrategy, Strategy
+from kbatch.search.strategies import RaceStrategy, Strategy
 from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
 from kbatch.search.trial_process import explored_space, run_executions
 from kbatch.study.comparison import check_tolerance
@@ -68,11 +70,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             own. None for the powers of two from 16 to what the training data fill eight times, at
             most 1,024; then the first trial's model is built when `search` is called.
         strategy: Which trials to run. `"grid"`: every combination of batch size and other
-            hyperparameters, in an order that never changes; under
-            `learning_rate_scaling="joint"` only the pairs of batch size and learning rate that may
-            be the best. `"race"`: all three times, in rounds with one seed for all; then, at the
-            other hyperparameters with the best mean, only sizes that may be as good as the best,
-            until the fastest of these is certain. It needs a single objective.
+            hyperparameters, in an order that never changes. `"race"`: first pairs of batch size
+            and learning rate, where that promises most; then the best pair of each size that may
+            be the answer, in rounds with one seed for all, until a size is certified or
+            certainty is out of reach. It needs one metric as objective, and takes up to four
+            combinations of other hyperparameters, of which it keeps the best at
+            `base_batch_size`.
         search_learning_rate: Whether a race looks for the learning rate too, which grids never do.
             False says that yours is tuned; None looks for it, unless `build` declares a learning
             rate among its hyperparameters.
@@ -80,8 +83,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             0.01 for 1 % of accuracy. None for the default of `Study.decide`.
         confidence: 1 minus the share of searches that may be certain and wrong, above 0.5 and below
             1: it is not the probability that one certain answer is right.
-        max_executions: Most executions of a race, over all trials; if None, 40 of each size. Under
-            `learning_rate_scaling="joint"` those of all pairs; None for six of each batch size.
+        max_executions: Most executions of a race, over all trials; if None, six a batch size.
         executions_per_trial: How many times each trial trains, each time with a seed of its own.
         executor: Where executions of trials run, each in a process of its own that neither its
             memory nor a crash outlives: `"local"` for this host, one at a time on each GPU or, on a
@@ -147,10 +149,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
             tuner_arguments.check_count(max_executions, "max_executions", least=1)
-        joint = hypermodel is not None and hypermodel.learning_rate_scaling == "joint"
         tuner_arguments.check_strategy(
             strategy,
-            joint=joint,
             search_learning_rate=search_learning_rate,
             executor=executor,
             executions_per_trial=executions_per_trial,
@@ -179,8 +179,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._strategy = Strategy()
         if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
-        elif joint and hypermodel is not None:
-            self._strategy = JointStrategy(hypermodel.batch_sizes, tolerance, max_executions)
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
@@ -202,6 +200,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         check_tolerance(tolerance, confidence, self.oracle.objective.name)
+        if hypermodel is not None:
+            self._declare_rates()
 
     @property
     def study(self) -> Study:
@@ -233,6 +233,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             _take_over(hypermodel, Path(self.project_dir), overwrite=False)
             self.hypermodel = hypermodel
             self._populate_initial_space()
+            self._declare_rates()
         self._live = live_plots(kwargs.get("callbacks"))
         for plot in self._live:
             plot.stay()
@@ -246,8 +247,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
+                if self.decides_by["strategy"] == "race":
+                    tuner_arguments.check_raced(kwargs.get("callbacks"))
                 begun = self._strategy.begin(
-                    project, self.oracle.objective, self.oracle.get_space()
+                    project,
+                    self.oracle.objective,
+                    self.oracle.get_space(),
+                    self.hypermodel.base_batch_size,
                 )
                 if begun:
                     self._progress.say(begun)
@@ -375,6 +381,18 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial.message = failure_traceback(error)
         self._conclude(trial, files)
 
+    def _declare_rates(self) -> None:
+        """Declare factors of the learning rate for a race, unless `build` tunes a rate itself."""
+        space, wanted = self.oracle.get_space(), self.decides_by.get("search_learning_rate")
+        if self.decides_by["strategy"] != "race" or wanted is False:
+            return
+        if wanted is None and any(_names_rate(one.name) for one in space.space):
+            self.decides_by["search_learning_rate"] = False
+            return
+        self.hypermodel.searches_rate = True
+        space.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
+        self.oracle.update_space(space)
+
     def _plan_executions(self, trial: Any) -> None:
         """Set how often a trial trains."""
         state = self.oracle.state(without=trial)
@@ -456,6 +474,12 @@ def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: boo
     if hypermodel.seed is None:
         # Executions are compared by pairs with a seed in common.
         hypermodel.seed = secrets.randbelow(_SEEDS)
+
+
+def _names_rate(name: str) -> bool:
+    """Return whether a hyperparameter is a learning rate by its name, other than a race's own."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return name != FACTOR_NAME and ("lr" in words or {"learning", "rate"} <= set(words))
 
 
 @contextlib.contextmanager

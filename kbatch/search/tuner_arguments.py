@@ -9,12 +9,12 @@ from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
 from kbatch.records.record import check_choice
 from kbatch.study.study import RECORD_NAME
+from kbatch.training.callbacks import StopAtTarget
 
 
 def check_strategy(
     strategy: Any,
     *,
-    joint: bool,
     search_learning_rate: bool | None,
     executor: Any,
     executions_per_trial: int,
@@ -33,12 +33,6 @@ def check_strategy(
             "chief and workers: unset their variables, and run the script once. Received: "
             f"KERASTUNER_ORACLE_IP={os.environ.get('KERASTUNER_ORACLE_IP')}."
         )
-    if joint and strategy == "race":
-        raise ValueError(
-            "A race trains every combination three times, which joint learning rates make "
-            'too many: take "sqrt" or "linear", or `strategy="grid"`. Received: '
-            'learning_rate_scaling="joint".'
-        )
     if search_learning_rate not in (None, True, False) or (
         search_learning_rate and strategy == "grid"
     ):
@@ -47,18 +41,28 @@ def check_strategy(
             'give `strategy="race"`, or leave it out. Received: '
             f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
         )
-    adaptive = joint or strategy == "race"
-    if max_executions is not None and not adaptive:
+    if max_executions is not None and strategy == "grid":
         raise InputError(
-            '`max_executions` limits a race, or a search with `learning_rate_scaling="joint"`: '
-            'give `strategy="race"`, or `executions_per_trial` for the others. Received: '
+            '`max_executions` limits a race: give `strategy="race"`, or `executions_per_trial` for '
+            "a grid. Received: "
             f"max_executions={max_executions}, strategy={strategy!r}."
         )
-    if adaptive and executions_per_trial != 1:
+    if strategy == "race" and executions_per_trial != 1:
         raise ValueError(
-            f"A {'joint search' if joint else 'race'} decides how often each trial trains: leave "
+            "A race decides how often each trial trains: leave "
             "out `executions_per_trial`, and limit all of them together by `max_executions`. "
             f"Received: executions_per_trial={executions_per_trial}."
+        )
+
+
+def check_raced(callbacks: Any) -> None:
+    """Refuse a target in a race, where metrics are alike by design."""
+    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
+    if any(isinstance(callback, StopAtTarget) for callback in given):
+        raise InputError(
+            "A race compares sizes by a metric, and with `StopAtTarget` all end at the same value: "
+            'leave it out, or give `strategy="grid"` and `objective="seconds_to_target"`. '
+            "Received: a `StopAtTarget`."
         )
 
 

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from kbatch.analysis.joint_search import FACTOR_NAME, PairRun
 from kbatch.analysis.judge import Run
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
@@ -70,12 +70,12 @@ def comparable_trials(
 
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
     """Make runs of trials that are compared; say why they are not paired by example."""
-    executions = [run for trial in trials for run in trial.executions]
+    executions = [e for trial in trials for e in trial.executions if e.status == "completed"]
     objective = trials[0].objective
     unpaired = _unpaired_reason(executions, objective)
     timed = not any(map(ends_by_time, executions)) and len(device_kinds(trials)) < 2
     single = objective.name == "samples_per_second" and len(executions) == len(trials)
-    windows = min(len(run.window_examples) for run in executions)
+    windows = min((len(run.window_examples) for run in executions), default=0)
     found = []
     for trial in trials:
         pair = trial.batch_size, rate_factor(trial)
@@ -86,6 +86,11 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
             found += [Run(*pair, n, value) for n, value in enumerate(values[:windows])]
             continue
         for run, value in zip(trial.executions, trial.objective_values, strict=True):
+            if run.status != "completed":
+                if run.diverged or run.status in ("failed", "out_of_memory"):
+                    ended = "diverged" if run.diverged else run.status
+                    found.append(Run(*pair, run.seed, None, ended=ended))
+                continue
             outcomes = None if unpaired else run.outcomes
             found.append(
                 Run(
@@ -107,22 +112,6 @@ def rate_factor(trial: TrialRecord) -> float:
     """Return the factor of the learning rate beside the rule that a trial tried."""
     factor = trial.hyperparameters.get(FACTOR_NAME)
     return float(factor) if isinstance(factor, (int, float)) and factor else 1.0
-
-
-def pair_runs(trials: Iterable[TrialRecord]) -> list[PairRun]:
-    """Return the executions of a joint search that ended, as its model takes them."""
-    found = []
-    for trial in trials:
-        if FACTOR_NAME not in trial.hyperparameters:
-            continue
-        pair = trial.batch_size, rate_factor(trial)
-        for run, value in zip(trial.executions, trial.objective_values, strict=True):
-            if run.status == "completed":
-                found.append(PairRun(*pair, value))
-            elif run.diverged or run.status in ("failed", "out_of_memory"):
-                outcome = "diverged" if run.diverged else run.status
-                found.append(PairRun(*pair, None, outcome))
-    return found
 
 
 def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:

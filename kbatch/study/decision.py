@@ -12,6 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
+from kbatch.analysis.race import judge_race
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import (
     LeftOut,
@@ -201,9 +202,9 @@ def decide(
     tolerance: float | None = None,
     confidence: float,
     base_batch_size: int | None = None,
-    raced: bool = False,
+    raced_sizes: Sequence[int] = (),
 ) -> Decision:
-    """Decide as `Study.decide` does, without words; a race looked at its data after each round."""
+    """Decide as `Study.decide` does, without words; of a race by its rounds."""
     compared, left_out = comparable_trials(trials)
     if not compared:
         return Decision(None, None, None, confidence=confidence)
@@ -213,14 +214,19 @@ def decide(
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
     rounds = max(len(trial.executions) for trial in compared)
-    judgement = judge(
-        runs,
-        larger_is_better=best.objective.direction == "max",
-        tolerance=tolerance,
-        confidence=confidence,
-        looks=max(1, rounds - _FIRST_LOOK + 1) if raced else 1,
-        over_examples=not is_time(best.objective),
-    )
+    given = {
+        "larger_is_better": best.objective.direction == "max",
+        "tolerance": tolerance,
+        "confidence": confidence,
+    }
+    judgement = judge_race(runs, raced_sizes, **given) if raced_sizes else None
+    if judgement is None:
+        judgement = judge(runs, **given, over_examples=not is_time(best.objective))
+    else:
+        raced = {size for size, _ in judgement.pairs}
+        left_out += tuple((t, "not repeated") for t in compared if t.batch_size not in raced)
+        compared = tuple(trial for trial in compared if trial.batch_size in raced)
+        runs = [run for run in runs if run.batch_size in raced]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
@@ -238,10 +244,6 @@ def decide(
         changes={} if base is None else _changes(compared, runs, base),
         left_out=left_out,
     )
-
-
-# Executions of each size before a race first judges.
-_FIRST_LOOK = 3
 
 
 def starting_rate(trial: TrialRecord) -> float | None:

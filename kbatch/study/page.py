@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.joint_search import FACTOR_NAME
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.document.numbers import (
     format_number,
     in_brackets,

@@ -177,7 +177,9 @@ class Study(ShownRecord):
                 tolerance=tolerance,
                 confidence=sure,
                 base_batch_size=settings.get("base_batch_size"),
-                raced=settings.get("strategy") == "race",
+                raced_sizes=settings.get("batch_sizes", ())
+                if settings.get("strategy") == "race"
+                else (),
             )
             self._decisions[tolerance, sure] = with_page(
                 found,

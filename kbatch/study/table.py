@@ -5,8 +5,8 @@ from functools import partial
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.joint_search import FACTOR_NAME, PairModel
 from kbatch.analysis.learning_rate import LearningRateScaling
+from kbatch.analysis.rate_search import FACTOR_NAME, RateModel
 from kbatch.document.numbers import (
     format_number,
     in_brackets,
@@ -18,7 +18,7 @@ from kbatch.document.numbers import (
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import other_hyperparameters, pair_runs
+from kbatch.study.comparison import other_hyperparameters, runs_of
 from kbatch.study.decision import SizeChange
 from kbatch.study.names import (
     metric_words,
@@ -352,9 +352,9 @@ def learning_rate_table(study: Study) -> Table | None:
 def _slope_text(
     trials: Sequence[TrialRecord], scaling: LearningRateScaling, tolerance: float
 ) -> str:
-    runs, larger = pair_runs(trials), trials[0].objective.direction == "max"
-    pairs = list(dict.fromkeys((run.batch_size, run.factor) for run in runs))
-    model = PairModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
+    (runs, _), larger = runs_of(trials), trials[0].objective.direction == "max"
+    pairs = list(dict.fromkeys(run.pair for run in runs))
+    model = RateModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
     if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
         return ""
     slope, interval = model.slope(_SLOPES[scaling.rule])

@@ -169,7 +169,7 @@ def scale_model(
     rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
-        own_rule = rule_of(optimizer) if rule in ("auto", "joint") else rule
+        own_rule = rule_of(optimizer) if rule == "auto" else rule
         follows = own_rule is not None
         apart = _settings_apart(optimizer, base)
         fitted |= apart & set(follow_batch_size)

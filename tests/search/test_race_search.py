@@ -4,14 +4,18 @@ from pathlib import Path
 
 import keras
 import keras_tuner
+import numpy as np
 import pytest
 import searches
 import small_models as models
 import tensorflow as tf
 
 import kbatch
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.search.trial_files import read_trial_states
+
+schedules = keras.optimizers.schedules
 
 
 def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):
@@ -28,10 +32,15 @@ def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **ar
     )
 
 
-def seeds(tuner):
-    """The seeds of the executions of each size."""
-    study = kbatch.load_study(tuner)
-    return {t.batch_size: [e.seed for e in t.executions] for t in study.trials}
+def at_the_rule(directory, hypermodel=None, **arguments):
+    return race(directory, hypermodel, search_learning_rate=False, **arguments)
+
+
+def numbers(tuner):
+    """The numbers of the executions of each size, whose seeds count up from the search's."""
+    first = tuner.hypermodel.seed
+    trials = kbatch.load_study(tuner).trials
+    return {t.batch_size: [e.seed - first for e in t.executions] for t in trials}
 
 
 class Stopping(keras.callbacks.Callback):
@@ -51,7 +60,7 @@ def interrupted(tmp_path_factory):
     directory = tmp_path_factory.mktemp("race")
     Stopping.begins = 4
     with pytest.raises(KeyboardInterrupt):
-        race(directory, two_sizes(), callbacks=[Stopping()])
+        at_the_rule(directory, two_sizes(), callbacks=[Stopping()])
     return kbatch.load_study(directory / "search"), directory
 
 
@@ -62,39 +71,122 @@ def two_sizes():
 @pytest.fixture(scope="module")
 def ended(interrupted):
     """The race when it has gone on to its end."""
-    return race(interrupted[1], two_sizes(), callbacks=[Stopping()])
+    return at_the_rule(interrupted[1], two_sizes(), callbacks=[Stopping()])
 
 
-def test_all_sizes_train_three_times_with_one_seed_a_round(ended):
+def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
+    assert numbers(ended) == {8: [0, 1, 2, 3], 32: [0, 1, 2, 3]}
     settings = kbatch.load_study(ended).search.settings
-    rounds = [settings["seed"] + number for number in range(3)]
-    assert seeds(ended) == {8: rounds, 32: rounds}
     assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
     states = read_trial_states(Path(ended.project_dir))
     assert [state.status for state in states] == ["COMPLETED"] * 2
 
 
-def test_the_study_decides_by_the_rule_of_the_race(ended):
+def test_the_study_decides_by_the_rounds_of_the_race(ended):
     decision = kbatch.load_study(ended).decide()
     assert (decision.tolerance, decision.certain) == (0.9, True)
-    assert decision.executions == 3
+    assert set(decision.judgement.rounds.values()) == {3}
 
 
 def test_it_goes_on_where_it_was_interrupted(interrupted, ended):
     before, _ = interrupted
-    assert before.decide().executions == 2
-    # Two rounds, of which the last execution was cut off.
     assert [len(trial.executions) for trial in before.trials] == [2, 2]
-    assert before.trials[1].status != "completed"
+    unfinished = [trial for trial in before.trials if trial.status != "completed"]
+    assert len(unfinished) == 1
     for old, new in zip(before.trials, kbatch.load_study(ended).trials, strict=True):
-        kept = 1 if old is before.trials[1] else 2
+        kept = 1 if old is unfinished[0] else 2
         assert new.executions[:kept] == old.executions[:kept]
 
 
 def test_a_search_that_has_ended_trains_no_more(ended):
     before = kbatch.load_study(ended).trials
-    again = race(Path(ended.project_dir).parent, two_sizes(), callbacks=[Stopping()])
+    again = at_the_rule(Path(ended.project_dir).parent, two_sizes(), callbacks=[Stopping()])
     assert kbatch.load_study(again).trials == before
+
+
+@pytest.fixture(scope="module")
+def with_rates(tmp_path_factory):
+    """A race that looks for the learning rate too, and what it said."""
+    tuner = race(tmp_path_factory.mktemp("rates"), searches.stock(batch_sizes=(8, 32)))
+    return tuner, kbatch.load_study(tuner)
+
+
+def test_it_tries_rates_and_names_the_one_that_its_answer_holds_for(with_rates):
+    tuner, study = with_rates
+    factors = {trial.hyperparameters[FACTOR_NAME] for trial in study.trials}
+    assert {0.25, 1.0, 4.0} <= factors
+    assert sum(len(trial.executions) for trial in study.trials) <= 12
+    for trial in study.trials:
+        scaling = trial.executions[0].scaling
+        assert scaling.factor == trial.hyperparameters[FACTOR_NAME]
+        expected = 0.01 * scaling.learning_rate_ratio
+        assert trial.learning_rate == pytest.approx(expected, rel=1e-5)
+    decision = study.decide()
+    assert decision.learning_rate == decision.trial.executions[0].scaling.learning_rate
+    # What chose a pair does not judge it.
+    raced = [t for t in study.trials if len(t.executions) > 1]
+    assert sum(decision.judgement.rounds.values()) == sum(len(t.executions) - 1 for t in raced)
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == decision.batch_size
+
+
+def test_its_report_has_the_rates(with_rates, tmp_path):
+    kbatch.write_report(with_rates[1], tmp_path / "report.md")
+    assert "Learning rate of each batch size" in (tmp_path / "report.md").read_text()
+
+
+def built(optimizer, batch_size, factor, **arguments):
+    hypermodel = searches.stock(lambda: models.stock(optimizer=optimizer()), **arguments)
+    hypermodel.searches_rate = True
+    hp = keras_tuner.HyperParameters()
+    hp.values = {"batch_size": batch_size, FACTOR_NAME: factor}
+    return hypermodel.build(hp).optimizer
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "ratio"), [(keras.optimizers.SGD, 4.0), (keras.optimizers.Adam, 2.0)]
+)
+@pytest.mark.parametrize("rule", ["auto", None])
+def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, ratio, rule):
+    ratio = 1.0 if rule is None else ratio
+    for factor in (0.25, 1.0, 8.0):
+        found = built(
+            lambda: optimizer(0.01), 32, factor, learning_rate_scaling=rule, base_batch_size=8
+        )
+        np.testing.assert_allclose(float(found.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
+
+
+def test_the_peak_of_a_schedule_is_scaled_and_its_examples_stay():
+    given = {"base_batch_size": 8, "learning_rate_scaling": "linear"}
+    found = built(lambda: keras.optimizers.SGD(schedules.CosineDecay(0.1, 80)), 32, 0.5, **given)
+    config = found._learning_rate.get_config()
+    assert config["initial_learning_rate"] == pytest.approx(0.1 * 4 * 0.5)
+    assert config["decay_steps"] == 20
+
+
+def test_the_weight_decay_of_an_example_stays_whatever_the_rate():
+    for factor in (0.5, 4.0):
+        adamw = lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.01)  # noqa: E731
+        found = built(adamw, 32, factor, base_batch_size=8)
+        decay = float(found.learning_rate) * found.weight_decay
+        assert decay == pytest.approx(1e-3 * 0.01 * 4)
+
+
+def tuned(hp):
+    model = models.stock()
+    model.optimizer.learning_rate = hp.Choice("learning_rate", [0.001, 0.01])
+    return model
+
+
+def test_a_rate_that_the_build_function_tunes_is_not_searched_beside_it(tmp_path):
+    tuner = race(tmp_path, searches.stock(tuned, (8, 32)))
+    trials = kbatch.load_study(tuner).trials
+    assert all(FACTOR_NAME not in trial.hyperparameters for trial in trials)
+    # Both at the base size, and only the better one goes on.
+    base = tuner.hypermodel.base_batch_size
+    rates = [t.hyperparameters["learning_rate"] for t in trials if t.batch_size == base]
+    assert sorted(rates) == [0.001, 0.01]
+    repeated = {t.hyperparameters["learning_rate"] for t in trials if len(t.executions) > 1}
+    assert len(repeated) == 1
 
 
 class RunsOut(keras.callbacks.Callback):
@@ -122,33 +214,22 @@ def ranked(hp):
     return model
 
 
-def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_by_example(tmp_path):
-    tuner = race(
+def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp_path):
+    tuner = at_the_rule(
         tmp_path,
-        searches.stock(ranked, (8, 16, 32, 64)),
+        searches.stock(ranked, (8, 16, 64)),
         callbacks=[RunsOut(2)],
         objective=keras_tuner.Objective("val_auc", "max"),
         data=models.rows(94, classes=2),
         validation_data=models.rows(64, seed=1, classes=2),
+        max_executions=30,
     )
     study = kbatch.load_study(tuner)
-    assert seeds(tuner) == {8: [0, 1, 2], 16: [0, 1], 32: [0, 1, 2], 64: [0]}
-    statuses = [trial.status for trial in study.trials]
-    assert statuses == ["completed", "out_of_memory", "completed", "failed"]
-    decision = study.decide()
-    assert (decision.certain, decision.executions) == (True, 3)
-    assert decision.unpaired == ""
-
-
-def test_a_size_that_runs_out_late_goes_on_with_half_the_micro_batch(tmp_path):
-    auto = {"micro_batch_size": "auto", "memory_limit_bytes": 10**8}
-    tuner = race(tmp_path, searches.stock(models.Locked(), (8, 16), **auto), callbacks=[RunsOut(2)])
-    (_, first), (_, second), (_, third) = (
-        [trial.executions[k] for trial in kbatch.load_study(tuner).trials] for k in range(3)
-    )
-    sizes = [run.micro_batch_size for run in (first, second, third)]
-    assert (sizes, second.examples_seen) == ([16, 8, 8], 94)
-    assert kbatch.load_study(tuner).decide().certain
+    found = {trial.batch_size: trial for trial in study.trials}
+    assert found[64].status == "failed"
+    assert (found[16].status, len(found[16].executions)) == ("out_of_memory", 2)
+    assert (found[8].status, study.decide().batch_size) == ("completed", 8)
+    assert 64 not in {size for size, _ in study.decide().judgement.pairs}
 
 
 def test_a_generator_to_validate_on_is_refused_before_anything_trains(tmp_path):
@@ -163,11 +244,11 @@ def test_a_generator_to_validate_on_is_refused_before_anything_trains(tmp_path):
     [
         ({"executions_per_trial": 3}, "leave out `executions_per_trial`"),
         ({"max_executions": 0}, "`max_executions`"),
-        ({"max_executions": 8}, "at least 9"),
         ({"tolerance": -0.1}, "`tolerance`"),
         ({"tolerance": 1.5}, "`tolerance`"),
         ({"confidence": 1.0}, "`confidence`"),
-        ({"objective": ["val_accuracy", "val_loss"]}, "one objective that"),
+        ({"objective": keras_tuner.Objective("samples_per_second", "max")}, "one metric that"),
+        ({"objective": ["val_accuracy", "val_loss"]}, "one metric that"),
     ],
 )
 def test_what_no_race_can_use_is_refused(changed, message, tmp_path):
@@ -181,12 +262,23 @@ def test_executions_are_limited_only_where_the_search_counts_them(tmp_path):
         race(tmp_path, strategy="grid", max_executions=9)
 
 
-def test_joint_learning_rates_are_too_many_for_a_race(tmp_path):
-    with pytest.raises(ValueError, match="joint learning rates"):
-        race(tmp_path, searches.stock(learning_rate_scaling="joint"))
+def many(hp):
+    hp.Choice("units", [1, 2, 3, 4, 5])
+    return models.stock()
+
+
+def test_more_than_four_other_settings_are_refused(tmp_path):
+    with pytest.raises(InputError, match=r"at most 4 combinations.*Received: 5"):
+        race(tmp_path, searches.stock(many))
+
+
+def test_a_target_is_refused_as_all_metrics_are_alike_there(tmp_path):
+    with pytest.raises(InputError, match="StopAtTarget"):
+        race(tmp_path, callbacks=[kbatch.StopAtTarget("val_accuracy", 0.5)])
 
 
 @pytest.mark.slow
 def test_each_execution_may_have_a_process_of_its_own(tmp_path):
-    tuner = race(tmp_path, searches.stock(batch_sizes=(16, 32)), executor="local", max_parallel=1)
-    assert seeds(tuner) == {16: [0, 1, 2], 32: [0, 1, 2]}
+    sizes = searches.stock(batch_sizes=(16, 32))
+    tuner = at_the_rule(tmp_path, sizes, executor="local", max_parallel=1)
+    assert numbers(tuner) == {16: [0, 1, 2, 3], 32: [0, 1, 2, 3]}

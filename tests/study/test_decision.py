@@ -196,7 +196,7 @@ def cut_off(trial):
 def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
     trials = [many(16, 2000, executions=4), many(32, 2005, executions=4, rate=2000.0)]
     fast = many(64, 2010, executions=3, rate=3000.0)
-    dropped = many(256, 9000, executions=2, rate=9000.0)
+    dropped = many(256, 9000, executions=3, rate=9000.0)
     study = make_study(*trials, cut_off(fast), dropped, search=make_search(strategy="race"))
     found = study.decide()
     assert (found.executions, found.batch_size, found.certain) == (4, 64, True)

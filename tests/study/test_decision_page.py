@@ -8,8 +8,8 @@ import pytest
 from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
 from records_factory import make_trial as trial_of
 
-from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.records.training_run import Outcomes
 
 

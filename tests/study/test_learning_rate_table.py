@@ -4,9 +4,9 @@ import numpy as np
 import pytest
 import records_factory as records
 
-from kbatch.analysis.joint_search import FACTOR_NAME
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.study.comparison import pair_runs
+from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.study.comparison import runs_of
 from kbatch.study.table import learning_rate_table
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
@@ -71,12 +71,13 @@ def test_the_model_gets_what_ended():
         ),
         records.make_trial(128, status="out_of_memory", hyperparameters={FACTOR_NAME: 1.0}),
     ]
-    assert pair_runs(trials) == [
+    runs, _ = runs_of(trials)
+    assert [(*run.pair, run.value, run.ended) for run in runs[:2]] == [
         (16, 2.0, 0.9, "completed"),
         (16, 2.0, 0.92, "completed"),
-        (64, 8.0, None, "diverged"),
-        (128, 1.0, None, "out_of_memory"),
     ]
+    ends = {run.pair: run.ended for run in runs[2:]}
+    assert (ends[64, 8.0], ends[128, 1.0]) == ("diverged", "out_of_memory")
 
 
 def test_a_decision_compares_the_pairs_that_were_repeated_one_of_each_size():

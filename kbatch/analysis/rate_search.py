@@ -1,4 +1,4 @@
-"""Which pair of batch size and learning rate to try next, while the best one is open.
+"""What is known of pairs of batch size and learning rate, and which untried one promises the most.
 
 With a the factor of the learning rate relative to a rule (linear or sqrt) the objective is
 
@@ -13,29 +13,26 @@ What lies far below the best value matters little, and a cliff would hide the to
 against it is compressed, c log(1 + loss / c). A run that diverged counts as such a loss, and no
 larger rate of its size is tried.
 
-Each pair is run once where that promises the most, by the knowledge gradient (Frazier et al. 2009,
-doi:10.1287/ijoc.1080.0314). When no pair is likely to be better by more than the tolerance, the
-best pair of each size that may still be the best is repeated, so that these can be compared.
+A pair is worth what a run of it is expected to raise the best mean of its size by, the knowledge
+gradient (Frazier et al. 2009, doi:10.1287/ijoc.1080.0314), times the probability that the size is
+the best or the answer: of the sizes within the tolerance of the best, each at its best rate, those
+that train about as fast as the fastest, and of these the smallest.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import numpy as np
 
 from kbatch.analysis.intervals import Interval
+from kbatch.analysis.judge import AS_FAST, Pair, Run
 
 # The hyperparameter of a search that holds the factor of the learning rate.
 FACTOR_NAME = "learning_rate_factor"
-# Executions a batch size on average, where no number is given.
-EXECUTIONS_PER_SIZE = 6
-# Executions of each pair that is compared at the end.
-FINAL_EXECUTIONS = 3
-# Factors of the learning rate that are tried around the rule's, in octaves.
+# Factors of the learning rate that are tried around the rule's, in octaves: a rate of the user's
+# that is 8 times wrong leaves two octaves on either side.
 FACTORS = tuple(2.0**octave for octave in range(-5, 6))
-# A pair is worth looking for down to this probability that one is better by the tolerance.
-_LEAST_PROBABILITY = 0.05
 # Losses are compressed from this many units on; one of these stands for no value at all.
 _COMPRESSED, _NO_VALUE = 3.0, 10.0
 # The grid of hyperparameters: q; length in octaves of rate and of size; deviations in units.
@@ -45,76 +42,7 @@ _SIGNALS, _NOISES = (3.0, 8.0), (0.15, 0.4, 1.0, 2.0)
 _STEEPER_SPREAD, _LEVEL, _SIZE_SLOPE = 0.4, 10.0, 1.0
 
 
-class PairRun(NamedTuple):
-    """One execution of a pair of batch size and learning rate."""
-
-    batch_size: int
-    factor: float  # Of the learning rate, relative to the rule.
-    value: float | None  # Objective, None where there is none.
-    outcome: str = "completed"  # Or "diverged", "out_of_memory", "failed" for other reasons.
-
-
-class NextPair(NamedTuple):
-    pair: tuple[int, float] | None  # Batch size and factor to run, None to stop.
-    # "start", "gain", "final" for a repeat; or why to stop: "settled", "budget", "all tried".
-    kind: str
-    best: tuple[int, float] | None = None  # The best pair so far by the model.
-    probability: float | None = None  # That another pair is better by more than the tolerance.
-
-
-def next_pair(
-    batch_sizes: Sequence[int],
-    factors: Sequence[float],
-    runs: Sequence[PairRun],
-    *,
-    larger_is_better: bool,
-    tolerance: float,
-    most: int,
-    pending: Sequence[tuple[int, float]] = (),
-) -> NextPair:
-    """Choose the pair to run next of `most` in all; the `pending` count as the model expects."""
-    left = [
-        (b, a)
-        for b in batch_sizes
-        for a in factors
-        if not any(
-            (run.outcome == "out_of_memory" and b >= run.batch_size)
-            or (run.outcome == "failed" and b == run.batch_size)
-            or (run.outcome == "diverged" and b == run.batch_size and a >= run.factor)
-            for run in runs
-        )
-    ]
-    tried = [*((run.batch_size, run.factor) for run in runs), *pending]
-    # It begins with the rule's rate at both ends and in the middle, and around that.
-    rule = min(range(len(factors)), key=lambda i: abs(math.log(factors[i])))
-    middle = batch_sizes[len(batch_sizes) // 2]
-    opening = [(size, factors[rule]) for size in (middle, batch_sizes[0], batch_sizes[-1])]
-    opening += [(middle, factors[i]) for i in (max(0, rule - 2), min(len(factors) - 1, rule + 2))]
-    begun = next((pair for pair in opening if pair in left and pair not in tried), None)
-    if begun is not None and len(tried) < most:
-        return NextPair(begun, "start")
-    model = PairModel.of(runs, left, larger_is_better=larger_is_better, tolerance=tolerance)
-    if model is None:
-        untried = [pair for pair in left if pair not in tried]
-        more = untried and not pending and len(runs) < most
-        return NextPair(untried[0], "start") if more else NextPair(None, "all tried")
-    model = model.with_pending(pending)
-    best, chance = model.pairs[model.best], model.chance_of_better()
-    if len(tried) >= most:
-        return NextPair(None, "budget", best, chance)
-    finals = model.finals()
-    repeats = [pair for pair in finals if tried.count(pair) < FINAL_EXECUTIONS]
-    needed = sum(FINAL_EXECUTIONS - tried.count(pair) for pair in repeats)
-    untried = model.untried_by_gain()
-    if untried and chance >= _LEAST_PROBABILITY and len(tried) + needed < most:
-        return NextPair(untried[0], "gain", best, chance)
-    if repeats:
-        fewest = min(repeats, key=lambda pair: (tried.count(pair), finals.index(pair)))
-        return NextPair(fewest, "final", best, chance)
-    return NextPair(None, "settled" if untried else "all tried", best, chance)
-
-
-class PairModel(NamedTuple):
+class RateModel(NamedTuple):
     """What is known of pairs: their values' means and covariance, in units of the model."""
 
     pairs: tuple[tuple[int, float], ...]
@@ -128,17 +56,17 @@ class PairModel(NamedTuple):
     @classmethod
     def of(
         cls,
-        runs: Sequence[PairRun],
+        runs: Sequence[Run],
         pairs: Sequence[tuple[int, float]],
         *,
         larger_is_better: bool,
         tolerance: float,
-    ) -> "PairModel | None":
+    ) -> "RateModel | None":
         """Condition the process on the runs, None where none of the pairs has a value."""
         sign = 1.0 if larger_is_better else -1.0
         found: dict[tuple[int, float], list[float]] = {}
         for run in runs:
-            if run.outcome in ("completed", "diverged"):
+            if run.ended in ("completed", "diverged"):
                 value = -math.inf if run.value is None else sign * run.value
                 found.setdefault((run.batch_size, run.factor), []).append(value)
         means = np.array([np.mean(values) for values in found.values()])
@@ -199,7 +127,7 @@ class PairModel(NamedTuple):
         margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
         return cls(*model, float(shares @ noise[parts] ** 2), margin, weights)
 
-    def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "PairModel":
+    def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "RateModel":
         """Add pending runs at their expected value: means stay, variances shrink."""
         counts, covariance = self.counts.copy(), self.covariance
         for i in (self.pairs.index(pair) for pair in pairs if pair in self.pairs):
@@ -217,41 +145,59 @@ class PairModel(NamedTuple):
         low, middle, high = of_rule + np.interp([0.025, 0.5, 0.975], below, ends)
         return float(middle), Interval(float(low), float(high))
 
-    @property
-    def best(self) -> int:
-        """The index of the best pair that was tried."""
-        return int(np.argmax(np.where(self.counts > 0, self.means, -np.inf)))
+    def best_tried(self) -> dict[int, Pair]:
+        """Return the pair of the best mean of each size that was tried."""
+        found: dict[int, Pair] = {}
+        for i in np.argsort(-self.means, kind="stable"):
+            if self.counts[i]:
+                found.setdefault(self.pairs[i][0], self.pairs[i])
+        return found
 
-    def chance_of_better(self) -> float:
-        """Return the probability that some pair is better than the best by the tolerance."""
-        draws = self._draws()
-        return float(np.mean(draws.max(axis=1) - draws[:, self.best] > self.tolerance))
+    def chances(
+        self, seconds: Mapping[int, float], pairs: Sequence[Pair]
+    ) -> tuple[dict[int, float], dict[int, float]]:
+        """Return the probabilities of each size to be the answer, and to be the best."""
+        at = [self.pairs.index(pair) for pair in pairs]
+        sizes = np.array([pair[0] for pair in pairs])
+        every = np.unique(sizes)
+        draws = self._draws()[:, at]
+        tops = np.stack([draws[:, sizes == size].max(axis=1) for size in every], axis=1)
+        near = tops >= tops.max(axis=1, keepdims=True) - self.tolerance
+        costs = np.where(near, [seconds[size] for size in every.tolist()], math.inf)
+        fast = costs <= AS_FAST * costs.min(axis=1, keepdims=True)
+        answers = np.bincount(fast.argmax(axis=1), minlength=len(every)) / len(tops)
+        bests = np.bincount(tops.argmax(axis=1), minlength=len(every)) / len(tops)
+        return dict(zip(every.tolist(), answers.tolist(), strict=True)), dict(
+            zip(every.tolist(), bests.tolist(), strict=True)
+        )
 
-    def untried_by_gain(self) -> list[tuple[int, float]]:
-        """Return the untried pairs, the one whose run promises the largest gain first."""
+    def gains(self, weights: Mapping[int, float]) -> np.ndarray:
+        """Return what a run of each pair promises, each size counted with its weight."""
+        sizes = np.array([size for size, _ in self.pairs])
+        return sum(
+            (
+                weight * self._gains_of(np.flatnonzero(sizes == size))
+                for size, weight in weights.items()
+            ),
+            np.zeros(len(sizes)),
+        )
+
+    def gain_of_repeats(self, pairs: Sequence[Pair]) -> float:
+        """Return by how much one more run of some of `pairs` is expected to raise the best."""
+        own = np.array([self.pairs.index(pair) for pair in pairs])
+        return float(self._gains_of(own)[own].max())
+
+    def _gains_of(self, own: np.ndarray) -> np.ndarray:
+        """Return by how much a run of each pair is expected to raise the best mean of `own`."""
         points = np.linspace(-2.5, 2.5, 15)
         shares = np.exp(-0.5 * points**2)
         deviations = np.sqrt(np.diagonal(self.covariance) + self.noise)
-        shifts = self.covariance / deviations  # Of all pairs, a column for each that is run.
-        after = np.max(self.means[:, None, None] + shifts[:, :, None] * points, axis=0)
-        gains = after @ (shares / shares.sum()) - self.means.max()
-        order = np.argsort(-gains, kind="stable")
-        return [self.pairs[i] for i in order if not self.counts[i]]
-
-    def finals(self) -> list[tuple[int, float]]:
-        """Return the best pair of each size that may be as good as the best, at least two."""
-        tried = np.where(self.counts > 0, self.means, -np.inf)
-        draws, order = self._draws(), np.argsort(-tried, kind="stable")
-        found: dict[int, tuple[int, float]] = {}
-        for i in order[: int((self.counts > 0).sum())]:
-            size = self.pairs[i][0]
-            near = draws[:, i] >= draws[:, self.best] - self.tolerance
-            if size not in found and (len(found) < 2 or np.mean(near) >= _LEAST_PROBABILITY):
-                found[size] = self.pairs[i]
-        return list(found.values())
+        shifts = self.covariance[own] / deviations  # A column for each pair that is run.
+        after = np.max(self.means[own][:, None, None] + shifts[:, :, None] * points, axis=0)
+        return after @ (shares / shares.sum()) - self.means[own].max()
 
     def _draws(self) -> np.ndarray:
         values, vectors = np.linalg.eigh(self.covariance)
         root = vectors * np.sqrt(np.maximum(values, 0.0))
-        normal = np.random.default_rng(0).standard_normal((400, len(self.means)))
+        normal = np.random.default_rng(0).standard_normal((1000, len(self.means)))
         return self.means + normal @ root.T

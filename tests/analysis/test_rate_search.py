@@ -1,0 +1,92 @@
+"""What is known of pairs of batch size and learning rate from runs of some."""
+
+import numpy as np
+import pytest
+
+from kbatch.analysis.judge import Run
+from kbatch.analysis.rate_search import RateModel
+
+SIZES = (16, 32, 64, 128, 256, 512)
+FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
+
+
+def octaves_off(size, factor, *, steeper=0.0, off=0.0):
+    """Octaves between a rate and the best one of its size, which grows steeper than the rule."""
+    return np.log2(factor) - off - steeper * np.log2(size / 32)
+
+
+@pytest.mark.parametrize("steeper", [-0.5, 0.0, 0.25])
+def test_the_slope_is_found(steeper):
+    rng, pairs = np.random.default_rng(0), [(b, a) for b in SIZES for a in FACTORS]
+    runs = [
+        Run(b, a, 0, 0.95 - 0.01 * octaves_off(b, a, steeper=steeper) ** 2 + rng.normal(0, 0.003))
+        for b, a in pairs
+    ]
+    model = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01)
+    slope, interval = model.slope(0.5)
+    assert interval.low <= 0.5 + steeper <= interval.high
+    assert slope == pytest.approx(0.5 + steeper, abs=0.15)
+    assert interval.high - interval.low < 0.7
+
+
+def test_the_slope_of_a_flat_table_is_not_known():
+    pairs = [(b, a) for b in SIZES for a in FACTORS]
+    runs = [Run(b, a, 0, 0.95) for b, a in pairs]
+    interval = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01).slope(0.5)[1]
+    assert interval.high - interval.low > 1
+
+
+def peaked(best=2.0):
+    """A model of three sizes at three rates each, of which size 128 is untried."""
+    pairs = [(b, a) for b in (16, 64, 128) for a in FACTORS]
+    runs = [
+        Run(b, a, 0, 0.95 - 0.01 * np.log2(a / best) ** 2)
+        for b, a in pairs
+        if b < 128 and a in (0.25, 1.0, 4.0)
+    ]
+    return RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01)
+
+
+def test_an_untried_size_is_best_where_its_neighbours_are():
+    model = peaked()
+    means = dict(zip(model.pairs, model.means, strict=True))
+    assert max((a for b, a in model.pairs if b == 128), key=lambda a: means[128, a]) in (
+        1.0,
+        2.0,
+        4.0,
+    )
+    assert not model.counts[model.pairs.index((128, 2.0))]
+
+
+def test_a_run_promises_more_where_less_is_known_and_for_sizes_that_count():
+    model = peaked()
+    gains = dict(zip(model.pairs, model.gains({16: 1.0, 64: 1.0, 128: 1.0}), strict=True))
+    assert min(gains.values()) > -1e-9
+    assert gains[16, 0.25] < gains[16, 2.0]
+    assert model.gains({16: 0.0, 64: 0.0, 128: 0.0}).max() == 0
+    half = model.gains({128: 0.5})
+    np.testing.assert_allclose(2 * half, model.gains({128: 1.0}))
+
+
+def test_of_sizes_within_the_tolerance_the_fastest_is_the_answer():
+    pairs = [(16, 1.0), (64, 1.0), (256, 1.0)]
+    runs = [
+        Run(b, a, k, v)
+        for (b, a), v in zip(pairs, (0.95, 0.95, 0.9), strict=True)
+        for k in range(9)
+    ]
+    model = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.02)
+    answer, best = model.chances({16: 3.0, 64: 2.0, 256: 1.0}, pairs)
+    assert max(answer, key=answer.get) == 64
+    assert best[256] < 0.05
+    # Of sizes that take about the same time the smallest is preferred.
+    answer, _ = model.chances({16: 1.03, 64: 1.0, 256: 0.99}, pairs)
+    assert max(answer, key=answer.get) == 16
+
+
+def test_pending_runs_count_as_what_is_expected_of_them():
+    model = peaked()
+    expected = model.with_pending([(128, 2.0), (16, 2.0)])
+    np.testing.assert_array_equal(expected.means, model.means)
+    own = model.pairs.index((128, 2.0))
+    assert expected.covariance[own, own] < model.covariance[own, own]
