@@ -177,7 +177,10 @@ class Stack:
         found = np.where(odd, validated[by_even], validated[by_odd])
         test = (tested[by_even].mean(1) + tested[by_odd].mean(1)) / 2
         finite = np.array([np.isfinite(w.numpy()).all((0, 2)) for w in self._weights[:1]])[0]
-        row = {"validation": np.round(found.mean(1), 6).tolist(), "test": np.round(test, 6).tolist()}
+        row = {
+            "validation": np.round(found.mean(1), 6).tolist(),
+            "test": np.round(test, 6).tolist(),
+        }
         row["diverged"] = [factor for factor, fine in zip(FACTORS, finite, strict=True) if not fine]
         if seed < REPLAYED_SEEDS:
             packed = zlib.compress(np.packbits(~found).tobytes(), 9)

@@ -166,7 +166,8 @@ def print_task(name: str, table: Table, *, draws: int, tolerance: float) -> None
     )
     for label, own in (("race", races), ("grid", grids)):
         each = [losses(tested, [one.place for one in own[off]]) for off in OFF]
-        print(f"       {label}: " + "  ".join(f"{2.0**o:g}: {v:.2f}" for o, v in zip(OFF, each)))
+        shown = [f"{2.0**off:g}: {loss:.2f}" for off, loss in zip(OFF, each, strict=True)]
+        print(f"       {label}: {'  '.join(shown)}")
 
 
 def main() -> None:
@@ -177,7 +178,7 @@ def main() -> None:
     options = parser.parse_args()
     tables = stored_tables()
     count = options.draws * len(OFF)
-    print(f"{count} searches a task, tolerance {options.tolerance:.2%}; loss by the user's rate below")
+    print(f"{count} searches a task, tolerance {options.tolerance:.2%}; below by the user's rate")
     print(
         f"{'':<6}{'loss (95 %)':>21}{'grid (race less grid)':>27}{'all seeds':>11}"
         f"{'trainings':>14}{'certified':>11}{'certain':>9}{'wrong':>7}{'time':>6}"

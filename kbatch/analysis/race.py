@@ -18,13 +18,12 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Pair, Run, judge
+from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Pair, Run
+from kbatch.analysis.race_rounds import FIRST_LOOK, first_seed, judge_race, training_seconds_of
 from kbatch.analysis.rate_search import FACTORS, RateModel
 
 # Executions a batch size on average, where no number is given.
 EXECUTIONS_PER_SIZE = 6
-# Rounds before the first judgement.
-FIRST_LOOK = 3
 # Rounds that are run for a size to be certified, where that may be.
 _ROUNDS_TO_CERTIFY = 5
 # A size is raced while it is the answer, or the best, with this probability.
@@ -105,72 +104,6 @@ def next_runs(
             return step._replace(runs=tuple(asked))
 
 
-def judge_race(
-    runs: Sequence[Run],
-    batch_sizes: Sequence[int],
-    *,
-    larger_is_better: bool,
-    tolerance: float,
-    confidence: float = DEFAULT_CONFIDENCE,
-) -> Judgement | None:
-    """Judge the rounds of a race, None before there is one.
-
-    Runs of the smallest seed chose the pairs, and certify nothing. A size without rounds is left
-    out, which forbids a certain answer where that size may be preferred.
-    """
-    first = _first_seed(runs)
-    rounds: dict[Pair, int] = {}
-    for run in runs:
-        if (run.seed or 0) > first and run.value is not None:
-            rounds[run.pair] = rounds.get(run.pair, 0) + 1
-    if not rounds:
-        return None
-    most = max(rounds.values())
-    # Some may not have had their turn in the last round yet.
-    least = max(1, min(FIRST_LOOK, most - 1))
-    judged = {pair for pair, count in rounds.items() if count >= least}
-    # Where the pair of a size has changed, the one that was repeated most.
-    judged = set({pair[0]: pair for pair in sorted(judged, key=lambda p: (rounds[p], p))}.values())
-    seconds = _training_seconds(runs, batch_sizes)
-    while True:
-        given = [run for run in runs if run.pair in judged and (run.seed or 0) > first]
-        absent = set(batch_sizes) - {size for size, _ in judged}
-        given += [Run(size, 1.0, None, None, seconds[size], "left_out") for size in absent]
-        found = judge(
-            given,
-            larger_is_better=larger_is_better,
-            tolerance=tolerance,
-            confidence=confidence,
-            looks=max(1, most - FIRST_LOOK + 1),
-        )
-        # What left the race as unlikely, and not as worse, is no longer compared.
-        left = {pair for pair in judged - set(found.worse) if rounds[pair] < most - 1}
-        if not left:
-            return found
-        judged -= left
-
-
-def _first_seed(runs: Sequence[Run]) -> int:
-    return min((run.seed or 0 for run in runs), default=0)
-
-
-def _training_seconds(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
-    """Return the training time of each size, 0 where none is known."""
-    own = {
-        size: [s for run in runs if run.batch_size == size and (s := run.seconds)]
-        for size in sorted(batch_sizes, reverse=True)
-    }
-    known = {size: float(np.mean(seconds)) for size, seconds in own.items() if seconds}
-    if not known:
-        return dict.fromkeys(batch_sizes, 0.0)
-    # A training takes a time for each example and one for each update.
-    updates = [1 / size for size in known]
-    return {
-        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
-        for size in batch_sizes
-    }
-
-
 class _Race:
     """The runs so far and those that are pending, with what they leave to try."""
 
@@ -188,7 +121,7 @@ class _Race:
         pending: Sequence[Execution],
     ):
         # What lies on disk has another order.
-        first = _first_seed(runs)
+        first = first_seed(runs)
         runs = [run._replace(seed=(run.seed or 0) - first) for run in runs]
         self._runs = sorted(runs, key=lambda run: (run.pair, run.seed))
         self._pending, self._most = pending, most
@@ -214,7 +147,7 @@ class _Race:
         if model is None:
             return self._without_values()
         model = model.with_pending([one[:2] for one in self._pending])
-        seconds = _training_seconds(self._runs, self._sizes)
+        seconds = training_seconds_of(self._runs, self._sizes)
         answer, best = model.chances(seconds, model.pairs)
         # To know which sizes are within the tolerance takes the best one too.
         gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})

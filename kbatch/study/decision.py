@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
-from kbatch.analysis.race import judge_race
+from kbatch.analysis.race_rounds import judge_race
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import (
     LeftOut,

@@ -1,126 +1,232 @@
+"""Races on tables of pairs whose best one is known."""
+
+import collections
+
 import numpy as np
 import pytest
-from simulated_runs import simulate
 
-from kbatch.analysis.paired_runs import LOOKS, first_executions, judge, race, race_looks
+from kbatch.analysis.judge import Run
+from kbatch.analysis.race import Execution, next_runs
+from kbatch.analysis.race_rounds import FIRST_LOOK, judge_race
 
-TOLERANCE = 0.01
-
-
-def run(candidates, **changed):
-    """Run a race on executions that are known, and return its end and what it executed."""
-    arguments = {"larger_is_better": True, "tolerance": TOLERANCE} | changed
-    counts, history = [0] * len(candidates), []
-    while True:
-        known = [first_executions(c, n) for c, n in zip(candidates, counts, strict=True)]
-        state = race(known, **arguments)
-        if not state.following:
-            return state, counts, history
-        for following in state.following:
-            counts[following] += 1
-            history.append((following, state))
+SIZES, BASE = (16, 32, 64, 128, 256, 512), 32
+BLOCKS, EXAMPLES = 50, 2000
 
 
-def simulated(seed, accuracies=(0.92, 0.94, 0.94, 0.90), examples=3000, **changed):
-    rng = np.random.default_rng(seed)
-    return simulate(rng, accuracies, rounds=40, examples=examples, **changed)
+def octaves_off(size, factor, *, steeper=0.0, off=0.0):
+    """Octaves between a rate and the best one of its size, which grows steeper than the rule."""
+    return np.log2(factor) - off - steeper * np.log2(size / BASE)
 
 
-def test_it_ends_with_the_fastest_within_the_tolerance():
-    state, counts, history = run(simulated(0))
-    assert state.ended == "certain"
-    assert state.verdict.named == 2
-    # All train three times, in rounds; then what is far worse is out at once.
-    assert [following for following, _ in history[:12]] == [0, 1, 2, 3] * 3
-    assert counts[3] == 3
-    assert counts[2] == state.rounds
+def linear_is_right(size, factor):
+    away = octaves_off(size, factor, off=1.0)
+    return None if away > 2 else 0.95 - 0.006 * away**2 - 0.002 * abs(np.log2(size / 64))
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_rounds_are_whole_and_what_has_left_stays_out(seed):
-    _, _, history = run(simulated(seed, (0.93, 0.935, 0.94, 0.92), examples=2000))
-    counts, last = [0] * 4, set(range(4))
-    for following, state in history:
-        racing = set(range(4)) - set(state.verdict.worse if state.verdict else ())
-        assert racing <= last
-        last = racing
-        assert following in racing
-        counts[following] += 1
-        assert max(counts[k] for k in racing) - min(counts[k] for k in racing) <= 1
+def eight_times_too_small(size, factor):
+    away = octaves_off(size, factor, off=3.0)
+    return 0.95 - min(0.5, 0.004 * away**2) - 0.03 * (size > 128)
 
 
-def test_more_executions_of_what_has_left_change_nothing():
-    candidates = simulated(0)
-    state, counts, _ = run(candidates)
-    known = [first_executions(c, n) for c, n in zip(candidates, counts, strict=True)]
-    known[3] = candidates[3]
-    again = race(known, larger_is_better=True, tolerance=TOLERANCE)
-    assert again.ended == "certain"
-    np.testing.assert_equal(again.verdict.gaps, state.verdict.gaps)
+def cliff(size, factor):
+    """The best rate is the last one that does not diverge."""
+    away = octaves_off(size, factor, off=-3.0, steeper=-0.2)
+    return None if away > 1.2 else 0.93 + 0.01 * min(away, 1.0) - 0.02 * (size > 64)
 
 
-@pytest.mark.parametrize("most", [12, 14, 20, 31])
-def test_no_more_executions_than_allowed(most):
-    tied = simulated(1, (0.93, 0.93, 0.93, 0.93), examples=1000)
-    state, counts, _ = run(tied, max_executions=most, tolerance=0.004)
-    assert sum(counts) <= most
-    assert state.ended in ("executions", "examples")
-    assert not state.verdict.certain
+def flat(size, factor):
+    return 0.93
 
 
-def test_a_certified_size_is_taken_where_a_faster_one_lies_at_the_tolerance():
-    state, counts, _ = run(simulated(3, (0.94, 0.94, 0.9295), examples=8000))
-    assert state.ended == "certified"
-    assert (state.verdict.named, state.verdict.certain) == (1, False)
-    assert state.verdict.worse == state.verdict.promising == ()
-    assert max(counts) < 40
+TABLES = [linear_is_right, eight_times_too_small, cliff, flat]
 
 
-def test_too_few_examples_end_it_early():
-    state, counts, _ = run(simulated(1, (0.93,) * 4, examples=360), tolerance=0.003)
-    assert state.ended == "examples"
-    assert max(counts) <= 8
-    assert state.verdict.smallest_tolerance > 0.003
+class Search:
+    """Trains what a race asks for: values of a table, with the noise of seeds and examples."""
+
+    def __init__(self, table, seed=0, noise=0.004, sign=1, scale=1.0, **options):
+        self.table, self.noise, self.sign, self.scale = table, noise, sign, scale
+        self.draw = seed
+        goal = {"larger_is_better": sign > 0, "tolerance": 0.01 * scale}
+        self.options = {"base_batch_size": BASE} | goal | options
+        self.runs = []
+
+    def trained(self, execution):
+        size, factor, number = execution
+        value, seconds = self.table(size, factor), 1 + 40 / size
+        if value is None:
+            return Run(size, factor, number, None, seconds, "diverged")
+        own = np.random.default_rng((self.draw, size, int(factor * 1024), number))
+        same = np.random.default_rng((self.draw, number))
+        value += self.noise * (own.standard_normal() + same.standard_normal())
+        blocks = value + 0.01 * own.standard_normal(BLOCKS)
+        outcomes = self.sign * self.scale * blocks
+        return Run(size, factor, number, outcomes.mean(), seconds, "completed", outcomes, EXAMPLES)
+
+    def step(self, runs=None, **changed):
+        runs = self.runs if runs is None else runs
+        return next_runs(runs, SIZES, **(self.options | changed))
+
+    def to_the_end(self, **changed):
+        while (step := self.step(**changed)).runs:
+            self.runs += [self.trained(execution) for execution in step.runs]
+        return step
+
+    def judged(self, **changed):
+        names = ("larger_is_better", "tolerance")
+        return judge_race(self.runs, SIZES, **{n: self.options[n] for n in names} | changed)
 
 
-def test_a_look_that_finds_enough_examples_restarts_the_count_of_too_few(monkeypatch):
-    smallest = {3: 0.02, 4: None, 5: 0.02, 6: 0.02}
-
-    def judge_by_list(candidates, **arguments):
-        verdict = judge(candidates, **arguments)
-        open_ = {"certain": False, "certified": (), "worse": ()}
-        return verdict._replace(
-            smallest_tolerance=smallest[len(candidates[0].values)], executions_needed=None, **open_
-        )
-
-    monkeypatch.setattr("kbatch.analysis.paired_runs.judge", judge_by_list)
-    state, _, _ = run(simulated(0))
-    assert (state.ended, state.rounds) == ("examples", 6)
+def executions(runs):
+    return [Execution(run.batch_size, run.factor, run.seed) for run in runs]
 
 
-def test_a_round_goes_on_with_those_that_it_has_not_executed():
-    candidates = [first_executions(c, n) for c, n in zip(simulated(0), (2, 1, 2, 1), strict=True)]
-    assert race(candidates, larger_is_better=True, tolerance=TOLERANCE).following == (1, 3)
+@pytest.mark.parametrize("table", TABLES)
+def test_the_pairs_that_it_names_are_within_the_tolerance_of_the_best(table):
+    values = [v for b in SIZES for k in range(-5, 6) if (v := table(b, 2.0**k)) is not None]
+    losses = []
+    for seed in range(3):
+        search = Search(table, seed)
+        step = search.to_the_end()
+        assert step.ended in ("certain", "certified", "out of reach", "executions")
+        losses.append(max(values) - table(*step.judgement.named))
+        assert len(search.runs) <= 6 * len(SIZES)
+        assert any(run.batch_size == BASE for run in search.runs)
+    assert np.mean(losses) <= 0.01
 
 
-def test_a_candidate_alone_ends_after_its_first_look():
-    state, counts, _ = run(simulated(0, (0.9,)))
-    assert (state.ended, counts) == ("certain", [3])
+@pytest.mark.parametrize("table", TABLES)
+def test_what_chose_a_pair_does_not_judge_it_and_rounds_are_whole(table):
+    search = Search(table)
+    step = search.to_the_end()
+    rounds = collections.defaultdict(set)
+    for run in search.runs:
+        if run.seed > 0:
+            rounds[run.pair].add(run.seed)
+    most = max(map(len, rounds.values()))
+    for pair, count in step.judgement.rounds.items():
+        assert count == len(rounds[pair])
+        # One that left early is worse, or no longer compared.
+        assert count >= most - 1 or pair in step.judgement.worse
+    assert all(own == set(range(1, len(own) + 1)) for own in rounds.values())
+    rivals = set(step.judgement.pairs) - set(step.judgement.worse)
+    assert sum(len(rounds[pair]) == most for pair in rivals) >= 2
+    assert search.judged() == step.judgement
 
 
-def test_looks_follow_what_is_allowed():
-    assert race_looks(6, None) == LOOKS
-    assert race_looks(6, 17) == ()
-    assert race_looks(6, 18) == (3,)
-    assert race_looks(6, 24) == (3, 4, 5, 6)  # Two sizes may be left after 18.
-    assert race_looks(1, 5) == (3, 4, 5)
+@pytest.mark.parametrize("table", TABLES)
+def test_a_search_that_was_killed_goes_on_as_it_would_have(table):
+    whole = Search(table)
+    end = whole.to_the_end()
+    for count in range(0, len(whole.runs), 4):
+        # On disk they are in the order of the trials.
+        kept = sorted(whole.runs[:count], key=lambda run: run.pair)
+        assert whole.step(kept).runs == tuple(executions(whole.runs[count : count + 1]))
+    shuffled = sorted(whole.runs, key=lambda run: (run.pair, -run.seed))
+    assert whole.step(shuffled).ended == end.ended
 
 
-def test_a_race_is_seldom_wrong():
-    rng, wrong, executions = np.random.default_rng(11), 0, []
-    accuracies = [0.93, 0.93, 0.93, 0.918, 0.918, 0.918]
-    for _ in range(8):
-        state, counts, _ = run(simulate(rng, accuracies, rounds=40, examples=1500))
-        wrong += state.ended == "certain" and state.verdict.named != 2
-        executions.append(sum(counts))
-    assert wrong <= 1  # At 5 %, and two standard errors.
+@pytest.mark.parametrize("most", [1, 4, 7, 12, 19])
+@pytest.mark.parametrize("count", [1, 3])
+def test_never_more_executions_than_allowed(most, count):
+    search = Search(linear_is_right, max_executions=most, count=count)
+    step = search.to_the_end()
+    assert len(search.runs) <= most
+    assert step.ended
+    if most < 8:
+        assert (step.ended, len(search.runs)) == ("executions", most)
+
+
+def test_a_rate_that_is_far_off_is_found_and_the_size_with_it():
+    search = Search(eight_times_too_small)
+    step = search.to_the_end()
+    assert all(factor in (4.0, 8.0, 16.0) for _, factor in step.judgement.certified)
+    assert {size for size, _ in step.judgement.pairs} & {64, 128}
+    assert step.judgement.certified
+    assert sum(run.seed == 0 for run in search.runs) <= 20
+
+
+def test_sizes_at_a_rate_that_is_known_are_all_tried_and_the_good_ones_raced():
+    search = Search(lambda size, factor: 0.93 - 0.05 * (size > 64), search_rate=False)
+    step = search.to_the_end()
+    assert {run.factor for run in search.runs} == {1.0}
+    assert {run.batch_size for run in search.runs} == set(SIZES)
+    assert set(step.judgement.pairs) == {(size, 1.0) for size in (16, 32, 64)}
+    assert set(step.judgement.left_out) == {(size, 1.0) for size in (128, 256, 512)}
+    # A faster size that is left out may be as good at another tolerance.
+    assert not search.judged(tolerance=0.1).certain
+
+
+def test_workers_are_given_several_that_no_judgement_would_change():
+    search = Search(linear_is_right, count=4)
+    first = search.step()
+    assert len(first.runs) == len(set(first.runs)) == 4
+    # The same one by one, as each is submitted.
+    asked = ()
+    for execution in first.runs:
+        step = search.step(pending=asked, count=1)
+        assert step.runs == (execution,)
+        asked += step.runs
+    end = search.to_the_end()
+    assert end.ended and len(search.runs) <= 36
+    # Nobody runs ahead of a judgement.
+    whole = [run for run in search.runs if run.seed <= FIRST_LOOK]
+    raced = [run for run in whole if run.seed == FIRST_LOOK]
+    kept, begun = [run for run in whole if run is not raced[-1]], executions(raced[-1:])
+    assert all(e.number <= FIRST_LOOK for e in search.step(kept, pending=begun).runs)
+
+
+def test_no_larger_rate_of_a_size_is_tried_after_one_that_diverged():
+    search = Search(cliff)
+    search.to_the_end()
+    diverged = [i for i, run in enumerate(search.runs) if run.ended == "diverged"]
+    assert diverged
+    for i in diverged:
+        later = [
+            r.factor for r in search.runs[i + 1 :] if r.batch_size == search.runs[i].batch_size
+        ]
+        assert all(factor < search.runs[i].factor for factor in later)
+
+
+def test_where_every_rate_diverges_it_ends_after_the_smallest():
+    search = Search(lambda size, factor: None)
+    step = search.to_the_end()
+    assert (step.ended, step.judgement) == ("diverged", None)
+    assert min(run.factor for run in search.runs) == 1 / 32
+    assert len(search.runs) <= 6
+
+
+@pytest.mark.parametrize(
+    ("ended", "left"), [("out_of_memory", {16, 32}), ("failed", {16, 32, 128, 256, 512})]
+)
+def test_a_size_that_cannot_be_trained_is_not_tried_again(ended, left):
+    search = Search(flat)
+    search.runs = [Run(64, 1.0, 0, None, None, ended)]
+    search.to_the_end()
+    assert {run.batch_size for run in search.runs[1:]} <= left
+
+
+def test_a_size_that_trained_goes_on_where_a_smaller_one_runs_out_later():
+    search = Search(flat, search_rate=False)
+    while (step := search.step()).runs[0].number == 0:
+        search.runs += [search.trained(execution) for execution in step.runs]
+    search.runs.append(Run(64, 1.0, 1, None, None, "out_of_memory"))
+    search.to_the_end()
+    assert 64 not in {run.batch_size for run in search.runs[len(SIZES) + 1 :]}
+    assert {128, 256, 512} & {run.batch_size for run in search.runs if run.seed == FIRST_LOOK}
+
+
+def test_one_size_is_searched_for_its_rate_and_compared_with_nothing():
+    search = Search(linear_is_right)
+    while (step := next_runs(search.runs, (BASE,), **search.options)).runs:
+        search.runs += [search.trained(execution) for execution in step.runs]
+    assert (step.ended, step.judgement) == ("alone", None)
+    best = max((run for run in search.runs if run.value is not None), key=lambda run: run.value)
+    assert abs(octaves_off(*best.pair, off=1.0)) <= 1
+
+
+def test_a_loss_in_other_units_is_raced_in_the_same_way():
+    gains, losses = Search(cliff), Search(cliff, sign=-1, scale=100.0)
+    ends = [gains.to_the_end(), losses.to_the_end()]
+    assert executions(gains.runs) == executions(losses.runs)
+    assert ends[0].judgement.named == ends[1].judgement.named
