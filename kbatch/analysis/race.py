@@ -210,7 +210,7 @@ class _Race:
                 return RaceStep()
         # A round is run whole or not at all.
         if self._spent + len(lacking or racing) > self._most:
-            return RaceStep((), None if self._pending else "executions", judgement)
+            return RaceStep((), None if self._pending else "executions", self._judged())
         pair = min(lacking or racing, key=lambda one: rounds[one])
         number = next(n for n in range(1, self._most + 1) if n not in self._numbers[pair])
         return RaceStep((Execution(*pair, number),), None, judgement)
