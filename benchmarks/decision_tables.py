@@ -159,10 +159,7 @@ class Stack:
 
     def run(self, weights: list[np.ndarray], seed: int) -> dict[str, Any]:
         """Train from a seed; return what a line of the table holds."""
-        for variable, value in zip(self._weights, self._spread(weights), strict=True):
-            variable.assign(value)
-        for variable in (*self._slots[0], *self._slots[1], self._updates):
-            variable.assign(np.zeros(variable.shape))
+        self.start(weights)
         hits = []
         for epoch in range(self._task.epochs):
             order = np.random.default_rng((seed, epoch)).permutation(TRAINING)
@@ -186,6 +183,13 @@ class Stack:
             packed = zlib.compress(np.packbits(~found).tobytes(), 9)
             row["wrong"] = base64.b85encode(packed).decode()
         return row
+
+    def start(self, weights: list[np.ndarray]) -> None:
+        """Set the weights of all nets, and let their optimizers begin."""
+        for variable, value in zip(self._weights, self._spread(weights), strict=True):
+            variable.assign(value)
+        for variable in (*self._slots[0], *self._slots[1], self._updates):
+            variable.assign(np.zeros(variable.shape))
 
     def _spread(self, weights: list[np.ndarray]) -> list[np.ndarray]:
         first, *others = weights
