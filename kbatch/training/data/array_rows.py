@@ -13,6 +13,7 @@ from kbatch.training.data.traced_maps import map_traced, of_any_length, rebatche
 # Gathered at once.
 _MOST_ROWS, _MOST_BYTES = 4096, 2**22
 _ENDLESS = 2**62
+_NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
 
 
 def sized(examples: int, size: int) -> list[int]:
@@ -53,20 +54,13 @@ class ArrayRows:
         self._piece = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes), self.examples))
         whole = tf.data.Dataset.from_tensors(tensors).element_spec
         self._spec = tf.nest.map_structure(of_any_length, whole)
-        random: Any = tf.random
-        shuffled = random.experimental.stateless_shuffle
-
-        def order(epoch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
-            numbers = tf.range(count)
-            return shuffled(numbers, seed=tf.stack([seed, epoch])) if shuffle else numbers
-
-        number, numbers = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
-        self._order = _traced(order, number, number)
-        self._gather = _traced(lambda chosen: [tf.gather(part, chosen) for part in parts], numbers)
+        self._count, self._shuffle = count, shuffle
+        self._order = _traced(self._numbers, _NUMBER, _NUMBER)
+        self._gather = _traced(lambda chosen: [tf.gather(part, chosen) for part in parts], _NUMBERS)
 
     def endless(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
         """Return batches of one epoch after the other, each in an order of its own."""
-        batches = self._batches(tf.data.Dataset.range(_ENDLESS), batch_size, seed)
+        batches = self._batches(self._order, tf.data.Dataset.range(_ENDLESS), batch_size, seed)
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
 
     def epoch(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
@@ -76,25 +70,33 @@ class ArrayRows:
             read = tf.Variable(0, trainable=False, dtype=tf.int64)
         steps = -(-self.examples // batch_size)
 
-        @tf.autograph.experimental.do_not_convert
-        def counted(batch: Any, number: tf.Tensor) -> Any:
-            with tf.control_dependencies([read.assign_add(tf.cast(number == steps, tf.int64))]):
-                return each_part(tf.identity, batch)
+        def counted(step: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+            with tf.control_dependencies([read.assign_add(tf.cast(step == steps, tf.int64))]):
+                return [tf.identity(part) for part in parts]
 
-        epochs = tf.data.Dataset.range(1).map(
-            tf.autograph.experimental.do_not_convert(lambda _: read.read_value())
+        order = _traced(
+            lambda number, seed: self._numbers(read.read_value(), seed), _NUMBER, _NUMBER
         )
-        batches = self._batches(epochs, batch_size, seed)
-        batches = tf.data.Dataset.zip(batches, tf.data.Dataset.range(1, steps + 1)).map(counted)
+        batches = self._batches(order, tf.data.Dataset.range(1), batch_size, seed)
+        numbered = tf.data.Dataset.zip(tf.data.Dataset.range(1, steps + 1), batches)
+        specs = [one for one in tf.nest.flatten(self._spec) if isinstance(one, tf.TensorSpec)]
+        batches = map_traced(_traced(counted, _NUMBER, *specs), numbered, self._spec)
         return _pipeline(batches.prefetch(2), steps)
 
+    def _numbers(self, epoch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
+        """Return the numbers of the rows in the order of an epoch."""
+        numbers: Any = tf.range(self._count)
+        random: Any = tf.random
+        if not self._shuffle:
+            return numbers
+        return random.experimental.stateless_shuffle(numbers, seed=tf.stack([seed, epoch]))
+
     def _batches(
-        self, epochs: tf.data.Dataset, batch_size: int, seed: int | None
+        self, order: Any, epochs: tf.data.Dataset, batch_size: int, seed: int | None
     ) -> tf.data.Dataset:
         seed = int(np.random.randint(2**31)) if seed is None else seed
         seeds = tf.data.Dataset.from_tensors(np.int64(seed)).repeat()
-        numbers = tf.TensorSpec([None], tf.int64)
-        orders = map_traced(self._order, tf.data.Dataset.zip(epochs, seeds), numbers)
+        orders = map_traced(order, tf.data.Dataset.zip(epochs, seeds), _NUMBERS)
         pieces = rebatched(orders, sized(self.examples, self._piece))
         rows = map_traced(self._gather, pieces, self._spec)
         return rebatched(rows, sized(self.examples, batch_size))
