@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.intervals import Interval
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.document.numbers import (
     format_number,
     in_brackets,
@@ -76,7 +76,9 @@ def _headline(found: Decision, names: TrialNames, conditions: Conditions | None)
     trial: Any = found.trial
     verb = "Keep" if trial.batch_size == found.base_batch_size else "Take"
     rate = found.learning_rate
-    text = f"{verb} batch size {names.name(trial)}"
+    # The rate itself stands there, and no factor of it.
+    own = names._replace(hyperparameters=tuple({*names.hyperparameters} - {FACTOR_NAME}))
+    text = f"{verb} batch size {own.name(trial)}"
     text += f" with learning rate {setting(rate)}" if rate else ""
     if conditions is None or conditions.epochs is None:
         return f"{text}."
@@ -137,9 +139,21 @@ def _certainty(found: Decision) -> str:
     if found.certified:
         return (
             f"Its {words} is certified to lie within {within} of the best ({sure}); whether that "
-            f"of a faster size is too is open ({tied} are not told apart)."
+            f"of {_open_sizes(found)} is too, which would be preferred, is open."
         )
     return f"Nothing is certified: {told}. {best_mean}."
+
+
+def _open_sizes(found: Decision) -> str:
+    """Name what may be preferred to a certified size: no slower ones, and those left out."""
+    judgement: Any = found.judgement
+    most = judgement.costs.get(judgement.named)
+    pairs = [
+        pair for pair in judgement.pairs if pair not in (*judgement.certified, *judgement.worse)
+    ]
+    faster = [size for size, rate in pairs if most is None or judgement.costs[size, rate] <= most]
+    sizes = sorted({*faster, *(size for size, _ in judgement.left_out)})
+    return join_words([f"{size:,}" for size in sizes]) if sizes else "another size"
 
 
 def _settled_by(found: Decision) -> str:
@@ -150,6 +164,8 @@ def _settled_by(found: Decision) -> str:
     if judgement.executions_needed is not None:
         count = f"About {judgement.executions_needed:,} executions of each size"
         return f"{count} would settle it (a forecast)."
+    if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
+        return "A larger `max_executions` may settle it."
     if judgement.smallest_tolerance is None:
         return ""
     ways = [f"a tolerance of {setting(judgement.smallest_tolerance)}"]
@@ -256,6 +272,7 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
     if factor == 1:
         return f"{yours} is as good as any that was tried."
     times = format_number(max(factor, 1 / factor), 2)
+    times = f"at least {times}" if factor in (FACTORS[0], FACTORS[-1]) else times
     where = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
     return f"{yours} is {times} times too {'small' if factor > 1 else 'large'}{where}."
 
@@ -343,7 +360,7 @@ def _rising(found: Decision) -> Iterable[str]:
     name, larger = trial.objective.name, trial.objective.direction == "max"
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
     count = min(map(len, curves))
-    if count < _FEWEST_EPOCHS:
+    if count < 3:  # The first epochs always rise.
         return
     before = count - 1 - max(1, count // 5)
     pairs = [(curve[before], curve[count - 1]) for curve in curves]
@@ -356,9 +373,6 @@ def _rising(found: Decision) -> Iterable[str]:
             f"The {metric_words(name)} still got better at the end, by "
             f"{format_number(abs(gain), 2)} over the last {last}: the answer holds for this length."
         )
-
-
-_FEWEST_EPOCHS = 3
 
 
 def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> Iterable[str]:

@@ -9,7 +9,7 @@ from records_factory import make_diverged, make_epochs, make_execution, make_sea
 from records_factory import make_trial as trial_of
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.records.training_run import Outcomes
 
 
@@ -83,12 +83,18 @@ def test_a_rate_that_nobody_checked_is_said_to_be_so():
 
 @pytest.mark.parametrize(
     ("factor", "words"),
-    [(4.0, "4.0 times too small"), (0.25, "4.0 times too large"), (1.0, "as good as any")],
+    [
+        (4.0, "4.0 times too small"),
+        (0.25, "4.0 times too large"),
+        (1.0, "as good as any"),
+        (FACTORS[-1], "at least "),
+    ],
 )
 def test_a_search_of_rates_says_how_far_the_users_was_off(factor, words):
     found = pages(make_trial(32, 800, factor=factor), make_trial(64, 805, factor=1.0))
     assert f"Your learning rate, 0.001 at batch size 32, is {words}" in found.page.rate
     assert found.learning_rate == pytest.approx(0.001 * factor)
+    assert FACTOR_NAME not in str(found)
 
 
 def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
@@ -190,3 +196,12 @@ def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
     found = pages(*trials)
     assert found.certain == certain
     assert words in found.reason
+
+
+def test_a_certified_size_names_those_that_may_be_preferred():
+    trials = [make_trial(32, 800, factor=2.0), make_trial(64, 800, factor=2.0, rate=3000.0)]
+    dropped = make_trial(128, 900, factor=2.0, rate=9000.0, count=1)
+    raced = pages(*trials, dropped, strategy="race", batch_sizes=[32, 64, 128], tolerance=0.02)
+    assert (raced.certified, raced.certain) == (True, False)
+    assert "whether that of 128 is too" in raced.reason
+    assert "a tolerance of" not in raced.reason
