@@ -20,7 +20,9 @@ SIZES = (8, 16)
 
 
 def run(directory, kind=kbatch.BatchSizeTuner, sizes=SIZES, **given):
-    return searches.quick(directory, searches.stock(batch_sizes=sizes), kind, **given)
+    return searches.quick(
+        directory, searches.stock(batch_sizes=sizes, base_batch_size=16), kind, **given
+    )
 
 
 @pytest.fixture(scope="module")
