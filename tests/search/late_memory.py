@@ -1,6 +1,6 @@
 """A search whose device has less memory than it was told: run as a child with a small allocator.
 
-Writes two studies into the directory of its argument: `auto` and, with what it came to, `given`.
+Writes a study into a directory: `auto` or, with what that came to and memory enough, `given`.
 """
 
 import sys
@@ -12,8 +12,7 @@ import kbatch
 
 
 def build():
-    """A net whose steps are not timed before: BatchNormalization sees the other rows."""
-    return memory_models.conv_net(normalized=True)
+    return memory_models.conv_net()
 
 
 def run(directory: Path, name: str, sizes: tuple[int, ...], **settings):
@@ -39,6 +38,9 @@ def run(directory: Path, name: str, sizes: tuple[int, ...], **settings):
 
 if __name__ == "__main__":
     target = Path(sys.argv[1])
-    run(target, "auto", (64, 512, 1024), micro_batch_size="auto", memory_limit_bytes=260 * 2**20)
-    found = kbatch.load_study(target / "auto").trials[-1].executions[0].micro_batch_size
-    run(target, "given", (512, 1024), micro_batch_size=found)
+    if sys.argv[2] == "auto":
+        limit = {"micro_batch_size": "auto", "memory_limit_bytes": 260 * 2**20}
+        run(target, "auto", (64, 512, 1024), **limit)
+    else:
+        found = kbatch.load_study(target / "auto").trials[-1].executions[0].micro_batch_size
+        run(target, "given", (512, 1024), micro_batch_size=found)

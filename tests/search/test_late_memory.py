@@ -20,10 +20,13 @@ def directory(tmp_path_factory):
     """Searches probed with 260 MiB in a process that has 110 MiB."""
     target = tmp_path_factory.mktemp("late")
     paths = [str(TESTS.parent), str(TESTS / "memory"), str(TESTS)]
-    environment = os.environ | limited_cpu(110 * 2**20) | {"PYTHONPATH": os.pathsep.join(paths)}
-    command = [sys.executable, str(TESTS / "search" / "late_memory.py"), str(target)]
-    ended = subprocess.run(command, env=environment, capture_output=True, text=True)
-    assert ended.returncode == 0, ended.stderr[-3000:]
+    # Without oneDNN, whose convolutions crash where memory runs out in one of their threads.
+    paths = {"PYTHONPATH": os.pathsep.join(paths), "TF_ENABLE_ONEDNN_OPTS": "0"}
+    for name, limit in (("auto", limited_cpu(110 * 2**20)), ("given", {})):
+        command = [sys.executable, str(TESTS / "search" / "late_memory.py"), str(target), name]
+        environment = os.environ | paths | limit
+        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        assert ended.returncode == 0, ended.stderr[-3000:]
     return target
 
 
@@ -45,8 +48,8 @@ def test_the_batch_size_is_kept_and_the_micro_batch_halved(directory):
 def test_the_trial_that_ran_again_gives_what_its_size_given_gives(directory):
     halved = {run.batch_size: run for run in runs(directory, "auto")}
     given = {run.batch_size: run for run in runs(directory, "given")}
+    assert halved[1024].micro_batch_size == given[1024].micro_batch_size
     for size in (512, 1024):
-        assert halved[size].micro_batch_size == given[size].micro_batch_size
         for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
             mine, theirs = (run[size].epochs[-1].metrics[name] for run in (halved, given))
             assert mine == pytest.approx(theirs, rel=1e-5), name
