@@ -93,6 +93,7 @@ class Run:
         self.model: Any = model
         self.training = workload.training
         self._workload = workload
+        self._meter = InputMeter()  # One for all batch sizes: it is traced once.
         # That of a model which accumulates already: it is measured so.
         self._train_step = vars(model).get("train_step")
         # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
@@ -148,17 +149,16 @@ class Run:
                 f"size, or a smaller `max_batch_size`. Received: {count} examples for "
                 f"batch_size={rows}."
             )
-        meter = InputMeter()
         batches = batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE)
         if replicas == 1:  # A strategy takes batches ahead of the steps.
-            batches = meter.attach(batches)
+            batches = self._meter.attach(batches)
         steps, kind = _Steps(after_first), type(self.model)
         # Not an instance's own `fit`, which may be timed by who measures.
         if self.training:
             kind.fit(self.model, batches, verbose=0, shuffle=False, callbacks=[steps])
         else:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
-        seen = meter.read().largest_batch if replicas == 1 else given // replicas
+        seen = self._meter.read().largest_batch if replicas == 1 else given // replicas
         found = batch_size if seen == rows else min(seen, batch_size)
         if not self.training:
             return Reading(None, found)

@@ -190,8 +190,9 @@ def _ones(spec: Any, batch_size: int) -> tf.data.Dataset:
         shape = [batch_size, *one.shape[1:]]
         return tf.fill(shape, "") if one.dtype == tf.string else tf.ones(shape, one.dtype)
 
-    batch = tf.nest.map_structure(part, spec)
-    return tf.data.Dataset.from_generator(lambda: [batch], output_signature=spec).cache().repeat()
+    batches = tf.data.Dataset.from_tensors(tf.nest.map_structure(part, spec)).repeat()
+    # Of the spec of a training, whose graph then takes it.
+    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
 
 
 def _seconds_of(model: Any, iterator: Any) -> float:
