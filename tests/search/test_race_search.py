@@ -122,7 +122,8 @@ def test_it_tries_rates_and_names_the_one_that_its_answer_holds_for(with_rates):
         expected = 0.01 * scaling.learning_rate_ratio
         assert trial.learning_rate == pytest.approx(expected, rel=1e-5)
     decision = study.decide()
-    assert decision.learning_rate == decision.trial.executions[0].scaling.learning_rate
+    scaling = decision.trial.executions[0].scaling
+    assert decision.learning_rate == pytest.approx(scaling.learning_rate, rel=1e-6)
     # What chose a pair does not judge it.
     raced = [t for t in study.trials if len(t.executions) > 1]
     assert sum(decision.judgement.rounds.values()) == sum(len(t.executions) - 1 for t in raced)
