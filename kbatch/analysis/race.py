@@ -24,12 +24,12 @@ from kbatch.analysis.rate_search import FACTORS, RateModel
 
 # Executions a batch size on average, where no number is given.
 EXECUTIONS_PER_SIZE = 6
-# Rounds that are run for a size to be certified, where that may be.
+# Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5
 # A size is raced while it is the answer, or the best, with this probability.
-_LEAST_CHANCE = 0.25
+_LEAST_CHANCE = 0.3
 # Another run must be expected to gain this share of the tolerance.
-_LEAST_GAIN = 0.1
+_LEAST_GAIN = 0.15
 # A pair that has begun its rounds stays that of its size within this share of the tolerance.
 _AS_GOOD = 1.0
 
@@ -260,8 +260,11 @@ class _Race:
             if inner.certain or (inner.certified and not inner.promising):
                 return "certified"
             rounds = max(inner.rounds.values())
-            enough_examples = inner.smallest_tolerance is None
-            if not inner.certified and enough_examples and rounds < _ROUNDS_TO_CERTIFY:
+            bound = inner.gaps.get(inner.leader)
+            # Widths shrink with the root of the rounds.
+            shrunk = math.sqrt(rounds / _ROUNDS_TO_CERTIFY)
+            near = bound is not None and bound.high * shrunk <= self._goal["tolerance"]
+            if not inner.certified and near and rounds < _ROUNDS_TO_CERTIFY:
                 return None
             more = (inner.executions_needed or math.inf) - rounds
         # Certain in time, or another round may show that another pair is the better one.

