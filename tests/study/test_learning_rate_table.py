@@ -1,4 +1,4 @@
-"""The best learning rate of each size, from the trials of a joint search."""
+"""The best learning rate of each size, from the trials of a race."""
 
 import numpy as np
 import pytest
