@@ -223,6 +223,8 @@ def _demo(options: argparse.Namespace) -> None:
     epochs = 2 if options.quick else most_epochs
     tuner.search(x, y, validation_split=0.2, epochs=epochs)
     study = load_study(tuner)
+    for note in study.plan.notes if study.plan is not None else ():
+        say(console, note)
     print_trials(study, console)
     console.print(str(study.decide()), highlight=False, soft_wrap=True)
     figure, report = options.output / "trials.png", options.output / "report.html"
