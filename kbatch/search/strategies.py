@@ -104,10 +104,13 @@ class RaceStrategy(Strategy):
         end = _ENDS[step.ended].format(smallest=setting(min(factors, default=1.0)))
         found = step.judgement
         if step.ended == "out of reach" and found is not None:
-            if found.smallest_tolerance is not None:
-                end += f"; a tolerance of {format_number(found.smallest_tolerance, 2)} would do"
-            if found.examples_needed is not None:
-                end += f", or {found.examples_needed:,} validation examples"
+            smallest = found.smallest_tolerance
+            if found.executions_needed is not None:
+                end += f"; about {found.executions_needed:,} of each size would settle it"
+            elif smallest is not None and smallest > (self._tolerance or 0.0):
+                end += f"; a tolerance of {format_number(smallest, 2)} would do"
+                if found.examples_needed is not None:
+                    end += f", or {found.examples_needed:,} validation examples"
         return [f"The race has ended: {end}."]
 
     def _next(
