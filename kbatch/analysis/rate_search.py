@@ -145,14 +145,6 @@ class RateModel(NamedTuple):
         low, middle, high = of_rule + np.interp([0.025, 0.5, 0.975], below, ends)
         return float(middle), Interval(float(low), float(high))
 
-    def best_tried(self) -> dict[int, Pair]:
-        """Return the pair of the best mean of each size that was tried."""
-        found: dict[int, Pair] = {}
-        for i in np.argsort(-self.means, kind="stable"):
-            if self.counts[i]:
-                found.setdefault(self.pairs[i][0], self.pairs[i])
-        return found
-
     def chances(
         self, seconds: Mapping[int, float], pairs: Sequence[Pair]
     ) -> tuple[dict[int, float], dict[int, float]]:

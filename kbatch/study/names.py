@@ -55,6 +55,13 @@ def value_text(value: bool | int | float | str | None) -> str:
     return numbers.setting(value) if isinstance(value, float) else str(value)
 
 
+def decay_text(value: float) -> str:
+    """Write a decay or momentum, near 1 by two digits of its distance: 0.9995 is not 0.999."""
+    distance = 1 - value
+    near = 0 < distance < 0.01
+    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else numbers.setting(value)
+
+
 def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
     if isinstance(value, (int, float)):
         return (0, value, "")

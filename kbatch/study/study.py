@@ -15,8 +15,8 @@ from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import SHORTEST_S, EnvironmentRecord, ShownRecord, check_ranges
 from kbatch.study.comparison import check_tolerance, completed_executions
 from kbatch.study.decision import Decision, decide
+from kbatch.study.decision_page import with_page
 from kbatch.study.names import Conditions, conditions_of
-from kbatch.study.page import with_page
 from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
@@ -305,8 +305,8 @@ def refuse_empty(study: Study) -> None:
         return
     problems = " ".join(study.problems)
     raise ValueError(
-        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` with a "
-        "`kbatch.BatchSizeHyperModel`, or `kbatch demo`, then load it again. "
+        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
+        "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
         + (f"What is missing: {problems} " if problems else "")
         + "Received: study.trials=()."
     )

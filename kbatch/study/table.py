@@ -20,7 +20,9 @@ from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import other_hyperparameters, runs_of
 from kbatch.study.decision import SizeChange
+from kbatch.study.decision_page import difference_text
 from kbatch.study.names import (
+    decay_text,
     metric_words,
     noise_scale_text,
     outcome,
@@ -28,7 +30,6 @@ from kbatch.study.names import (
     trial_names,
     value_text,
 )
-from kbatch.study.page import difference_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import TrialRecord
 
@@ -273,9 +274,10 @@ def _followed_value(scaling: LearningRateScaling, name: str) -> str:
     """Write one of the settings that follow, an empty text where it is not known."""
     if name == "batch_norm_momentum":
         momenta = scaling.batch_norm_momenta
-        return join_words(map(setting, momenta)) if momenta else ""
+        return join_words(map(decay_text, momenta)) if momenta else ""
     value = getattr(scaling, name)
-    return "" if value is None else setting(value)
+    write = setting if name == "weight_decay" else decay_text
+    return "" if value is None else write(value)
 
 
 def lettered(notes: Iterable[Note], table: Table) -> tuple[Note, ...]:

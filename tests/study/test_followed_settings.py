@@ -2,6 +2,7 @@ import pytest
 from records_factory import make_study, make_trial
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.study.names import decay_text
 from kbatch.study.table import followed_text, trial_table
 
 SETTINGS = {"weight_decay": 0.01, "batch_norm_momenta": (0.9, 0.99)}
@@ -39,3 +40,18 @@ def test_one_of_them_is_said_alone():
     assert (
         text == "Settings that follow the batch size, from 32 to 128: weight decay (0.01 to 0.02)."
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        (0.999**0.25, "0.99975"),
+        (0.999**0.5, "0.9995"),
+        (0.999, "0.999"),
+        (0.999**16, "0.984"),
+        (0.9**4, "0.656"),
+        (1.0, "1"),
+    ],
+)
+def test_a_decay_is_told_from_its_default(value, text):
+    assert decay_text(value) == text

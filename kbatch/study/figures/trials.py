@@ -10,6 +10,7 @@ from matplotlib.axes import Axes
 from kbatch.document.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
+from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.figures.common import (
     PlottedEstimate,
@@ -18,7 +19,6 @@ from kbatch.study.figures.common import (
     throughput_estimate,
 )
 from kbatch.study.names import caption, metric_words, missing_text, outcome, trial_names
-from kbatch.study.page import sizes_text
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective
 

@@ -24,6 +24,7 @@ from kbatch.study.names import (
     TrialNames,
     at_most,
     budget_text,
+    decay_text,
     diverged,
     is_fraction,
     metric_words,
@@ -340,7 +341,8 @@ def _settings(found: Decision) -> str:
     parts = []
     for name, value in found.settings.items():
         values = value if isinstance(value, tuple) else (value,)
-        texts = [one if isinstance(one, str) else setting(one) for one in values]
+        write = decay_text if name in ("beta_2", "batch_norm_momentum", "ema_momentum") else setting
+        texts = [one if isinstance(one, str) else write(one) for one in values]
         if name not in ("micro_batch_size", "learning_rate"):
             parts.append(f"`{name}` {join_words(texts)}")
     text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
