@@ -34,7 +34,7 @@ _LEAST_GAIN = 0.15
 _AS_GOOD = 1.0
 
 
-class Execution(NamedTuple):
+class NextRun(NamedTuple):
     """One training that a race asks for."""
 
     batch_size: int
@@ -46,7 +46,7 @@ class RaceStep(NamedTuple):
     """What to run next, or why the race has ended."""
 
     #: Empty at the end, or where the pending ones must be known first.
-    runs: tuple[Execution, ...] = ()
+    runs: tuple[NextRun, ...] = ()
     #: None while the race goes on. "certain"; "certified": no other size is likely to be preferred;
     #: "out of reach": certainty needs more executions than are left; "executions": these are
     #: spent; "alone": only one size can be trained; "diverged": every rate did; "failed": no run
@@ -67,7 +67,7 @@ def next_runs(
     tolerance: float,
     confidence: float = DEFAULT_CONFIDENCE,
     max_executions: int | None = None,
-    pending: Sequence[Execution] = (),
+    pending: Sequence[NextRun] = (),
     search_rate: bool = True,
     count: int = 1,
 ) -> RaceStep:
@@ -85,7 +85,7 @@ def next_runs(
         search_rate: Whether to try learning rates beside the rule's.
         count: Most executions to ask for.
     """
-    asked: list[Execution] = []
+    asked: list[NextRun] = []
     while True:
         race = _Race(
             runs,
@@ -118,7 +118,7 @@ class _Race:
         tolerance: float,
         confidence: float,
         most: int,
-        pending: Sequence[Execution],
+        pending: Sequence[NextRun],
     ):
         # What lies on disk has another order.
         first = first_seed(runs)
@@ -142,7 +142,7 @@ class _Race:
             return RaceStep((), None if self._pending else "executions", self._judged())
         first = next((pair for pair in self._opening() if pair not in self._numbers), None)
         if first is not None:
-            return RaceStep((Execution(*first, 0),))
+            return RaceStep((NextRun(*first, 0),))
         model = RateModel.of(self._runs, self._left, **self._goal)
         if model is None:
             return self._without_values()
@@ -157,7 +157,7 @@ class _Race:
         # Two sizes are to have the rounds of a first judgement.
         may_search = not begun and self._spent + 2 * FIRST_LOOK < self._most
         if may_search and not model.counts[top] and gains[top] > worth:
-            return RaceStep((Execution(*model.pairs[top], 0),))
+            return RaceStep((NextRun(*model.pairs[top], 0),))
         if not begun and self._pending:
             return RaceStep()
         return self._next_round(model, seconds, worth)
@@ -185,7 +185,7 @@ class _Race:
             return RaceStep()
         smallest = self._base, min(self._factors)
         if smallest in self._left and smallest not in self._numbers:
-            return RaceStep((Execution(*smallest, 0),))
+            return RaceStep((NextRun(*smallest, 0),))
         diverged = any(run.ended == "diverged" for run in self._runs)
         return RaceStep(ended="diverged" if diverged else "failed")
 
@@ -201,7 +201,7 @@ class _Race:
         racing = self._racing(model, pairs, seconds, () if judgement is None else judgement.worse)
         untried = next((pair for pair in racing if pair not in self._numbers), None)
         if untried is not None:
-            return RaceStep((Execution(*untried, 0),), None, judgement)
+            return RaceStep((NextRun(*untried, 0),), None, judgement)
         lacking = [pair for pair in racing if rounds[pair] < most]
         if not lacking:  # They are even.
             if judgement is not None and (ended := self._ended(judgement, model, racing, worth)):
@@ -213,7 +213,7 @@ class _Race:
             return RaceStep((), None if self._pending else "executions", self._judged())
         pair = min(lacking or racing, key=lambda one: rounds[one])
         number = next(n for n in range(1, self._most + 1) if n not in self._numbers[pair])
-        return RaceStep((Execution(*pair, number),), None, judgement)
+        return RaceStep((NextRun(*pair, number),), None, judgement)
 
     def _judged(self, sizes: Sequence[int] | None = None) -> Judgement | None:
         sizes = self._sizes if sizes is None else sizes

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from kbatch.analysis.race import EXECUTIONS_PER_SIZE, Execution, RaceStep, next_runs
+from kbatch.analysis.race import EXECUTIONS_PER_SIZE, NextRun, RaceStep, next_runs
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.document.numbers import format_number, setting
 from kbatch.errors import InputError
@@ -138,7 +138,7 @@ class RaceStrategy(Strategy):
         own = [one for one in state.pending if other_hyperparameters(one) == others]
         made = {_key(t.hyperparameters): _ended(t) for t in same}
         pending = [
-            Execution(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
+            NextRun(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
             for one in own
         ]
         self._last = step = next_runs(

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.judge import Run
-from kbatch.analysis.race import Execution, next_runs
+from kbatch.analysis.race import NextRun, next_runs
 from kbatch.analysis.race_rounds import FIRST_LOOK, judge_race
 
 SIZES, BASE = (16, 32, 64, 128, 256, 512), 32
@@ -78,7 +78,7 @@ class Search:
 
 
 def executions(runs):
-    return [Execution(run.batch_size, run.factor, run.seed) for run in runs]
+    return [NextRun(run.batch_size, run.factor, run.seed) for run in runs]
 
 
 @pytest.mark.parametrize("table", TABLES)
