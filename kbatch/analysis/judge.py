@@ -390,8 +390,11 @@ class _Bounds:
         seeds = np.maximum(self._seeds, self._own)
         return 2 * np.sqrt(seeds / np.maximum(1, self._table.counts))
 
-    def rule(self, half: np.ndarray) -> _Rule:
-        """Judge by the gaps [than, of] and the half-widths of their intervals."""
+    def rule(self, half: np.ndarray, *, left_out: bool = True) -> _Rule:
+        """Judge by the gaps [than, of] and the half-widths of their intervals.
+
+        `left_out` is whether what the search dropped may forbid a certain answer.
+        """
         gaps, table = self.gaps, self._table
         indices = range(len(gaps))
         far = (gaps - half > self._tolerance).any(0)
@@ -408,7 +411,8 @@ class _Bounds:
         named = table.choose(certified, behind) if certified else leader
         found = _Rule(leader, certified, worse, named, False)
         open_ = [k for k in rivals if k not in certified and table.preferred(k, found)]
-        open_ += [size for size, cost in table.left_out_costs if table.beats(size, cost, found)]
+        if left_out:
+            open_ += [size for size, cost in table.left_out_costs if table.beats(size, cost, found)]
         certain = bool(certified) and not open_
         return found._replace(certain=certain)
 
@@ -424,6 +428,8 @@ class _Bounds:
             numbers = range(most + 1, _MOST_ROUNDS)
             needed = most + 1 + bisect.bisect_left(numbers, True, key=settled)
             return (None if needed >= _MOST_ROUNDS else needed), None, None
+        if self.rule(self.half_widths(math.inf, found.worse), left_out=False).certain:
+            return None, None, None  # Only the rounds of others that were left out settle it.
         rivals = [k for k in range(len(self.gaps)) if k not in found.worse]
         at_best = self.half_widths(math.inf, found.worse)[np.ix_(rivals, rivals)].max()
         # Not even with equal means, or not if these move as far as seeds may take them.

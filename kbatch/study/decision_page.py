@@ -62,11 +62,13 @@ def with_page(
     names = trial_names(trials)
     page = Page(
         headline=f"{_headline(found, names, conditions)} {lost}".strip(),
-        certainty=" ".join(filter(None, (_certainty(found), _settled_by(found), _pinned(found)))),
+        certainty=" ".join(
+            filter(None, (_certainty(found, trials, settings), _settled_by(found), _pinned(found)))
+        ),
         change=_change(found, plain_s or {}),
         rate=_rate(found, settings),
         table=_table(found, trials, names),
-        settings=_settings(found),
+        settings=_settings(found, trials),
         limit=" ".join((*binding_limits(found, trials, names, conditions), *_rising(found))),
         search=" ".join(filter(None, _search(found, trials, names))),
     )
@@ -87,7 +89,7 @@ def _headline(found: Decision, names: TrialNames, conditions: Conditions | None)
     return f"{text}, {to_target}{budget_text(conditions)}."
 
 
-def _certainty(found: Decision) -> str:
+def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any]) -> str:
     judgement, best = found.judgement, found.best
     if judgement is None or best is None:
         return (
@@ -96,9 +98,9 @@ def _certainty(found: Decision) -> str:
         )
     words, within = metric_words(best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
-    sizes = [trial.batch_size for trial in found.trials]
+    sizes = sorted({trial.batch_size for trial in trials})
     tied = sizes_text(found.tied, sizes) if found.tied else ""
-    told = f"every other size is worse by more than {within} ({sure})"
+    told = f"every other size that was compared is worse by more than {within} ({sure})"
     if tied:
         told = f"{tied} are not told apart within {within} ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
@@ -112,9 +114,12 @@ def _certainty(found: Decision) -> str:
             return f"No other batch size is compared with it ({why})."
         case "one_execution":
             shown = f" On these validation examples, {told}." if judgement.gaps else ""
+            ran, more = "Each size ran once", "`executions_per_trial=3` or more"
+            if search.get("strategy") == "race":  # Some ran at several learning rates.
+                ran, more = "No size was repeated twice", "a larger `max_executions`"
             return (
-                "Each size ran once, so what another seed would change is not known and nothing is "
-                f"certain.{shown} {best_mean}; `executions_per_trial=3` or more would show more."
+                f"{ran}, so what another seed would change is not known and nothing is certain."
+                f"{shown} {best_mean}; {more} would show more."
             )
         case "no_outcomes":
             return (
@@ -172,7 +177,8 @@ def _settled_by(found: Decision) -> str:
     ways = [f"a tolerance of {setting(judgement.smallest_tolerance)}"]
     if judgement.examples_needed is not None:
         ways += [f"about {judgement.examples_needed:,} validation examples"]
-    return f"No number of executions would settle it, but {' or '.join(ways)} would."
+    ways = f"{' or '.join(ways)} would, with more executions"
+    return f"No number of executions alone would settle it, but {ways}."
 
 
 def _pinned(found: Decision) -> str:
@@ -333,22 +339,25 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
     )
 
 
-def _settings(found: Decision) -> str:
+def _settings(found: Decision, trials: Sequence[TrialRecord]) -> str:
     """Say what else was set, and whether cutting batches is worth anything here."""
     run: ExecutionRecord | None = found.trial and found.trial.executions[-1]
     if run is None:
         return ""
-    parts = []
+    parts, policy = [], ""
     for name, value in found.settings.items():
         values = value if isinstance(value, tuple) else (value,)
         write = decay_text if name in ("beta_2", "batch_norm_momentum", "ema_momentum") else setting
         texts = [one if isinstance(one, str) else write(one) for one in values]
-        if name not in ("micro_batch_size", "learning_rate"):
+        if name == "dtype_policy":  # `apply` refuses a model under another one.
+            policy = f'`keras.config.set_dtype_policy("{value}")` comes before `build()`. '
+        elif name not in ("micro_batch_size", "learning_rate"):
             parts.append(f"`{name}` {join_words(texts)}")
     text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
+    text = f"{policy}{text}".strip()
     if (run.accumulation_steps or 1) > 1:
         return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
-    most = max((trial.micro_batch_size or 0 for trial in found.trials), default=0)
+    most = max((trial.micro_batch_size or 0 for trial in trials), default=0)
     if not most:
         return text
     return f"{text} {most:,} examples fit at once: no accumulation is needed.".strip()

@@ -231,6 +231,8 @@ def test_a_pair_that_the_search_left_out_forbids_certainty_where_it_may_be_prefe
         dropped = Run(size, 1.0, None, None, seconds, "left_out")
         found = judged([*runs, dropped], over_examples=False)
         assert (found.certain, found.left_out) == (certain, ((size, 1.0),))
+        # No tolerance would settle what the rounds of another pair leave open.
+        assert found.smallest_tolerance is found.examples_needed is None
     # It cannot be the answer if it diverges once.
     failing = [Run(8, 1.0, 0, 0.9, 0.1), Run(8, 1.0, 1, None, 0.1, "diverged")]
     diverged = judged([*runs, *failing], over_examples=False)

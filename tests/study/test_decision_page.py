@@ -205,3 +205,31 @@ def test_a_certified_size_names_those_that_may_be_preferred():
     assert (raced.certified, raced.certain) == (True, False)
     assert "whether that of 128 is too" in raced.reason
     assert "a tolerance of" not in raced.reason
+
+
+def test_a_race_of_few_executions_names_only_what_it_compared_and_how_to_go_on():
+    repeated = [make_trial(size, 800, factor=2.0, count=2) for size in (16, 32, 128)]
+    once = make_trial(64, 900, factor=2.0, count=1)
+    raced = pages(*repeated, once, strategy="race", batch_sizes=[16, 32, 64, 128])
+    assert raced.judgement.obstacle == "one_execution"
+    assert raced.reason.startswith("No size was repeated twice")
+    assert "16, 32 and 128 are not told apart" in raced.reason
+    assert "a larger `max_executions` would show more" in raced.reason
+    assert "executions_per_trial" not in raced.reason
+
+
+def test_a_policy_that_apply_does_not_set_comes_before_build():
+    made = [make_trial(size, 800, dtype_policy="mixed_float16") for size in (32, 64)]
+    found = pages(*made, make_trial(256, 900, count=1, dtype_policy="mixed_float16"))
+    assert found.page.settings.startswith(
+        '`keras.config.set_dtype_policy("mixed_float16")` comes before `build()`. '
+    )
+    assert "`dtype_policy`" not in found.page.settings
+
+
+def test_the_largest_size_that_went_through_at_once_is_said_where_it_was_not_repeated():
+    trials = [make_trial(size, 800, factor=2.0) for size in (32, 64)]
+    once = make_trial(128, 2000, factor=2.0, count=1)
+    raced = pages(*trials, once, strategy="race", batch_sizes=[32, 64, 128])
+    assert [trial.batch_size for trial in raced.trials] == [32, 64]
+    assert "128 examples fit at once" in raced.page.settings
