@@ -94,6 +94,7 @@ class Judgement:
     # "pinned", values are over examples but the runs have "no_outcomes"; None where it can.
     obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes"] | None
     rounds: Mapping[Pair, int]  # Executions of each that are compared.
+    means: Mapping[Pair, float]  # Of their values.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
     gaps: Mapping[Pair, Interval]
@@ -134,7 +135,8 @@ def judge(
         over_examples: Whether the objective is a metric of a sample of examples, whose own error
             only `outcomes` show; False for a training time.
     """
-    table = _Table(runs, sign=1.0 if larger_is_better else -1.0)
+    sign = 1.0 if larger_is_better else -1.0
+    table = _Table(runs, sign=sign)
     pairs, count = table.pairs, len(table.pairs)
     bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
     half = bounds.half_widths()
@@ -174,6 +176,7 @@ def judge(
         certain=certain,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
+        means=dict(zip(pairs, (sign * np.nanmean(table.values, 1)).tolist(), strict=True)),
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,

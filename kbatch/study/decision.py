@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
-from kbatch.analysis.race_rounds import judge_race
+from kbatch.analysis.race_rounds import first_seed, judge_race
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import (
     LeftOut,
@@ -226,7 +226,8 @@ def decide(
         raced = {size for size, _ in judgement.pairs}
         left_out += tuple((t, "not repeated") for t in compared if t.batch_size not in raced)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
-        runs = [run for run in runs if run.batch_size in raced]
+        first = first_seed(runs)  # It chose the pairs, and is not judged.
+        runs = [run for run in runs if run.batch_size in raced and (run.seed or 0) > first]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}

@@ -16,7 +16,7 @@ from kbatch.document.numbers import (
     setting,
 )
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.comparison import is_share, rate_factor
+from kbatch.study.comparison import is_share, is_time, rate_factor
 from kbatch.study.decision import Decision, Page, SizeChange, starting_rate
 from kbatch.study.limits import binding_limits
 from kbatch.study.names import (
@@ -314,9 +314,11 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
         elif gap is not None:
             behind = f"{_signed(gap.low, fraction)} to {_signed(gap.high, fraction)}"
         cost = judgement.costs.get(pair)
+        # What the bounds are about, without the runs that chose the pairs of a race.
+        value = trial.objective_value if is_time(objective) else judgement.means[pair]
         rows[size] = (
             setting(rate) if rate else "",
-            format_number(trial.objective_value or 0.0, 4),
+            format_number(value or 0.0, 4),
             behind,
             f"{cost:.2f}" if cost else "",
             f"{len(trial.executions):,}",

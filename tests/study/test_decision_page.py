@@ -233,3 +233,21 @@ def test_the_largest_size_that_went_through_at_once_is_said_where_it_was_not_rep
     raced = pages(*trials, once, strategy="race", batch_sizes=[32, 64, 128])
     assert [trial.batch_size for trial in raced.trials] == [32, 64]
     assert "128 examples fit at once" in raced.page.settings
+
+
+def test_the_table_of_a_race_shows_the_values_that_are_judged():
+    """What chose a pair may be luck: it is in no mean beside a bound."""
+
+    def with_luck(size, chosen, errors):
+        trial = make_trial(size, errors, factor=2.0)
+        lucky = make_trial(size, chosen, factor=2.0, count=1)
+        return dataclasses.replace(trial, executions=lucky.executions + trial.executions[1:])
+
+    trials = with_luck(32, 800, 800), with_luck(64, 40, 1000)
+    raced = pages(*trials, strategy="race", batch_sizes=[32, 64])
+    assert raced.judgement.leader == (32, 2.0)
+    values = [float(line.split()[2]) for line in raced.page.table[1:]]
+    assert values == pytest.approx([1 - 800 / 20_000, 0.95], abs=0.001)
+    (bounds,) = [change.difference_interval for change in raced.changes.values()]
+    assert bounds.low < values[1] - values[0] < bounds.high
+    assert bounds.high - bounds.low < 0.01
