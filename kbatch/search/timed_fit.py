@@ -33,7 +33,6 @@ from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
 from kbatch.training.data.array_rows import held_batches
 from kbatch.training.data.batches import Batches, KeptRows, in_batches
-from kbatch.training.data.example_hashes import FirstBatch
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
 from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.input_meter import InputMeter, StepMeter
@@ -113,7 +112,6 @@ class TimedFit:
         self._most_at_once: int | None = None
         self._built_steps = int(getattr(model, "steps_per_execution", 1))
         self.steps_per_execution: int | None = None  # None before the first training.
-        self._first_batch = FirstBatch()
         self._order: str | None = None  # Of the first epoch, where that is known without data.
 
     def __enter__(self) -> "TimedFit":
@@ -186,7 +184,7 @@ class TimedFit:
     @property
     def first_order(self) -> str | None:
         """Fingerprint of the order of the first epoch, None where it is unknown."""
-        return self._order or self._first_batch.fingerprint
+        return self._order or self._meter.order
 
     def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
         scale_late_layers(self._model, batches.dataset)
@@ -235,11 +233,9 @@ class TimedFit:
                 if any(d.cardinality() == tf.data.UNKNOWN_CARDINALITY for d in datasets):
                     # An epoch ends with the data: the length of what is rebatched is not known.
                     warnings.filterwarnings("ignore", message="Your input ran out of data")
-                dataset = batches.dataset
                 if self._fits == 1:
                     self._order = batches.order
-                    if batches.of_dataset:
-                        dataset = self._first_batch.attach(dataset)
+                meter.see_order = batches.of_dataset
                 if batches.epoch_steps is not None:
                     call["steps_per_epoch"] = batches.epoch_steps
                 validation = batches.validation_data
@@ -247,7 +243,7 @@ class TimedFit:
                     parts, _ = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(validation)))
                     validation = held_batches(parts, batches.validation_batch_size)
                 history = self._fit(
-                    meter.attach(dataset, batches.examples),
+                    meter.attach(batches.dataset, batches.examples),
                     validation_data=validation,
                     validation_batch_size=batches.validation_batch_size,
                     callbacks=[*own, *scalars, *last],

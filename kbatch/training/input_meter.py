@@ -23,7 +23,8 @@ class InputMeter:
     # A `batch_size` argument says nothing about a dataset, which brings its own.
     def __init__(self):
         with tf.device("CPU:0"):
-            self._totals = tf.Variable(tf.zeros([5], tf.float64), trainable=False)
+            self._totals = tf.Variable(tf.zeros([6], tf.float64), trainable=False)
+        self.see_order = False  # Whether it takes a fingerprint of the first batch.
         self._functions: dict[str, Any] = {}  # Traced, by what they take.
 
     def __getstate__(self) -> dict[str, Any]:
@@ -36,7 +37,7 @@ class InputMeter:
         """Make a dataset of the same batches that counts them as they are taken."""
         # The time is stamped when a batch is asked for, and when it is there. The largest batch is
         # counted from zero.
-        self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1], tf.float64))
+        self._totals.assign(self._totals * tf.constant([1, 1, 0, 1, 1, 1], tf.float64))
         moment, spec = tf.TensorSpec([], tf.float64), dataset.element_spec
         parts = [one for one in tf.nest.flatten(spec) if one.value_type is not type(None)]
         requests = tf.data.Dataset.range(1).repeat()
@@ -57,7 +58,7 @@ class InputMeter:
         return counted.apply(tf.data.experimental.assert_cardinality(cardinality))
 
     def _traced(self, function: Any, *specs: tf.TensorSpec) -> Any:
-        key = repr((function.__name__, specs))
+        key = repr((function.__name__, self.see_order, specs))
         if key not in self._functions:
             made = tf.function(function, autograph=False)
             self._functions[key] = made.get_concrete_function(*specs)
@@ -70,8 +71,14 @@ class InputMeter:
         """Do nothing: the dataset counts."""
 
     def read(self) -> InputReading:
-        batches, examples, largest, wait_s, shape = self._totals.numpy()
+        batches, examples, largest, wait_s, shape, _ = self._totals.numpy()
         return InputReading(int(batches), int(examples), int(largest), float(wait_s), float(shape))
+
+    @property
+    def order(self) -> str | None:
+        """The fingerprint of the first batch, which tells orders apart; None where unknown."""
+        found = int(self._totals.numpy()[5])
+        return f"{found:x}" if found else None
 
     def _count_parts(self, asked_s: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
         return self._count(asked_s, list(parts))
@@ -93,11 +100,18 @@ class InputMeter:
             lengths = tf.cast(tf.concat(shapes, axis=0), tf.float64)
             roots = tf.sqrt(tf.range(2.0, 2.0 + tf.cast(tf.size(lengths), tf.float64)))
             shape_number = tf.reduce_sum(lengths * roots)
-        with tf.control_dependencies(tf.nest.flatten(leaves, expand_composites=True)):
+        tensors = tf.nest.flatten(leaves, expand_composites=True)
+        with tf.control_dependencies(tensors):
             waited_s = tf.timestamp() - asked_s
-        batches, examples, largest, wait_s, _ = tf.unstack(self._totals)
+        batches, examples, largest, wait_s, _, order = tf.unstack(self._totals)
         totals = [batches + 1, examples + rows, tf.maximum(largest, rows), wait_s + waited_s]
-        update = self._totals.assign(tf.stack([*totals, shape_number]))
+        if self.see_order:
+            first = tf.equal(batches, 0)
+            most = tf.where(first, tf.int64.max, 0)  # A condition would take longer.
+            texts = tf.strings.join([tf.io.serialize_tensor(one[:most]) for one in tensors])
+            seen = tf.strings.to_hash_bucket_fast(texts, 2**52)  # Exact as a float.
+            order = tf.where(first, tf.cast(seen, tf.float64), order)
+        update = self._totals.assign(tf.stack([*totals, shape_number, order]))
         with tf.control_dependencies([update]):
             return each_part(tf.identity, batch)
 

@@ -81,3 +81,30 @@ def test_rows_without_a_shape_of_their_own_are_counted_and_stay_as_they_are(rows
         for a, b in zip(*parts, strict=True):
             tf.debugging.assert_equal(a, b)
     assert meter.read()[:3] == (3, 5, 2)
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        lambda x: (x, x[:, 0]),
+        tf.strings.as_string,
+        lambda x: tf.RaggedTensor.from_row_lengths(x[:, 0], [1] * len(x)),
+        tf.sparse.from_dense,
+    ],
+    ids=["dense", "strings", "ragged", "sparse"],
+)
+def test_the_first_batch_tells_one_order_from_another(form):
+    x, _ = models.rows(40)
+    meter, found = InputMeter(), []
+    meter.see_order = True
+    # A meter traces once and counts for all; later batches change nothing.
+    for places in (range(40), range(40), range(8), [1, 0, *range(2, 40)]):
+        meter.reset()
+        rows = tf.data.Dataset.from_tensor_slices(form(x[list(places)]))
+        for _ in meter.attach(rows.batch(8)):
+            pass
+        found.append(meter.order)
+    assert found[0] == found[1] == found[2] != found[3]
+    assert None not in found
+    meter.reset()
+    assert meter.order is None
