@@ -1,5 +1,6 @@
 """The metric by blocks of validation examples: what Keras's own validation summed up."""
 
+import dataclasses
 import functools
 import itertools
 
@@ -103,6 +104,7 @@ HISTORIES = {
     "auc": (binary, (X, LABELS), (X, LABELS)),
     "batches": (small_models.stock, dataset().batch(7), VALIDATION),
     "several steps": (lambda: compiled(steps_per_execution=7), VALIDATION, VALIDATION),
+    "xla": (lambda: compiled(jit_compile=True), VALIDATION, VALIDATION),
     "own test step": (own_test_step, VALIDATION, VALIDATION),
     "half": (lambda: in_half(small_models.stock), VALIDATION, VALIDATION),
 }
@@ -145,6 +147,51 @@ def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
         assert history.history[name] == expected.history[name], name
     outcomes = timed.best_epoch.outcomes()
     assert (outcomes.reason, outcomes.examples, len(outcomes.values)) == (None, 90, 45)
+
+
+def best_only(path):
+    return keras.callbacks.ModelCheckpoint(path, save_best_only=True, save_weights_only=True)
+
+
+FOLLOWERS = {
+    "stops": lambda _: [keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)],
+    "saves": lambda path: [best_only(path)],
+    "slows": lambda _: [keras.callbacks.ReduceLROnPlateau(patience=1)],
+    "all": lambda path: [follow(path)[0] for name, follow in FOLLOWERS.items() if name != "all"],
+}
+
+
+@pytest.mark.filterwarnings("ignore:.*available")
+@pytest.mark.parametrize(("name", "every"), [("stops", 1), ("saves", 1), ("slows", 1), ("all", 2)])
+def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(name, every, tmp_path):
+    found, data = [], rows(48)
+    for form in ("timed", "plain"):
+        keras.utils.set_random_seed(0)
+        model = small_models.stock(optimizer=keras.optimizers.Adam(0.1))
+        path = tmp_path / f"{form}.weights.h5"
+        fit = {"epochs": 10, "verbose": 0, "shuffle": False, "validation_freq": every}
+        fit |= {"validation_data": VALIDATION, "callbacks": FOLLOWERS[name](path)}
+        if form == "timed":
+            with TimedFit(model, searches.plan(16, objective=VAL_LOSS)):
+                history = model.fit(*data, **fit)
+        else:
+            history = model.fit(*data, batch_size=16, validation_batch_size=2, **fit)
+        logs = {key: history.history[key] for key in history.history if key.startswith("val_")}
+        state = [np.array(one) for one in (*model.variables, *model.optimizer.variables)]
+        if path.exists():
+            model.load_weights(path)
+            state += model.get_weights()
+        found.append((history.epoch, logs, state))
+    (epochs, logs, state), plain = found
+    assert (epochs, logs) == plain[:2]
+    assert len(logs["val_loss"]) >= 3
+    for one, other in zip(state, plain[2], strict=True):
+        np.testing.assert_array_equal(one, other)
+    # The callback has done something.
+    rate, *_ = (one for one in model.optimizer.variables if one.path.endswith("learning_rate"))
+    assert len(epochs) < 10 or name not in ("stops", "all")
+    assert float(rate) < 0.1 or name not in ("slows", "all")
+    assert path.exists() or name not in ("saves", "all")
 
 
 FORMS = {
@@ -414,16 +461,34 @@ def pinned():
 
 
 @pytest.mark.parametrize("form", ["arrays", "dataset"])
-def test_what_a_build_function_and_the_data_pin_is_recorded_as_equal(form, tmp_path):
+def test_what_a_build_function_and_the_data_pin_is_recorded_and_never_certain(form, tmp_path):
     x, y = rows(94)
     data = (x, y) if form == "arrays" else (dataset((x, y)).batch(8),)
     fit = {"epochs": 1, "shuffle": False}
-    hypermodel = searches.stock(pinned, (8,))
-    tuner = searches.search(tmp_path, hypermodel, data=data, fit=fit, executions_per_trial=2)
-    first, second = runs_of(kbatch.load_study(tuner))
-    assert first.seed != second.seed
-    assert first.initial_weights == second.initial_weights is not None
-    assert first.first_order == second.first_order is not None
+    kind = {"kind": kbatch.BatchSizeTuner, "executions_per_trial": 3}
+    hypermodel = searches.stock(pinned, (8, 16))
+    study = kbatch.load_study(searches.search(tmp_path, hypermodel, data=data, fit=fit, **kind))
+    runs = runs_of(study)
+    assert len({run.seed for run in runs}) == 3
+    (weights,) = {run.initial_weights for run in runs}
+    orders = {(run.batch_size, run.first_order) for run in runs}
+    assert len(orders) == 2
+    assert None not in (weights, *(order for _, order in orders))
+    decision = study.decide(tolerance=0.9)
+    assert not decision.certain
+    words = "neither the initial weights nor the order of the examples change with the seed"
+    assert words in str(decision)
+    # The same numbers with weights that vary would do.
+    trials = [
+        dataclasses.replace(
+            trial,
+            executions=tuple(
+                dataclasses.replace(run, initial_weights=f"{run.seed}") for run in trial.executions
+            ),
+        )
+        for trial in study.trials
+    ]
+    assert dataclasses.replace(study, trials=tuple(trials)).decide(tolerance=0.9).certain
 
 
 def test_a_shuffled_validation_set_is_noted_and_not_paired(tmp_path):

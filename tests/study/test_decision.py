@@ -111,6 +111,16 @@ def test_what_would_settle_it_is_said(count):
     assert ("No number of executions" in found.reason) == (not needed and smallest is not None)
 
 
+def test_sizes_without_common_seeds_settle_nothing_and_have_a_page():
+    first, second = (runs(n, *(scattered((n, k), 30) for k in range(3))) for n in (16, 64))
+    later = [dataclasses.replace(run, seed=run.seed + 2) for run in second.executions]
+    study = make_study(first, dataclasses.replace(second, executions=tuple(later)))
+    found = study.decide()
+    assert found.judgement.smallest_tolerance is None
+    assert not found.certain
+    assert "would settle it" not in str(found)
+
+
 def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it():
     study = make_study(many(16, 2000), many(64, 2010, rate=3000.0), many(256, 5000, rate=9000.0))
     found = study.decide()
