@@ -123,7 +123,8 @@ def optuna(work) -> dict:
 def kbatch_search(work) -> dict:
     import kbatch
 
-    raced = {"strategy": "race", "max_executions": 4 * len(work.sizes)}
+    raced = {"strategy": "race", "search_learning_rate": False}
+    raced["max_executions"] = 4 * len(work.sizes)
     hypermodel = kbatch.BatchSizeHyperModel(
         lambda: compiled(RATE),
         work.sizes,
