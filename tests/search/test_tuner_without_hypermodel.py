@@ -17,11 +17,11 @@ from kbatch.training.build_function import as_hypermodel
 DATA = models.rows(400)
 
 
-def door(directory, **arguments):
+def tuner_in(directory, **arguments):
     return kbatch.BatchSizeTuner(models.stock, "val_accuracy", directory=directory, **arguments)
 
 
-def test_the_two_doors_have_at_most_25_arguments():
+def test_the_two_constructors_have_at_most_25_arguments():
     counts = [
         len(inspect.signature(d).parameters) for d in (kbatch.BatchSizeTuner, BatchSizeHyperModel)
     ]
@@ -29,7 +29,7 @@ def test_the_two_doors_have_at_most_25_arguments():
 
 
 def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path):
-    tuner = door(tmp_path)
+    tuner = tuner_in(tmp_path)
     with pytest.raises(FileNotFoundError):
         _ = tuner.study
     with pytest.raises(RuntimeError, match="call `search` first"):
@@ -43,14 +43,14 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     # Without a seed one is drawn, which all sizes share.
     (seed,) = {trial.executions[0].seed for trial in study.trials}
     assert seed is not None and seed == study.search.settings["seed"]
-    again = door(tmp_path)
+    again = tuner_in(tmp_path)
     again.search(*DATA, validation_split=0.2, verbose=0)
     assert again.study == study
     assert again.get_best_hyperparameters()[0].get("batch_size") in (16, 32)
 
 
 def test_sizes_that_are_given_are_searched(tmp_path):
-    tuner = door(tmp_path, batch_sizes=(8,))
+    tuner = tuner_in(tmp_path, batch_sizes=(8,))
     tuner.search(*DATA, validation_split=0.2, verbose=0)
     assert [trial.batch_size for trial in tuner.study.trials] == [8]
     found = tuner.study.decide()
