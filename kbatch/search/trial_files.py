@@ -443,8 +443,8 @@ def open_trials(project: Path) -> set[str]:
     tolerance = decision.tolerance
     if best is None or tolerance is None:
         return set()
-    # A race goes on at the setting of the best mean, which may be another one later, and with what
-    # is worse between two of its looks.
+    # A race may repeat another learning rate of a size later, and a size that seems worse while a
+    # round is not complete.
     raced = search is not None and search.settings.get("strategy") == "race"
     others = {trial.trial_id for trial, _ in decision.left_out}
 
