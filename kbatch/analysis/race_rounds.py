@@ -18,7 +18,7 @@ def judge_race(
     tolerance: float,
     confidence: float = DEFAULT_CONFIDENCE,
 ) -> Judgement | None:
-    """Judge the rounds of a race, None before there is one.
+    """Judge the rounds of a race, None before two sizes have one.
 
     Runs of the smallest seed chose the pairs, and certify nothing. A size without rounds is left
     out, which forbids a certain answer where that size may be preferred.
@@ -28,7 +28,7 @@ def judge_race(
     for run in runs:
         if (run.seed or 0) > first and run.value is not None:
             rounds[run.pair] = rounds.get(run.pair, 0) + 1
-    if not rounds:
+    if len({size for size, _ in rounds}) < 2:
         return None
     most = max(rounds.values())
     # Some may not have had their turn in the last round yet.

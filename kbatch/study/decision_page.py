@@ -68,7 +68,7 @@ def with_page(
         change=_change(found, plain_s or {}),
         rate=_rate(found, settings),
         table=_table(found, trials, names),
-        settings=_settings(found, trials),
+        settings=_settings(found),
         limit=" ".join((*binding_limits(found, trials, names, conditions), *_rising(found))),
         search=" ".join(filter(None, _search(found, trials, names))),
     )
@@ -108,9 +108,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
         best_mean = f"{found.batch_size:,} trains fastest of those within it"
     match judgement.obstacle:
         case "alone":
-            if not found.left_out:
+            others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
+            if not others:
                 return "No other batch size completed, so nothing was compared."
-            why = join_words(dict.fromkeys(why for _, why in found.left_out))
+            why = join_words(dict.fromkeys(others))
             return f"No other batch size is compared with it ({why})."
         case "one_execution":
             shown = f" On these validation examples, {told}." if judgement.gaps else ""
@@ -341,7 +342,7 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
     )
 
 
-def _settings(found: Decision, trials: Sequence[TrialRecord]) -> str:
+def _settings(found: Decision) -> str:
     """Say what else was set, and whether cutting batches is worth anything here."""
     run: ExecutionRecord | None = found.trial and found.trial.executions[-1]
     if run is None:
@@ -359,7 +360,8 @@ def _settings(found: Decision, trials: Sequence[TrialRecord]) -> str:
     text = f"{policy}{text}".strip()
     if (run.accumulation_steps or 1) > 1:
         return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
-    most = max((trial.micro_batch_size or 0 for trial in trials), default=0)
+    fitted = (*found.trials, *(trial for trial, _ in found.left_out))
+    most = max((trial.micro_batch_size or 0 for trial in fitted), default=0)
     if not most:
         return text
     return f"{text} {most:,} examples fit at once: no accumulation is needed.".strip()

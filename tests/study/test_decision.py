@@ -177,6 +177,9 @@ def test_a_size_alone_is_compared_with_none():
     assert (study.decide().batch_size, study.decide().certain) == (16, False)
     reason = study.decide().reason
     assert reason == "No other batch size is compared with it (other settings)."
+    again = runs(16, range(9), trial_id="another", hyperparameters={"units": 8})
+    reason = make_study(runs(16, range(3), range(3)), again).decide().reason
+    assert reason == "No other batch size completed, so nothing was compared."
 
 
 def test_under_a_budget_of_seconds_the_best_mean_counts():

@@ -228,11 +228,12 @@ def test_a_policy_that_apply_does_not_set_comes_before_build():
 
 
 def test_the_largest_size_that_went_through_at_once_is_said_where_it_was_not_repeated():
-    trials = [make_trial(size, 800, factor=2.0) for size in (32, 64)]
-    once = make_trial(128, 2000, factor=2.0, count=1)
-    raced = pages(*trials, once, strategy="race", batch_sizes=[32, 64, 128])
-    assert [trial.batch_size for trial in raced.trials] == [32, 64]
-    assert "128 examples fit at once" in raced.page.settings
+    trials = [make_trial(size, 800, factor=2.0) for size in (16, 32)]
+    once = make_trial(64, 2000, factor=2.0, count=1)
+    ran_out = trial_of(128, make_execution(128, status="out_of_memory"))
+    raced = pages(*trials, once, ran_out, strategy="race", batch_sizes=[16, 32, 64, 128])
+    assert [trial.batch_size for trial in raced.trials] == [16, 32]
+    assert "64 examples fit at once" in raced.page.settings
 
 
 def test_the_table_of_a_race_shows_the_values_that_are_judged():
@@ -251,3 +252,13 @@ def test_the_table_of_a_race_shows_the_values_that_are_judged():
     (bounds,) = [change.difference_interval for change in raced.changes.values()]
     assert bounds.low < values[1] - values[0] < bounds.high
     assert bounds.high - bounds.low < 0.01
+
+
+def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
+    tried = [make_trial(size, 800, factor=2.0, count=1) for size in (32, 128)]
+    raced = pages(
+        make_trial(16, 900, factor=2.0, count=2), *tried, strategy="race", batch_sizes=[16, 32, 128]
+    )
+    assert [trial.batch_size for trial in raced.trials] == [16, 32, 128]
+    assert not (raced.certain or raced.certified)
+    assert "not told apart" in raced.reason
