@@ -384,9 +384,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _declare_rates(self) -> None:
         """Declare factors of the learning rate for a race, unless `build` tunes a rate itself."""
         space, wanted = self.oracle.get_space(), self.decides_by.get("search_learning_rate")
+        names = [one.name for one in space.space]
         if self.decides_by["strategy"] != "race" or wanted is False:
+            tuner_arguments.check_without_rates(names, self.decides_by)
             return
-        if wanted is None and any(_names_rate(one.name) for one in space.space):
+        if wanted is None and any(map(_names_rate, names)):
             self.decides_by["search_learning_rate"] = False
             return
         self.hypermodel.searches_rate = True

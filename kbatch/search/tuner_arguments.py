@@ -1,9 +1,11 @@
 """Check what a tuner is given: the strategy, counts and the folder for results."""
 
 import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
@@ -63,6 +65,17 @@ def check_raced(callbacks: Any) -> None:
             "A race compares sizes by a metric, and with `StopAtTarget` all end at the same value: "
             'leave it out, or give `strategy="grid"` and `objective="seconds_to_target"`. '
             "Received: a `StopAtTarget`."
+        )
+
+
+def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> None:
+    """Refuse to go on with the rates of a race, which would train at the rule's rate."""
+    if FACTOR_NAME in names:
+        raise InputError(
+            "The folder holds a race that looks for the learning rate, whose trials another search "
+            'would go on with: give `strategy="race"`, another `project_name`, or '
+            f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
+            f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )
 
 

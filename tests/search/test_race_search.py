@@ -130,6 +130,19 @@ def test_it_tries_rates_and_names_the_one_that_its_answer_holds_for(with_rates):
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == decision.batch_size
 
 
+@pytest.mark.parametrize(
+    "changed", [{"strategy": "grid"}, {"search_learning_rate": False}], ids=str
+)
+def test_a_search_without_rates_does_not_go_on_with_those_of_a_race(changed, with_rates):
+    """It would train them at the rule's rate, and record a factor."""
+    project = Path(with_rates[0].project_dir)
+    given = {"directory": project.parent, "project_name": project.name, "strategy": "race"}
+    with pytest.raises(InputError, match="holds a race that looks for the learning rate"):
+        kbatch.BatchSizeTuner(
+            searches.stock(batch_sizes=(8, 32)), "val_accuracy", **(given | changed)
+        )
+
+
 def test_its_report_has_the_rates(with_rates, tmp_path):
     kbatch.write_report(with_rates[1], tmp_path / "report.md")
     assert "Learning rate of each batch size" in (tmp_path / "report.md").read_text()
