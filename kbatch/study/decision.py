@@ -220,13 +220,16 @@ def decide(
         "confidence": confidence,
     }
     judgement = judge_race(runs, raced_sizes, **given) if raced_sizes else None
+    first = first_seed(runs)  # In a race it chose the pairs, and is not judged after its rounds.
     if judgement is None:
+        if raced_sizes:
+            runs = [run for run in runs if (run.seed or 0) == first]
+            rounds = 1
         judgement = judge(runs, **given, over_examples=not is_time(best.objective))
     else:
         raced = {size for size, _ in judgement.pairs}
         left_out += tuple((t, "not repeated") for t in compared if t.batch_size not in raced)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
-        first = first_seed(runs)  # It chose the pairs, and is not judged.
         runs = [run for run in runs if run.batch_size in raced and (run.seed or 0) > first]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
