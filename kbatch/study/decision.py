@@ -220,6 +220,7 @@ def decide(
         "confidence": confidence,
     }
     judgement = judge_race(runs, raced_sizes, **given) if raced_sizes else None
+    begin = 0 if judgement is None else 1  # Of the executions that are judged.
     first = first_seed(runs)  # In a race it chose the pairs, and is not judged after its rounds.
     if judgement is None:
         if raced_sizes:
@@ -235,6 +236,7 @@ def decide(
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
     base = by_size.get(base_batch_size or 0) if len(compared) > 1 else None
+    judged = [dataclasses.replace(t, executions=t.executions[begin:]) for t in compared]
     return Decision(
         batch_size=judgement.named[0],
         trial=by_size[judgement.named[0]],
@@ -245,7 +247,7 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base_batch_size,
-        changes={} if base is None else _changes(compared, runs, base),
+        changes={} if base is None else _changes(judged, runs, judged[compared.index(base)]),
         left_out=left_out,
     )
 
