@@ -46,6 +46,6 @@ def test_the_record_says_that_a_plain_fit_trains_otherwise():
     hypermodel = searches.hypermodel(build, (64,), micro_batch_size=None)
     hp = keras_tuner.HyperParameters()
     model = hypermodel.build(hp)
-    micro_batch = hypermodel._micro_batch(hp, model, directory=None)
-    record = Execution(model, hypermodel._plan(hp, None, ()), None, micro_batch).so_far()
+    plan, again = hypermodel._plan(hp, None, ()), hypermodel._builder(hp)
+    record = Execution(model, plan, None, again).so_far()
     assert [note.code for note in record.notes] == ["embedding_summed"]

@@ -81,7 +81,7 @@ def test_a_search_for_the_micro_batch_is_not_charged_to_the_budget():
         clock.sleep(1.0)
         return 0.0
 
-    def prepare(data, verbose):
+    def prepare(data):
         clock.sleep(100.0)
 
     model = models.waiting(step)
