@@ -4,6 +4,8 @@ import re
 import shlex
 from pathlib import Path
 
+import keras
+
 ROOT = Path(__file__).parents[1]
 # What a reader waits for, made short: two sizes, two seconds, few epochs.
 BRIEF = (
@@ -40,7 +42,11 @@ def run_python(path, names, *, ran=None):
         if plain in ran:
             continue
         ran.add(plain)
-        exec(compile(brief(block), f"{path.name}, block {number}", "exec"), names)
+        before = keras.config.dtype_policy()
+        try:
+            exec(compile(brief(block), f"{path.name}, block {number}", "exec"), names)
+        finally:  # Other tests of the process have the policy that they had.
+            keras.config.set_dtype_policy(before)
 
 
 def kbatch_commands(path):

@@ -29,11 +29,12 @@ from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
 from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import Samples, Source, build_on
+from kbatch.training.data.sample_rows import SampleRows, Samples, Source, build_on, rows_for
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_loss_is_scaled,
     dtype_policy_scope,
+    overflows,
     skips_all_updates,
 )
 from kbatch.training.fingerprint import model_fingerprint
@@ -307,21 +308,30 @@ class SearchPlan:
             if self.refusal is not None:
                 raise PolicyUnsupported(self.refusal)
             half = here() if halved else self._probes(build(HALF), here().run.source)
-            _check_update(half)
+            self._check_updates(half, _FEW)
+            if not gpu_visible():
+                full = self._probes(build("float32"), half.run.source) if halved else here()
+                middle = self.batch_sizes[len(self.batch_sizes) // 2]
+                slowdown = _slowdown(half, full, middle)
+                if slowdown > _TOO_SLOW:
+                    times = format_number(slowdown, 2)
+                    reason = f"an update of {middle} examples takes {times} times as long"
+                    return "float32", (_float32_note(f"{reason} on this processor"),)
+            # A loss that is a sum overflows with more examples.
+            self._check_updates(half, min(_SOME, self.batch_sizes[-1]))
         except PolicyUnsupported as error:
             note = _float32_note(str(error))
             warnings.warn(note, stacklevel=2)
             return "float32", (note,)
-        if gpu_visible():
-            return HALF, ()
-        full = self._probes(build("float32"), half.run.source) if halved else here()
-        middle = self.batch_sizes[len(self.batch_sizes) // 2]
-        slowdown = _slowdown(half, full, middle)
-        if slowdown <= _TOO_SLOW:
-            return HALF, ()
-        times = format_number(slowdown, 2)
-        reason = f"an update of {middle} examples takes {times} times as long on this processor"
-        return "float32", (_float32_note(reason),)
+        return HALF, ()
+
+    def _check_updates(self, half: ProcessProbes, batch_size: int) -> None:
+        """See that an epoch under mixed_float16 makes an update, which overflows may delay."""
+        overflowed = _overflowed_batches(half, batch_size)
+        rows = rows_for(half.run.source, half.model)
+        known = rows.examples if isinstance(rows, SampleRows) else None
+        if known is not None and overflowed * self.batch_sizes[-1] >= known:
+            raise PolicyUnsupported(f"the first {overflowed} batches overflowed in float16")
 
     def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, RunNote | None]:
         """Return how many examples fit at once, why it is no more, and what to say of it."""
@@ -400,14 +410,14 @@ def _float32_note(reason: str) -> RunNote:
     return RunNote.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
 
 
-def _check_update(half: ProcessProbes) -> None:
-    """Make an update under mixed_float16, which a loss scale may need some batches for."""
+def _overflowed_batches(half: ProcessProbes, batch_size: int) -> int:
+    """Make an update under mixed_float16; return the batches that its loss scale needed first."""
     check_loss_is_scaled(half.model)
     with dtype_policy_scope(HALF), kept_state(half.model):
         for _ in range(_MOST_TRIES):
-            half.run.run(_FEW, lambda: None)
+            half.run.run(batch_size, lambda: None)
             if not skips_all_updates(half.model):
-                return
+                return overflows(half.model)
     raise PolicyUnsupported("the gradients of every batch overflowed in float16")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import math
 import random
 import re
 import statistics
@@ -120,6 +121,14 @@ def skips_all_updates(model: Any) -> bool:
     if updates_made(model) or not (loss_scaled(model) and optimizer.built):
         return False
     return float(optimizer.dynamic_scale) < optimizer.initial_scale
+
+
+def overflows(model: Any) -> int:
+    """Return how often overflows have halved the loss scale, net of what raised it again."""
+    optimizer = model.optimizer
+    if not (loss_scaled(model) and optimizer.built):
+        return 0
+    return max(0, round(math.log2(optimizer.initial_scale / float(optimizer.dynamic_scale))))
 
 
 class PolicyUnsupported(ValueError):

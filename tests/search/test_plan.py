@@ -478,7 +478,8 @@ def test_under_xla_a_size_is_found_and_trained_with(tmp_path):
     def build():
         return models.mlp(jit_compile=True)
 
-    first, second = runs(search(tmp_path, build, (16, 64)))
+    settings = {"base_batch_size": 16}
+    first, second = runs(search(tmp_path, build, (16, 64), settings=settings))
     assert first.jit_compile
     assert second.jit_compile
     assert (first.status, second.status) == ("completed", "completed")
