@@ -14,7 +14,7 @@ tolerance. All follows from the runs alone, so a search that was killed goes on 
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -131,7 +131,7 @@ class _Race:
         self._left = [
             (size, factor) for size in batch_sizes for factor in factors if self._may(size, factor)
         ]
-        self._numbers: dict[Pair, set[int]] = {}
+        self._numbers: dict[Pair, set[Any]] = {}
         for size, factor, number in [(*run.pair, run.seed) for run in runs] + [*pending]:
             self._numbers.setdefault((size, factor), set()).add(number)
         self._spent = sum(map(len, self._numbers.values()))

@@ -51,7 +51,8 @@ def measure_plain_epochs(
     needed_s = first_s + 2 * _EPOCHS * rows / slowest
     if rows < _FEWEST_BATCHES * max(sizes) or needed_s > most_share * spent_s:
         return
-    x, y = keras.tree.map_structure(lambda part: part[:rows], (x, y))
+    cut: Any = keras.tree.map_structure(lambda part: part[:rows], (x, y))
+    x, y = cut
     with kept_seeds():
         try:
             models = [_model(tuner, trial) for trial in trials]

@@ -1,6 +1,6 @@
 """Which trial a search runs next, and how often: the whole grid, or a race."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -58,7 +58,8 @@ class RaceStrategy(Strategy):
 
     def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
-        self._base, self._objective = 0, None  # Until the search begins.
+        self._base = 0  # Until the search begins, as the next one.
+        self._objective: Any = None
         self._end_described = False
 
     def begin(self, project: Path, objective: Any, space: Any, base_batch_size: int) -> str:
@@ -100,7 +101,7 @@ class RaceStrategy(Strategy):
         if step is None or step.ended is None:
             return []
         self._end_described = True
-        factors = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
         end = _ENDS[step.ended].format(smallest=setting(min(factors, default=1.0)))
         found = step.judgement
         if step.ended == "out of reach" and found is not None:
@@ -193,5 +194,5 @@ def _searches_rate(space: Any) -> bool:
     return any(one.name == FACTOR_NAME for one in space.space)
 
 
-def _key(values: Values) -> frozenset[tuple[str, str]]:
+def _key(values: Mapping[str, Any]) -> frozenset[tuple[str, str]]:
     return frozenset((name, repr(value)) for name, value in values.items())

@@ -53,7 +53,8 @@ class BestEpoch(keras.callbacks.Callback):
         if self.initial_weights is None and model.weights:
             found = hashlib.blake2b(digest_size=8)
             for weight in model.weights:
-                found.update(np.array(keras.ops.reshape(weight, [-1])[:_MOST_HASHED]).tobytes())
+                flat: Any = keras.ops.reshape(weight, [-1])
+                found.update(np.array(flat[:_MOST_HASHED]).tobytes())
             self.initial_weights = found.hexdigest()
         if replica_count(model) == 1 and not self._parts:
             names = [f"val_{name}" for name in metrics_by_name(model)]

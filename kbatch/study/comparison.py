@@ -88,7 +88,7 @@ def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
         for run, value in zip(trial.executions, trial.objective_values, strict=True):
             if run.status != "completed":
                 if run.diverged or run.status in ("failed", "out_of_memory"):
-                    ended = "diverged" if run.diverged else run.status
+                    ended: Any = "diverged" if run.diverged else run.status
                     found.append(Run(*pair, run.seed, None, ended=ended))
                 continue
             outcomes = None if unpaired else run.outcomes

@@ -326,7 +326,8 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
             "take" if size == found.batch_size else verdict,
         )
     sizes = sorted(rows)
-    first = max(0, min(sizes.index(found.batch_size) - _MOST_ROWS // 2, len(sizes) - _MOST_ROWS))
+    named: Any = found.batch_size
+    first = max(0, min(sizes.index(named) - _MOST_ROWS // 2, len(sizes) - _MOST_ROWS))
     shown = sizes[first : first + _MOST_ROWS]
     unit = ", %" if fraction else ""
     head = ("size", "rate", words, f"worse by{unit}", "time", "runs", "")

@@ -67,7 +67,7 @@ class ArrayRows:
         """Return the batches of an epoch, in the next order each time they were read to the end."""
         # Keras makes iterators that it does not read, or of which it reads one batch.
         with tf.device("CPU:0"):
-            read = tf.Variable(0, trainable=False, dtype=tf.int64)
+            read = tf.Variable(tf.constant(0, tf.int64), trainable=False)
         steps = -(-self.examples // batch_size)
 
         def counted(step: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:

@@ -39,7 +39,7 @@ def in_blocks(
             f"`tf.data.Dataset.from_generator` makes. Received: a {type(data).__name__}."
         )
     # Of several replicas no blocks are measured, and a batch must have an example for each.
-    several = model is not None and replica_count(model) > 1
+    several = hasattr(model, "distribute_strategy") and replica_count(model) > 1
     if not gives_batches(data):
         rows = len(parts_of(data)[0])
         if steps is not None and steps * batch_size < rows:
