@@ -392,7 +392,11 @@ class ExecutionRecord:
     def best_metrics(self, metric: str, direction: str) -> dict[str, float]:
         """Return the finite metrics that stand for the run: as reported, or of the best epoch."""
         best = self.best_epoch(metric, direction)
-        metrics = self.reported or (best.metrics if best else {})
+        seen = best.metrics if best else {}
+        metrics, outcomes = dict(self.reported or seen), self.outcomes
+        # Of an epoch that was chosen on other examples; a `fit` of the user's may report its own.
+        if outcomes and outcomes.metric == metric and metrics.get(metric) == seen.get(metric):
+            metrics[metric] = metrics.get(metric) if outcomes.value is None else outcomes.value
         return {n: v for n, v in metrics.items() if v is not None and math.isfinite(v)}
 
     def best_epoch(self, metric: str, direction: str) -> EpochRecord | None:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -22,7 +23,7 @@ from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import RunNote
-from kbatch.records.plan import PLAN_NAME, Plan, StepSeconds
+from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import SHORTEST_S
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
 from kbatch.search.trial_files import write_needed
@@ -46,12 +47,12 @@ HALF = "mixed_float16"
 _WHOLE = ("own step", "compiled late")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
-# Examples of the steps by which policies are timed: those of other sizes lie on their line. A few
-# tell of a processor that takes so long for float16 that more would take minutes.
+# Examples of the steps by which policies are timed, fewer than of a batch where they take long. A
+# few tell of a processor that takes so long for float16 that more would take minutes.
 _FEW, _SOME = 2, 32
-_LONG_S = 0.03
+_LONG_S, _LONGEST_S = 0.03, 0.2
 _TOO_SLOW = 2.0
-_ROUNDS = 2
+_ROUNDS_AHEAD, _MOST_ROUNDS = 2, 9
 # A loss scale is halved with each update that overflows: so often it may be too large at first.
 _MOST_TRIES = 4
 # Examples of the steps whose memory tells that of the largest batch, and the share of the limit
@@ -315,8 +316,8 @@ class SearchPlan:
                 slowdown = _slowdown(half, full, middle)
                 if slowdown > _TOO_SLOW:
                     times = format_number(slowdown, 2)
-                    reason = f"an update of {middle} examples takes {times} times as long"
-                    return "float32", (_float32_note(f"{reason} on this processor"),)
+                    reason = f"an update takes {times} times as long on this processor"
+                    return "float32", (_float32_note(reason),)
             # A loss that is a sum overflows with more examples.
             self._check_updates(half, min(_SOME, self.batch_sizes[-1]))
         except PolicyUnsupported as error:
@@ -423,22 +424,22 @@ def _overflowed_batches(half: ProcessProbes, batch_size: int) -> int:
 
 def _slowdown(half: ProcessProbes, full: ProcessProbes, batch_size: int) -> float:
     """Return how many times as long an update takes under mixed_float16, timed in turns."""
-    sizes: list[int] = []
-    half_s: list[float] = []
-    full_s: list[float] = []
-    for rows in (_FEW, _SOME):
-        times_s: list[list[float]] = [[], []]
-        for _ in range(_ROUNDS):
-            for probes, found in zip((half, full), times_s, strict=True):
-                with dtype_policy_scope(probes.model.dtype_policy.name):
-                    found.append(max(SHORTEST_S, probes.read(rows).step_s or 0.0))
-        sizes.append(rows)
-        half_s.append(min(times_s[0]))
-        full_s.append(min(times_s[1]))
-        if half_s[-1] > max(_LONG_S, _TOO_SLOW * full_s[-1]):
-            break
-    of_half, of_full = (StepSeconds(tuple(sizes), tuple(each)) for each in (half_s, full_s))
-    return of_half.at(batch_size) / of_full.at(batch_size)
+
+    def step_s(probes: ProcessProbes, rows: int) -> float:
+        with dtype_policy_scope(probes.model.dtype_policy.name):
+            return max(SHORTEST_S, probes.read(rows).step_s or 0.0)
+
+    few_s = step_s(half, _FEW)
+    if few_s > max(_LONG_S, _TOO_SLOW * (full_s := step_s(full, _FEW))):
+        return few_s / full_s
+    most = _SOME * _LONGEST_S / step_s(half, min(batch_size, _SOME))
+    rows = min(batch_size, max(_SOME, int(most)))
+    ratios: list[float] = []
+    ahead = 0  # Rounds that say so, less those that do not.
+    while abs(ahead) < _ROUNDS_AHEAD and len(ratios) < _MOST_ROUNDS:
+        ratios.append(step_s(half, rows) / step_s(full, rows))
+        ahead += 1 if ratios[-1] > _TOO_SLOW else -1
+    return statistics.median(ratios)
 
 
 def _surely_fits(here: ProcessProbes, rows: int) -> bool:

@@ -126,13 +126,6 @@ def _speed(study: Study) -> Iterator[Note]:
             "would help."
         )
         yield _note("waiting for data", text, _SPEED, found)
-    completed = [trial for trial in trials if trial.status == "completed"]
-    if found := [t for t in completed if any(len(e.window_examples) == 1 for e in t.executions)]:
-        text = (
-            f"Training was timed over one window only at {_sizes(found)}: samples/s may be far "
-            "off. Train longer for a spread."
-        )
-        yield _note("one timing window", text, _SPEED, found)
     if found := [t for t in trials if any(map(_is_unstable, t.executions))]:
         text = (
             f"Timing was not stable at {_sizes(found)}: the quartiles of samples/s lie more than "
@@ -177,14 +170,6 @@ def _speed(study: Study) -> Iterator[Note]:
         text = throttled_text(gpu for trial in throttled for gpu in _gpus(trial))
         where = "" if len(throttled) == len(study.trials) else f"At {_sizes(throttled)}: "
         yield _note("GPU throttled", f"{where}{text}", _SPEED, throttled)
-    policies = {trial.dtype_policy for trial in study.trials}
-    if policies == {"mixed_float16"} and environment and environment.devices == ("CPU",):
-        text = (
-            "Every trial ran under mixed_float16 on a processor, where it is often the slower "
-            'policy: `kbatch doctor` measures that, and `dtype_policy=("float32", '
-            '"mixed_float16")` compares both in the search.'
-        )
-        yield _note("float16 on a processor", text, _SPEED)
 
 
 _LIMITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}

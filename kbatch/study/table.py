@@ -223,6 +223,11 @@ def _footnote(trials: Sequence[TrialRecord]) -> str:
             "A single execution has no interval.",
         ),
         (True, "Quality is that of each execution's best epoch."),
+        (
+            any(e.outcomes and e.outcomes.values for e in executions),
+            "For the objective the epoch is chosen on one half of the validation examples and "
+            "its value is from the other, both ways.",
+        ),
         (True, followed_text(e.scaling for e in executions)),
         (
             any(trial.noise_scale for trial in trials),

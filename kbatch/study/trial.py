@@ -189,10 +189,10 @@ class TrialRecord:
 
     @property
     def best_objective_value(self) -> float | None:
-        """Best value of the objective in any execution, None for the throughput."""
-        values = self.metric_values(self.objective.name)
-        best = max if self.objective.direction == "max" else min
-        return best(values, default=None)
+        """Best value of the objective in any epoch, None for the throughput."""
+        name, direction = self.objective.name, self.objective.direction
+        values = [v for e in self.executions for m in e.epochs if (v := m.finite(name)) is not None]
+        return (max if direction == "max" else min)(values, default=None)
 
     @functools.cached_property
     def noise_scale(self) -> Ratio | None:

@@ -1,5 +1,6 @@
 """The policy of a search: mixed_float16, or float32 where that cannot train or takes long."""
 
+from types import SimpleNamespace
 from typing import ClassVar
 
 import keras
@@ -10,6 +11,8 @@ import small_models
 import tensorflow as tf
 
 import kbatch
+from kbatch.memory.probe import Reading
+from kbatch.search.plan import _slowdown
 
 layers = keras.layers
 CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
@@ -161,6 +164,35 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(
     named = kbatch.load_study(search(tmp_path / "named", small_models.stock, dtype_policy=policy))
     for one, other in zip(study.trials, named.trials, strict=True):
         assert one.objective_value == other.objective_value
+
+
+class Steps:
+    """Probes of a model whose updates take so long, one after the other."""
+
+    def __init__(self, policy, seconds):
+        self.model = SimpleNamespace(dtype_policy=keras.DTypePolicy(policy))
+        self.seconds, self.sizes = iter(seconds), []
+
+    def read(self, rows):
+        self.sizes.append(rows)
+        return Reading(None, rows, step_s=next(self.seconds))
+
+
+@pytest.mark.parametrize(
+    ("half_s", "slowdown", "sizes"),
+    [
+        # Of two examples, of some, then of the batch until two more rounds say the same.
+        ([0.01, 0.01, 0.015, 0.015], 1.5, [2, 32, 128, 128]),
+        ([0.01, 0.01, 0.09, 0.015, 0.015, 0.015], 1.5, [2, 32, 128, 128, 128, 128]),
+        ([0.01, 0.1, 0.09, 0.09], 9.0, [2, 32, 64, 64]),  # More would take too long.
+        ([0.4], 40.0, [2]),
+    ],
+    ids=["twice", "one outlier", "large", "very slow"],
+)
+def test_no_single_round_decides_how_long_an_update_takes(half_s, slowdown, sizes):
+    half, full = Steps("mixed_float16", half_s), Steps("float32", [0.01] * 9)
+    assert _slowdown(half, full, 128) == pytest.approx(slowdown)
+    assert half.sizes == sizes
 
 
 def test_a_gpu_trains_under_it_however_long_that_takes(monkeypatch, tmp_path):

@@ -14,7 +14,7 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.records.training_run import EpochRecord, Target
+from kbatch.records.training_run import EpochRecord, Outcomes, Target
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
@@ -148,6 +148,24 @@ def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
         row = make_study(trial).to_dataframe(executions=executions).iloc[0]
         assert row["samples_per_second"] == pytest.approx(got)
         assert row["window_samples_per_second"] == pytest.approx(1000)
+
+
+def test_the_objective_is_that_of_an_epoch_chosen_on_other_examples():
+    values = (0.94, 0.95, 0.96)
+    outcomes = Outcomes(metric="val_accuracy", values=values, key="k", set_key="s", examples=3)
+    trial = make_trial(64, outcomes=outcomes)  # Its best epoch has 0.97.
+    assert trial.objective_value == pytest.approx(0.95)
+    assert trial.metrics["val_accuracy"] == pytest.approx(0.95)
+    # What stands beside it in a figure is around it.
+    interval = trial.examples_interval("val_accuracy")
+    assert (interval.low + interval.high) / 2 == pytest.approx(trial.objective_value)
+    # The weights of a trial are those of its best epoch.
+    assert trial.best_objective_value == 0.97
+    # A `fit` of the user's own computes its objective itself.
+    own = make_trial(64, outcomes=outcomes, reported={"val_accuracy": 0.8})
+    assert own.objective_value == 0.8
+    zero = dataclasses.replace(outcomes, values=(0.0, 0.0))
+    assert make_trial(64, outcomes=zero).objective_value == 0.0
 
 
 def test_two_executions_have_a_mean_without_an_interval():
