@@ -10,6 +10,7 @@ import numpy as np
 
 SHORTEST_WINDOW_S = 0.05
 MOST_WINDOWS = 200
+FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,8 +39,10 @@ def throughput_of_windows(
 def steady_windows(
     examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
 ) -> tuple[list[int], list[float]]:
-    """Join consecutive steady steps into windows of at least 50 ms; what is left joins the last."""
+    """Join consecutive steady steps into windows of 50 ms or more, what is left with the last."""
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
+    if len(counted) < FEWEST_STEADY:
+        return [], []
     shortest = max(SHORTEST_WINDOW_S, sum(s for _, s in counted) / MOST_WINDOWS)
     windows: list[tuple[int, float]] = []
     rows, seconds = 0, 0.0

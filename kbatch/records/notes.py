@@ -111,6 +111,11 @@ _KINDS = {
     "one_step_an_execution": _Kind(
         *_STEPS, "Keras started each step by itself, which takes longer: {reason}."
     ),
+    "too_short_to_time": _Kind(
+        "too short to time",
+        "samples_per_second",
+        "Too short to time: samples/s need three steps after the first one of each size.",
+    ),
     "resumed": _Kind(
         "rest of a training",
         "updates",

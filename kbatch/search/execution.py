@@ -223,6 +223,8 @@ class Execution:
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
             notes = (*notes, RunNote.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
+        if not examples and status != "running":
+            notes = (*notes, RunNote.of("too_short_to_time"))
         updates = sum(epoch.updates for epoch in clock.epochs)
         overflowed = None
         # A step of the user's own may make none or several updates of a batch.

@@ -16,6 +16,7 @@ import keras
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.throughput import FEWEST_STEADY
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches
 from kbatch.records.notes import RunNote
@@ -33,8 +34,6 @@ _TIMED_S = 0.03
 _MOST_TIMED = 1024
 # Times the smallest batch size: a larger batch may not fit into memory as one.
 _LARGEST_TIMED = 8
-# Executions after the first that samples per second are taken over.
-_STEADY = 3
 _BATCH_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
 
 Steps = int | Literal["auto"] | None
@@ -119,7 +118,7 @@ def steps_within(step_s: float, training: Training) -> int:
         return executions - (1 if steps >= epoch_steps else 2)
 
     steps = min(epoch_steps, max(1, round(_EXECUTION_S / step_s)))
-    while steps > 1 and steady(steps) < _STEADY:
+    while steps > 1 and steady(steps) < FEWEST_STEADY:
         steps -= 1
     executions = -(-epoch_steps // steps)
     return -(-epoch_steps // executions)  # About as many in each.

@@ -90,10 +90,7 @@ def _columns(study: Study) -> list[_Made]:
             (Column(name, True), lambda t, name=name: _hyperparameter(t.hyperparameters.get(name)))
             for name in trial_names(trials).hyperparameters
         ),
-        (
-            Column("Samples/s", True, "samples_per_second"),
-            lambda t: _measured(t, t.samples_per_second, t.samples_per_second_interval),
-        ),
+        (Column("Samples/s", True, "samples_per_second"), _speed_cell),
         (Column(words[0].upper() + words[1:], True, "quality"), quality_cell),
         *_change_columns(study, words),
         *_target_columns(trials),
@@ -104,6 +101,12 @@ def _columns(study: Study) -> list[_Made]:
         _number("Waiting for data", lambda t: t.data_wait_share, percent),
         *(one for one in gpus if any(one[1](trial).sort_key is not None for trial in trials)),
     ]
+
+
+def _speed_cell(trial: TrialRecord) -> Cell:
+    if any(note.code == "too_short_to_time" for note in trial.notes):
+        return Cell("n/a (too short to time)")
+    return _measured(trial, trial.samples_per_second, trial.samples_per_second_interval)
 
 
 def _number(

@@ -66,7 +66,7 @@ class TrainingClock(keras.callbacks.Callback):
 
     @property
     def throughput(self) -> Throughput | None:
-        """Examples per second of the steady steps, None before there is one."""
+        """Examples per second of the steady steps, None before there are three."""
         return throughput_of_windows(*self.windows)
 
     @property

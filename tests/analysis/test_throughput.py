@@ -35,7 +35,11 @@ def test_windows_are_long_enough_and_not_too_many(seed, mean_s):
 
 
 def test_a_training_shorter_than_a_window_is_one_window():
-    assert steady_windows([8, 8], [0.01, 0.02], [True, True]) == ([16], [0.03])
+    assert steady_windows([8] * 3, [0.01, 0.01, 0.02], [True] * 3) == ([24], [0.04])
+
+
+def test_too_few_steps_have_no_window():
+    assert steady_windows([8] * 3, [1.0] * 3, [False, True, True]) == ([], [])
 
 
 def test_nothing_steady_is_no_window():
