@@ -122,7 +122,7 @@ def judge(
 ) -> Judgement:
     """Judge which pairs lie within a tolerance of the best, and which one to take.
 
-    Give only runs that may certify: what chose a pair does not certify it. Raises `ValueError`
+    Leave out the runs by which a pair was chosen: they favour it. Raises `ValueError`
     where no run has a value.
 
     Args:

@@ -77,8 +77,8 @@ def with_page(
 
 def _headline(found: Decision, names: TrialNames, conditions: Conditions | None) -> str:
     trial: Any = found.trial
-    verb = "Keep" if trial.batch_size == found.base_batch_size else "Take"
-    rate = found.learning_rate
+    kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
+    verb, rate = "Keep" if kept else "Take", found.learning_rate
     # The rate itself stands there, and no factor of it.
     own = names._replace(hyperparameters=tuple({*names.hyperparameters} - {FACTOR_NAME}))
     text = f"{verb} batch size {own.name(trial)}"
@@ -145,8 +145,8 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
         return f"Certain: {told}."
     if found.certified:
         return (
-            f"Its {words} is certified to lie within {within} of the best ({sure}); whether that "
-            f"of {_open_sizes(found)} is too, which would be preferred, is open."
+            f"Its {words} is certified to lie within {within} of the best ({sure}). It is open "
+            f"whether {_open_sizes(found)} would do too, and be preferred."
         )
     return f"Nothing is certified: {told}. {best_mean}."
 
@@ -175,11 +175,12 @@ def _settled_by(found: Decision) -> str:
         return "A larger `max_executions` may settle it."
     if judgement.smallest_tolerance is None:
         return ""
-    ways = [f"a tolerance of {setting(judgement.smallest_tolerance)}"]
+    ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
     if judgement.examples_needed is not None:
-        ways += [f"about {judgement.examples_needed:,} validation examples"]
-    ways = f"{' or '.join(ways)} would, with more executions"
-    return f"No number of executions alone would settle it, but {ways}."
+        outcomes = found.trials[0].executions[0].outcomes
+        has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
+        ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
+    return f"More executions alone would not settle it; with {' or '.join(ways)} they would."
 
 
 def _pinned(found: Decision) -> str:
@@ -279,7 +280,7 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
     factor = rate_factor(at_base)
     if factor == 1:
         return f"{yours} is as good as any that was tried."
-    times = format_number(max(factor, 1 / factor), 2)
+    times = setting(max(factor, 1 / factor))
     times = f"at least {times}" if factor in (FACTORS[0], FACTORS[-1]) else times
     where = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
     return f"{yours} is {times} times too {'small' if factor > 1 else 'large'}{where}."
@@ -329,8 +330,8 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
     named: Any = found.batch_size
     first = max(0, min(sizes.index(named) - _MOST_ROWS // 2, len(sizes) - _MOST_ROWS))
     shown = sizes[first : first + _MOST_ROWS]
-    unit = ", %" if fraction else ""
-    head = ("size", "rate", words, f"worse by{unit}", "time", "runs", "")
+    unit = ", points" if fraction else ""  # Of percent: 0.01 is one.
+    head = ("size", "rate", words, f"worse by{unit}", "relative time", "runs", "")
     lines = [head, *((f"{size:,}", *rows[size]) for size in shown)]
     kept = [k for k in range(len(head)) if any(line[k] for line in lines[1:])]
     widths = {k: max(len(line[k]) for line in lines) for k in kept}
@@ -387,7 +388,7 @@ def _rising(found: Decision) -> Iterable[str]:
         last = "epoch" if number == 1 else f"{number:,} epochs"
         yield (
             f"The {metric_words(name)} still got better at the end, by "
-            f"{format_number(abs(gain), 2)} over the last {last}: the answer holds for this length."
+            f"{format_number(abs(gain), 2)} over the last {last}: a longer training may have another answer."
         )
 
 

@@ -177,10 +177,13 @@ def test_the_peak_of_a_schedule_is_scaled_and_its_examples_stay():
     assert config["decay_steps"] == 20
 
 
+def decaying():
+    return keras.optimizers.AdamW(1e-3, weight_decay=0.01)
+
+
 def test_the_weight_decay_of_an_example_stays_whatever_the_rate():
     for factor in (0.5, 4.0):
-        adamw = lambda: keras.optimizers.AdamW(1e-3, weight_decay=0.01)  # noqa: E731
-        found = built(adamw, 32, factor, base_batch_size=8)
+        found = built(decaying, 32, factor, base_batch_size=8)
         decay = float(found.learning_rate) * found.weight_decay
         assert decay == pytest.approx(1e-3 * 0.01 * 4)
 
