@@ -388,7 +388,8 @@ def _rising(found: Decision) -> Iterable[str]:
         last = "epoch" if number == 1 else f"{number:,} epochs"
         yield (
             f"The {metric_words(name)} still got better at the end, by "
-            f"{format_number(abs(gain), 2)} over the last {last}: a longer training may have another answer."
+            f"{format_number(abs(gain), 2)} over the last {last}: a longer training may have "
+            "another answer."
         )
 
 
