@@ -2,11 +2,12 @@
 
 python benchmarks/mnist_ends.py [--start 0.125 8] [--seed 0 1] [--task mlp]    within 8 minutes
 
-Trains for real what `decisions.py` replays: 2,048 of 5,000 MNIST images to train, 1,500 to validate,
-six sizes from 16 to 512, by `mlp` (SGD with momentum) or `cnn` (Adam) of `decision_tables.py`. The
-model is built with `--start` times the rate that suits 32 examples; the race does not know. Beside
-it a grid with three executions of each size, whose learning rate follows the size by the same rule.
-Each start and seed is a run of its own: give one of each, and several go side by side.
+Trains for real what `decisions.py` replays: 2,048 of 5,000 MNIST images to train, 1,500 to
+validate, six sizes from 16 to 512, by `mlp` (SGD with momentum) or `cnn` (Adam) of
+`decision_tables.py`. The model is built with `--start` times the rate that suits 32 examples; the
+race does not know. Beside it a grid with three executions of each size, whose learning rate follows
+the size by the same rule. Each start and seed is a run of its own: give one of each, and several
+go side by side.
 
 size       that is named
 rate       its learning rate, over the one that suits the size by the rule
