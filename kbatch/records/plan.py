@@ -4,11 +4,8 @@ import dataclasses
 import math
 
 from kbatch.records.notes import RunNote
-from kbatch.records.record import check_choice, check_ranges
 
 PLAN_NAME = "kbatch-plan.json"
-# Batches are cut as given or to fit, or go whole: the largest fits, or the model cannot be cut.
-REASONS = ("given", "fits", "cut", "own step", "compiled late")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -35,7 +32,9 @@ class Plan:
     dtype_policy: str | None  #: Policy of all trials; None where it is a hyperparameter.
     #: Most examples that go through a device at once; None for whole batches of any size.
     micro_batch_size: int | None
-    reason: str  #: Why it is that size, one of `REASONS`.
+    #: Why it is that size: cut as "given", or "cut" to fit; whole, since the largest "fits" or the
+    #: model cannot be cut, which has its "own step" or was "compiled late".
+    reason: str
     largest_batch_size: int  #: For which the micro-batch was found.
     model: str  #: Fingerprint of the model that it was made with.
     #: Whether cut batches were seen to train as whole ones do; None where none is cut.
@@ -44,9 +43,3 @@ class Plan:
     notes: tuple[RunNote, ...] = ()  #: What a reader of all executions must know of it.
     step_seconds: StepSeconds | None = None  #: None where no step was to be timed.
     duration_s: float = 0.0  #: Seconds that making it took.
-
-    def __post_init__(self):
-        check_choice(REASONS, reason=self.reason)
-        check_ranges(1, number=self.number, micro_batch_size=self.micro_batch_size)
-        check_ranges(1, largest_batch_size=self.largest_batch_size)
-        check_ranges(0, duration_s=self.duration_s)

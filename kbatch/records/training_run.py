@@ -11,11 +11,7 @@ from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
 from kbatch.records.notes import RunNote
-from kbatch.records.record import SHORTEST_S, check_choice, check_ranges
 from kbatch.records.usage import UsageRecord
-
-# In which a metric gets better.
-DIRECTIONS = ("max", "min")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,9 +30,6 @@ class Target:
     metric: str  # As Keras names it.
     value: float
     direction: str  # "max" where it is to be reached from below, "min" from above.
-
-    def __post_init__(self):
-        check_choice(DIRECTIONS, direction=self.direction)
 
     def is_met(self, value: float | None) -> bool:
         """Return whether a value of the metric meets it; None does not."""
@@ -123,18 +116,6 @@ class Outcomes:
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
     reason: str | None = None  # One of `REASONS`, None where there are values.
 
-    def __post_init__(self):
-        check_ranges(1, examples=self.examples, block_examples=self.block_examples)
-        if self.reason is not None:
-            check_choice(tuple(REASONS), reason=self.reason)
-        known = len(self.values) > 1 and bool(self.key) and all(map(math.isfinite, self.values))
-        if known == (self.reason is not None):
-            raise ValueError(
-                "Outcomes have either finite `values` of blocks with a `key`, or a `reason` why "
-                f"there are none. Received: {len(self.values)} values, key={self.key!r}, "
-                f"reason={self.reason!r}."
-            )
-
     @property
     def value(self) -> float | None:
         """The metric of the best epoch, which was chosen on other examples; None if unknown."""
@@ -143,12 +124,7 @@ class Outcomes:
     @property
     def why(self) -> str | None:
         """Why there are no values, in words."""
-        return self.reason and REASONS[self.reason]
-
-
-# Of more, an axis of doubles cannot tell one from the next.
-MOST_EXAMPLES = 2**53
-STATUSES = ("completed", "out_of_memory", "failed", "running", "interrupted")
+        return self.reason and REASONS.get(self.reason, self.reason)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -167,11 +143,6 @@ class EpochRecord:
     #: Learning rate at the end, which a callback may have set; None under a schedule.
     learning_rate: float | None = None
 
-    def __post_init__(self):
-        own = ("metrics", "learning_rate")
-        numbers = {name: value for name, value in vars(self).items() if name not in own}
-        check_ranges(0, **numbers)
-
     def finite(self, metric: str) -> float | None:
         """Return the value of a metric, None if it is missing or not finite."""
         value = self.metrics.get(metric)
@@ -182,7 +153,7 @@ class EpochRecord:
 class ExecutionRecord:
     """What one training run showed."""
 
-    status: str  #: One of `STATUSES`.
+    status: str  #: "completed", "out_of_memory", "failed", "running" or "interrupted".
     seed: int | None  #: Seed of weights and shuffling, None when none was set.
     batch_size: int  #: Examples of one optimizer update, as asked for, those of all replicas.
     #: Examples that go through a device at once; all that a replica has of a batch when the
@@ -255,31 +226,6 @@ class ExecutionRecord:
     #: Train steps that Keras started at once, None before the training. The first step, the windows
     #: and what is counted after each are those of whole executions of so many steps.
     steps_per_execution: int | None = None
-
-    def __post_init__(self):
-        check_choice(STATUSES, status=self.status)
-        if not 1 <= self.batch_size <= MOST_EXAMPLES:
-            raise ValueError(
-                f"`batch_size` must lie between 1 and {MOST_EXAMPLES:,}. "
-                f"Received: batch_size={self.batch_size}."
-            )
-        if self.micro_batch_size is not None and not 1 <= self.micro_batch_size <= self.batch_size:
-            raise ValueError(
-                "A micro-batch has at least one example and at most those of the batch. Received: "
-                f"micro_batch_size={self.micro_batch_size}, batch_size={self.batch_size}."
-            )
-        check_ranges(1, replicas=self.replicas, workers_on_device=self.workers_on_device)
-        check_ranges(1, steps_per_execution=self.steps_per_execution)
-        counts = ("batch_size_seen", "examples_seen", "batches", "updates", "overflowed_updates")
-        seconds = ("first_step_s", "train_s", "data_wait_s", "total_s")
-        check_ranges(0, **{name: getattr(self, name) for name in (*counts, *seconds)})
-        check_ranges(1, window_examples=self.window_examples)
-        check_ranges(SHORTEST_S, window_durations_s=self.window_durations_s)
-        if len(self.window_examples) != len(self.window_durations_s):
-            raise ValueError(
-                "`window_examples` and `window_durations_s` must have the same length. Received: "
-                f"{len(self.window_examples)} and {len(self.window_durations_s)}."
-            )
 
     def __repr__(self) -> str:
         """Sum the execution up in a line."""

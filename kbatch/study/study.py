@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import os
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.records import json_codec
 from kbatch.records.plan import PLAN_NAME, Plan
-from kbatch.records.record import SHORTEST_S, EnvironmentRecord, ShownRecord, check_ranges
+from kbatch.records.record import EnvironmentRecord, ShownRecord
 from kbatch.study.comparison import check_tolerance, completed_executions
 from kbatch.study.decision import Decision, decide
 from kbatch.study.decision_page import with_page
@@ -45,12 +44,8 @@ class SearchRecord:
 
     def __post_init__(self):
         # What a decision or a search that goes on takes from a file; other settings are shown.
-        known: dict[str, Any] = {n: v for n, v in self.settings.items() if n in _READ_SETTINGS}
-        for name, value in known.items():
-            json_codec.decode(_READ_SETTINGS[name], value)
-        check_tolerance(known.get("tolerance"), known.get("confidence", DEFAULT_CONFIDENCE))
-        counts = ("batch_sizes", "base_batch_size", "max_executions")
-        check_ranges(1, **{name: known.get(name) for name in counts})
+        for name in _READ_SETTINGS.keys() & self.settings.keys():
+            json_codec.decode(_READ_SETTINGS[name], self.settings[name])
 
     def difference(self, settings: Mapping[str, Any]) -> str | None:
         """Return how other settings differ, None if they do not; more batch sizes extend these."""
@@ -74,10 +69,6 @@ class PlainEpochs:
     epoch_s: tuple[float, float]  #: Seconds of an epoch of each, without tracing.
     examples: int  #: Examples of these epochs.
 
-    def __post_init__(self):
-        check_ranges(1, batch_sizes=self.batch_sizes, examples=self.examples)
-        check_ranges(SHORTEST_S, epoch_s=self.epoch_s)
-
 
 @dataclasses.dataclass(frozen=True)
 class Study(ShownRecord):
@@ -98,15 +89,6 @@ class Study(ShownRecord):
     missing: int = 0  #: Trials among these with a damaged or lost record, which no answer knows.
     plain_epochs: PlainEpochs | None = None  #: None where they were not measured.
     plan: Plan | None = None  #: What was settled before the first training; None before that.
-
-    def __post_init__(self):
-        check_ranges(0, missing=self.missing)
-        counts = Counter(trial.trial_id for trial in self.trials)
-        repeated = [trial_id for trial_id, count in counts.items() if count > 1]
-        if repeated:
-            raise ValueError(
-                f"Trials must have ids of their own. Received more than once: {repeated}."
-            )
 
     def __repr__(self) -> str:
         """Sum the study up in a line: its records would fill pages."""
@@ -329,7 +311,7 @@ class _HasProjectDir(Protocol):
 def load_study(tuner_or_directory: "_HasProjectDir | str | Path") -> Study:
     """Read the study of a search.
 
-    A trial whose file is broken, impossible (no number may exceed 1e100), of another trial or of a
+    A trial whose file is broken (no number may exceed 1e100), of another trial or of a
     newer kbatch is left out and named in `Study.problems`; the others load. `Study.missing` counts
     it, and every report and figure says so.
 

@@ -9,8 +9,7 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, Ratio, mean_interval
 from kbatch.records.notes import RunNote
-from kbatch.records.record import check_choice
-from kbatch.records.training_run import COST_NAMES, DIRECTIONS, ExecutionRecord, Target, noise_scale
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Target, noise_scale
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
@@ -22,9 +21,6 @@ class Objective:
 
     name: str  # Of the metric.
     direction: str  # "max" or "min".
-
-    def __post_init__(self):
-        check_choice(DIRECTIONS, direction=self.direction)
 
     def rank(self, value: float, *, batch_size: int, trial_id: str) -> tuple[float, int, str]:
         """Return a sort key, the best first: of equals the smaller size, then the lower id."""
@@ -54,18 +50,6 @@ class TrialRecord:
     hyperparameters: Mapping[str, bool | int | float | str | None]  #: Every hyperparameter's value.
     objective: Objective  #: What the search optimised.
     executions: tuple[ExecutionRecord, ...]  #: The executions, in order.
-
-    def __post_init__(self):
-        if not self.executions:
-            raise ValueError(
-                f"A trial has at least one execution. Received: trial_id={self.trial_id!r}, "
-                "executions=()."
-            )
-        if self.trial_id in ("", ".", "..") or set(self.trial_id) & set("/\\\0"):
-            raise ValueError(
-                "`trial_id` must be the name of a folder, and no path. "
-                f"Received: trial_id={self.trial_id!r}."
-            )
 
     def __repr__(self) -> str:
         """Sum the trial up in a line."""

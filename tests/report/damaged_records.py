@@ -1,16 +1,12 @@
-"""Damage to the JSON of a record: by a broken disk, another program or somebody hostile."""
+"""Damage to the JSON of a record: fields that are missing, or hold something else."""
 
 import copy
 
-HOSTILE = (
-    *(None, True, 0, -1, 2**70, 10**400, 1e308, -1e308, 5e-324, float("nan"), float("inf"), 1e99),
-    *("", "x", "../../x", "$\\frac$", "$a$ _b", "a\ud800b", "\x00\x1b[2J", "=1+1", "9" * 300),
-    *([], {}, [1], {"a": 1}, [[]], [None], {"": None}),
-)
+OTHERS = (None, True, "x", {"a": 1})
 
 
 def damaged(document, rng):
-    """A copy of a record's document with one to three of its values changed, missing or doubled."""
+    """A copy of a record's document with one to three of its fields changed or missing."""
     document = copy.deepcopy(document)
     for _ in range(rng.choice((1, 1, 2, 3))):
         by_field = {}
@@ -33,12 +29,7 @@ def _places(value, place):
 
 
 def _damage(owner, key, rng):
-    match rng.randrange(6):
-        case 0:
-            del owner[key]
-        case 1 if isinstance(owner, list):
-            owner.append(owner[key])
-        case 2 | 3 if isinstance(owner[key], (int, float)):
-            owner[key] *= rng.choice((-1, 0, 10, 10**6, 10**30))
-        case _:
-            owner[key] = rng.choice(HOSTILE)
+    if isinstance(owner, dict) and rng.random() < 0.3:
+        del owner[key]
+    else:
+        owner[key] = rng.choice(OTHERS)

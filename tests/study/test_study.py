@@ -288,21 +288,6 @@ def test_a_trial_has_the_worst_status_of_its_executions(statuses, worst):
     assert trial.status == worst
 
 
-def test_a_trial_without_executions_is_refused():
-    with pytest.raises(ValueError, match=r"executions=\(\)"):
-        type(make_trial())("0", {}, Objective("loss", "min"), ())
-
-
-def test_an_unknown_status_is_refused():
-    with pytest.raises(ValueError, match="'done'"):
-        make_execution(status="done")
-
-
-def test_windows_need_an_example_count_and_a_duration_each():
-    with pytest.raises(ValueError, match="1 and 2"):
-        make_execution(window_examples=(1,), window_durations_s=(0.1, 0.2))
-
-
 @pytest.mark.parametrize(("batch", "micro", "steps"), [(128, 32, 4), (100, 32, 4), (8, 8, 1)])
 def test_the_remainder_counts_as_an_accumulation_step(batch, micro, steps):
     assert make_execution(batch, micro_batch_size=micro).accumulation_steps == steps
