@@ -149,28 +149,32 @@ class _MaxBatch:
         self._probes = probes
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
-        self._asked = max_batch_size
-        self._rows = facts.examples
+        caps = [cap for cap in (max_batch_size, facts.examples) if cap is not None]
+        self._cap = min(caps, default=None)
+        self._cap_reason = REACHED_MOST
+        if self._cap is not None and self._cap == facts.examples:
+            self._cap_reason = REACHED_DATA
+        self._search = MaxBatchSearch(
+            limit_bytes=facts.limit_bytes,
+            memory_window=memory_window,
+            max_batch_size=self._cap,
+            cap_reason=self._cap_reason,
+        )
+        self._memory = self._search.memory_bytes
         self._records: list[ProbeRecord] = []
-        # The most bytes that each size took, None once it ran out.
-        self._memory: dict[int, int | None] = {}
         self._free: FreeMemory | None = None
         self._died: WorkerDied | None = None
 
     def search(self) -> MaxBatchAnswer:
         """Search with what is known, and measure what is not."""
-        search = self._begin_search()
-        while (size := search.ask()) is not None:
-            if size not in self._memory and self._measure(size, "search").rows < size:
-                search = self._begin_search()  # The data end there.
-            else:
-                search.tell(size, self._memory[size])
-        assert search.answer is not None
-        return search.answer
+        while (size := self._search.ask()) is not None:
+            self._measure(size, "search")
+        assert self._search.answer is not None
+        return self._search.answer
 
     def largest(self) -> MaxBatchAnswer | None:
         """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
-        size, reason = self._cap
+        size = self._cap
         if size is None or not self._probes.isolated:
             return None
         try:
@@ -182,16 +186,17 @@ class _MaxBatch:
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        return MaxBatchAnswer(size, reason, self._in_window(size))
+        return MaxBatchAnswer(size, self._cap_reason, self._in_window(size))
 
     def confirmed(self, size: int) -> bool:
-        """Run the answer in a fresh process, and again after other sizes."""
+        """Run the answer in a fresh process, and again after another size."""
         if self._probes.renew():
             self._measure(size, "fresh process")
-        larger = [b for b, m in self._memory.items() if m is not None and b > size]
-        for other in {max(1, size // 2), *larger[:1]} - {size}:
-            self._measure(other, "mixed sizes")
-        self._measure(size, "mixed sizes")
+        if self._outcome(self._memory[size]) == "fits":
+            if size > 1:
+                larger = [b for b, m in self._memory.items() if m is not None and b > size]
+                self._measure(larger[0] if larger else size // 2, "mixed sizes")
+            self._measure(size, "mixed sizes")
         return self._outcome(self._memory[size]) == "fits"
 
     def record(self, answer: MaxBatchAnswer) -> MaxBatchSizeResult:
@@ -217,28 +222,12 @@ class _MaxBatch:
             other_processes=facts.other_processes,
         )
 
-    @property
-    def _cap(self) -> tuple[int | None, str]:
-        """The largest size to try, and the reason of an answer that reaches it."""
-        cap = min((c for c in (self._asked, self._rows) if c is not None), default=None)
-        return cap, REACHED_DATA if cap is not None and cap == self._rows else REACHED_MOST
-
-    def _begin_search(self) -> MaxBatchSearch:
-        cap, reason = self._cap
-        return MaxBatchSearch(
-            limit_bytes=self._facts.limit_bytes,
-            memory_window=self._window,
-            max_batch_size=cap,
-            cap_reason=reason,
-        )
-
     def _measure(self, size: int, purpose: str) -> Reading:
         reading = self._probes.read(size)
         peak, rows = reading.bytes_below(self._facts.limit_bytes), reading.rows
-        before = self._memory.get(rows, 0)
-        self._memory[rows] = None if peak is None or before is None else max(before, peak)
+        self._search.tell(rows, peak)
         if rows < size:
-            self._rows = rows
+            self._search.end_at(rows, REACHED_DATA)
         self._free = reading.free or self._free
         self._died = reading.died or self._died
         self._records.append(
@@ -259,7 +248,7 @@ class _MaxBatch:
         memory, low = self._memory[size], self._window[0] * self._facts.limit_bytes
         return memory is not None and low <= memory <= self._most
 
-    def _outcome(self, peak: int | None) -> str:
+    def _outcome(self, peak: float | None) -> str:
         if peak is None:
             return "out_of_memory"
         return "fits" if peak <= self._most else "above_window"

@@ -7,10 +7,14 @@ several such lines: the optimizer's phase at first, the activations' later. So
 
 which makes a second size safe after the first. From two sizes on a secant looks for the middle
 of the window. Until the measured rise is a good part of the way that remains, it is not trusted
-all the way: an activation phase that is still hidden would overshoot. How well this does is
-measured in `benchmarks/max_batch_search.py`.
+all the way: an activation phase that is still hidden would overshoot.
+
+On a busy machine the peaks of one size differ by 10 % from run to run. A size takes what its
+highest reading took, and a rise too steep for the examples between two sizes is read again before
+it is taken for a jump. How well this does is measured in `benchmarks/max_batch_search.py`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import NamedTuple
 
@@ -28,6 +32,8 @@ _FIRST_PART = 0.55
 _TIGHT = 0.02
 # Spread of one measurement, as a share of its value.
 _SPREAD = 0.02
+# A rise of so many times what the examples of a bracket take on average may be one of the readings.
+_STEEP, _MOST_READINGS = 2.0, 3
 
 
 class MaxBatchAnswer(NamedTuple):
@@ -53,7 +59,8 @@ class MaxBatchSearch:
         cap_reason: str = REACHED_MOST,
     ):
         low, high = memory_window
-        self.memory_bytes: dict[int, float | None] = {}  # By size; None where memory ran out.
+        self.memory_bytes: dict[int, float | None] = {}  # The most by size; None: it ran out.
+        self._readings: Counter[int] = Counter()
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
         self._cap = int(limit_bytes)
@@ -63,17 +70,27 @@ class MaxBatchSearch:
 
     def ask(self) -> int | None:
         """Return the size to measure next, None once there is an answer."""
-        if not self.memory_bytes:
+        if 1 not in self.memory_bytes:
             return 1
         if self.answer is not None:
             return None
         below, above = self._bracket()
+        if self._is_unsure(below, above):
+            return below
         bound = self._cap if above is None else above - 1
         return max(below + 1, int(min(self._proposal(below, above), bound)))
 
     def tell(self, batch_size: int, memory_bytes: float | None) -> None:
-        """Take the bytes of a size, None where memory ran out."""
-        self.memory_bytes[batch_size] = memory_bytes
+        """Take the bytes of a size, again if it was run again; None where memory ran out."""
+        most = self.memory_bytes.get(batch_size, 0.0)
+        self.memory_bytes[batch_size] = (
+            None if memory_bytes is None or most is None else max(most, memory_bytes)
+        )
+        self._readings[batch_size] += 1
+
+    def end_at(self, batch_size: int, reason: str) -> None:
+        """Take the news that no larger size can be run, and why."""
+        self._cap, self._cap_reason = batch_size, reason
 
     @property
     def answer(self) -> MaxBatchAnswer | None:
@@ -82,7 +99,8 @@ class MaxBatchSearch:
         if inside:
             return MaxBatchAnswer(max(inside), "its memory lies in the window", True)
         below, above = self._bracket()
-        reason = self._reason_to_end(below, above) if self.memory_bytes else None
+        known = 1 in self.memory_bytes and not self._is_unsure(below, above)
+        reason = self._reason_to_end(below, above) if known else None
         return None if reason is None else MaxBatchAnswer(below or None, reason, False)
 
     @property
@@ -106,7 +124,7 @@ class MaxBatchSearch:
             return f"one example needs {needs}, which is above the window"
         if below == self._cap:
             return self._cap_reason
-        if above is None or above - below > max(1, _TIGHT * below):
+        if above is None or not _is_tight(below, above):
             return None
         memory, beyond = self._fitting[below], self.memory_bytes[above]
         if above > below + 1:
@@ -119,6 +137,14 @@ class MaxBatchSearch:
             return f"one example needs {share(memory)} of memory, and 2 run out of it"
         each = share((memory - self._fitting[1]) / (below - 1))
         return f"one example is {each} of memory: {above} run out of it"
+
+    def _is_unsure(self, below: int, above: int | None) -> bool:
+        """Return whether memory jumps in a tight bracket, unless the smaller size was read low."""
+        if below < 2 or above is None or not _is_tight(below, above):
+            return False
+        memory, beyond = self._fitting[below], self.memory_bytes[above]
+        steep = memory + _STEEP * memory / below * (above - below)
+        return self._readings[below] < _MOST_READINGS and steep < (beyond or self._limit)
 
     def _proposal(self, below: int, above: int | None) -> float:
         fitting = self._fitting
@@ -136,10 +162,14 @@ class MaxBatchSearch:
             return max(safe, 2)
         rise = memory - fitting[previous]
         slope = (max(rise, 0.0) + _SPREAD * memory) / (below - previous)
-        if above is not None:  # It ran out of memory there.
-            return min(below + rest / slope, (below + above) / 2)
         part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART
-        return max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
+        proposal = max(safe, min(below + part * rest / slope, _BEYOND_SAFE * safe))
+        # Above the bracket it ran out of memory.
+        return proposal if above is None else min(proposal, (below + above) / 2)
+
+
+def _is_tight(below: int, above: int) -> bool:
+    return above - below <= max(1, _TIGHT * below)
 
 
 def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:

@@ -153,8 +153,8 @@ def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, run
     found = probe(probes, max_batch_size=cap, confirm=False, largest_first=True)
     plain = probe(ComputedProbes(**known), max_batch_size=cap, confirm=False)
     assert probes.runs[: len(runs)] == runs
-    assert (found.max_batch_size, found.reason) == (plain.max_batch_size, plain.reason)
-    assert found.in_window == plain.in_window
+    assert found.max_batch_size == pytest.approx(plain.max_batch_size, rel=0.01)
+    assert (found.reason, found.in_window) == (plain.reason, plain.in_window)
 
 
 def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
@@ -205,8 +205,11 @@ def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
 
 
 def test_what_is_refuted_again_and_again_says_so():
-    # Afresh every size fills 95 % of the memory: no answer is ever confirmed.
-    found = probe(ComputedProbes(fresh=lambda size, run: 9500 / (1000 + 10 * size)))
+    # Run again, every size fills 95 % of the memory: no answer is ever confirmed.
+    def again(size, run):
+        return 1.0 if run == 1 else 9500 / (1000 + 10 * size)
+
+    found = probe(ComputedProbes(fresh=again))
     assert any("refuted" in note for note in found.notes)
     assert found.max_batch_size in {p.batch_size for p in found.probes}
 
