@@ -59,15 +59,13 @@ def made_up_gpu():
         # Every 20 s an epoch ends, and the GPU waits for the validation data.
         busy = 0.1 if second % 20 < 3 else rng.uniform(0.86, 0.97)
         memory_bytes = 2e9 if second < 3 else 14e9
-        power_w, temperature_c = 90 + 420 * busy + rng.gauss(0, 8), 45 + 20 * busy
-        shown = (busy, memory_bytes, power_w, temperature_c, None)
-        samples.append(GpuSample(float(second), *shown))
+        power_w = 90 + 420 * busy + rng.gauss(0, 8)
+        samples.append(GpuSample(float(second), busy, memory_bytes, power_w))
     mean = GpuSample(
         30.0,
         statistics.fmean(sample.utilization for sample in samples),
         14e9,
         statistics.fmean(sample.power_w for sample in samples),
-        60.0,
     )
     energy_j = 60 * mean.power_w
     gpu = dataclasses.replace(gpu, samples=tuple(samples), mean=mean, energy_j=energy_j)

@@ -23,10 +23,7 @@ class FakeGpu:
     memory_used_bytes: int = 72 * 2**30
     power_mw: int | None = 300_000
     energy_mj: int | None = 1_000_000
-    temperature_c: int | None = 60
     uuid: bytes | None = b"GPU-0000aaaa"
-    power_cap_mw: int | None = 700_000
-    throttle_bits: int | None = 0
     mig: bool | None = None
     processes: dict | None = dataclasses.field(default_factory=dict)  # Bytes by process id.
     lost: bool = False
@@ -40,19 +37,15 @@ class FakeNvml:
     Args:
         gpus: The GPUs.
         init: What `nvmlInitWithFlags` returns.
-        old: Whether it lacks the functions of newer drivers.
     """
 
     driver = b"580.65.06"
 
-    def __init__(self, *gpus, init=pynvml.NVML_SUCCESS, old=False):
+    def __init__(self, *gpus, init=pynvml.NVML_SUCCESS):
         self.gpus = list(gpus)
         self.users = 0
         self.calls = 0
         self._init = init
-        if not old:
-            self.nvmlDeviceGetTemperatureV = self._temperature_v
-            self.nvmlDeviceGetCurrentClocksEventReasons = self._throttle
 
     def nvmlInitWithFlags(self, flags):
         if self._init == pynvml.NVML_SUCCESS:
@@ -90,12 +83,6 @@ class FakeNvml:
     def nvmlDeviceGetMigMode(self, device, current, pending):
         return self._set(device, current, "mig")
 
-    def nvmlDeviceGetEnforcedPowerLimit(self, device, limit):
-        return self._set(device, limit, "power_cap_mw")
-
-    def nvmlDeviceGetCurrentClocksThrottleReasons(self, device, reasons):
-        return self._throttle(device, reasons)
-
     def nvmlDeviceGetComputeRunningProcesses_v3(self, device, count, listed):
         unknown = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
         held = []
@@ -126,17 +113,6 @@ class FakeNvml:
 
     def nvmlDeviceGetTotalEnergyConsumption(self, device, energy):
         return self._set(device, energy, "energy_mj")
-
-    def nvmlDeviceGetTemperature(self, device, sensor, temperature):
-        assert sensor.value == pynvml.NVML_TEMPERATURE_GPU
-        return self._set(device, temperature, "temperature_c")
-
-    def _throttle(self, device, reasons):
-        return self._set(device, reasons, "throttle_bits")
-
-    def _temperature_v(self, device, temperature):
-        assert temperature._obj.version == pynvml.nvmlTemperature_v1
-        return self._set(device, temperature, "temperature_c", attribute="temperature")
 
     def _set(self, device, target, field, *, attribute="value"):
         return self._fill(

@@ -5,7 +5,7 @@ import input_profile_factory as inputs
 from figure_studies import learned_study, max_batch_result
 from inference_factory import make_check
 from recommendation_factory import NOTHING, make_pilot, make_recommendation, make_timings
-from records_factory import make_gpu, make_study, make_trial
+from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.input_pipeline.record import CostRecord
@@ -42,8 +42,6 @@ FORMS = RECORDS | {
         free_bytes=20,
         largest_free_block_bytes=8,
     ),
-    "inference on a GPU": inference_factory.make_profile(gpus=(make_gpu(),)),
-    "training on a GPU": training_profile(gpus=(make_gpu(throttled=("power cap",)),)),
     "training without points": training_profile(
         points=(), environment=None, memory_limit_bytes=None, duration_s=None
     ),

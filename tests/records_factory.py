@@ -129,11 +129,9 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
     return make_trial(batch_size, status="failed", failure=text, epochs=(epoch,))
 
 
-def make_gpu(
-    *, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8, throttled=None
-):
+def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8):
     """What a GPU took, the same at every sample."""
-    shown = (utilization, 2e9, power_w, 61.0)
+    shown = (utilization, 2e9, power_w)
     samples = tuple(GpuSample(float(t), *shown) for t in range(4))
     return GpuUsage(
         name="Example GPU",
@@ -144,7 +142,6 @@ def make_gpu(
         energy_source=energy_source if energy_j is not None or energy_source != "counter" else None,
         mean=GpuSample(1.5, *shown),
         samples=samples,
-        throttle_reasons=throttled,
     )
 
 

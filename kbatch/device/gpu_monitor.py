@@ -38,13 +38,12 @@ class _GpuTally:
         self._counters_mj: list[int | None] = []
         self._last_mj = 0
         self._counter_fell = False
-        self._throttle_reasons: dict[str, None] | None = None
 
     def add(self, time_s: float) -> None:
         reading = read_gpu(self._gpu)
         if self._memory is not None:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
-        *shown, counter_mj, reasons = reading
+        *shown, counter_mj = reading
         self._series.add((time_s, *shown))
         self._power = self._power.add(time_s, reading.power_w)
         # The first and the last, if it never fell: one that began again may have passed its start.
@@ -52,8 +51,6 @@ class _GpuTally:
         if counter_mj is not None:
             self._counter_fell |= counter_mj < self._last_mj
             self._last_mj = counter_mj
-        if reasons is not None:
-            self._throttle_reasons = (self._throttle_reasons or {}) | dict.fromkeys(reasons)
 
     def usage(self, duration_s: float) -> GpuUsage:
         energy_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
@@ -72,8 +69,6 @@ class _GpuTally:
             energy_source=source,
             mean=_sample(GpuSample, self._series.mean),
             samples=tuple(_sample(GpuSample, row) for row in self._series.means),
-            power_cap_w=self._gpu.power_cap_w,
-            throttle_reasons=None if (seen := self._throttle_reasons) is None else tuple(seen),
             uuid=self._gpu.uuid,
         )
 
@@ -110,10 +105,6 @@ class _HostTally:
 def _sample(kind: Callable[..., Sample], row: tuple[float | None, ...]) -> Sample:
     time_s, *shown = row
     return kind(time_s or 0.0, *shown)
-
-
-# So long an interval leaves the thread asleep: only the samples that are asked for are taken.
-NEVER_S = 1e6
 
 
 class GpuMonitor:

@@ -21,14 +21,6 @@ _REASONS = {
         "The NVIDIA driver and its library NVML differ in version: restart the machine."
     ),
 }
-# What throttles a GPU, by NVML's bits: settings that hold one clock, and idling, slow all alike.
-_THROTTLE_REASONS = {
-    pynvml.nvmlClocksEventReasonSwPowerCap: "power cap",
-    pynvml.nvmlClocksEventReasonHwSlowdown: "hardware slowdown",
-    pynvml.nvmlClocksEventReasonSwThermalSlowdown: "temperature",
-    pynvml.nvmlClocksEventReasonHwThermalSlowdown: "temperature (hardware)",
-    pynvml.nvmlClocksEventReasonHwPowerBrakeSlowdown: "power brake",
-}
 
 
 class NvmlUnavailableError(Exception):
@@ -43,7 +35,6 @@ class NvmlGpu(NamedTuple):
     pci_bus_id: str  # Where it sits, in the form of `normal_bus_id`.
     memory_total_bytes: int | None  # Of the board; None where GPU and host share one.
     uuid: str | None = None  # Its name for `CUDA_VISIBLE_DEVICES`.
-    power_cap_w: float | None = None
     mig: bool = False  # Whether it is split into instances: readings are the whole board's.
     index: int | None = None  # In NVML and `nvidia-smi`, None if it is not listed.
 
@@ -54,9 +45,7 @@ class GpuReading(NamedTuple):
     utilization: float | None  # Share of the driver's last window in which some kernel ran.
     memory_used_bytes: int | None  # In use or reserved.
     power_w: float | None
-    temperature_c: int | None
     energy_counter_mj: int | None  # Since the driver was loaded.
-    throttle_reasons: tuple[str, ...] | None = None  # What throttles it.
 
 
 class TensorFlowMemory(NamedTuple):
@@ -86,28 +75,18 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
     """Read one GPU; what it does not tell is None, and all of it without a handle."""
     if gpu.handle is None:
-        return GpuReading(None, None, None, None, None)
+        return GpuReading(None, None, None, None)
 
     def read(name: str, *arguments: Any) -> Any:
         return _known(getattr(pynvml, name), gpu.handle, *arguments)
 
     utilization, memory = read("nvmlDeviceGetUtilizationRates"), read("nvmlDeviceGetMemoryInfo")
     power_mw = read("nvmlDeviceGetPowerUsage")
-    temperature_c = read("nvmlDeviceGetTemperatureV", pynvml.NVML_TEMPERATURE_GPU)
-    if temperature_c is None:  # Older drivers have the earlier function, newer ones may lose it.
-        temperature_c = read("nvmlDeviceGetTemperature", pynvml.NVML_TEMPERATURE_GPU)
-    bits = read("nvmlDeviceGetCurrentClocksEventReasons")
-    if bits is None:  # Drivers before 535 have the earlier name only.
-        bits = read("nvmlDeviceGetCurrentClocksThrottleReasons")
     return GpuReading(
         utilization=None if utilization is None else utilization.gpu / 100,
         memory_used_bytes=None if memory is None else memory.used,
         power_w=None if power_mw is None else power_mw / 1e3,
-        temperature_c=temperature_c,
         energy_counter_mj=read("nvmlDeviceGetTotalEnergyConsumption"),
-        throttle_reasons=None
-        if bits is None
-        else tuple(reason for bit, reason in _THROTTLE_REASONS.items() if bits & bit),
     )
 
 
@@ -141,14 +120,12 @@ def _gpu(index: int) -> NvmlGpu | None:
     if bus_id is None:
         return None
     memory = _known(pynvml.nvmlDeviceGetMemoryInfo, handle)
-    cap_mw = _known(pynvml.nvmlDeviceGetEnforcedPowerLimit, handle)
     return NvmlGpu(
         handle=handle,
         name=_known(pynvml.nvmlDeviceGetName, handle),
         pci_bus_id=bus_id,
         memory_total_bytes=None if memory is None else memory.total,
         uuid=_known(pynvml.nvmlDeviceGetUUID, handle),
-        power_cap_w=None if cap_mw is None else cap_mw / 1e3,
         mig=(_known(pynvml.nvmlDeviceGetMigMode, handle) or [0])[0] == 1,
         index=index,
     )

@@ -1,14 +1,14 @@
 """What a report says before it is rendered: sections, environment facts and short lines."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from datetime import datetime
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from kbatch.document.numbers import gibibytes, join_words, memory_text, shortened
 from kbatch.document.tables import Table
 from kbatch.records.record import EnvironmentRecord
-from kbatch.records.usage import GpuProcess, GpuUsage
+from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -95,17 +95,6 @@ def neighbours_text(processes: Sequence[GpuProcess]) -> str:
         for p in processes
     )
     return f"{who} memory of the GPU: {named}."
-
-
-def throttled_text(gpus: Iterable[GpuUsage]) -> str:
-    """Say what throttled GPUs; empty where nothing did, or it is not known."""
-    reasons = dict.fromkeys(reason for gpu in gpus for reason in gpu.throttle_reasons or ())
-    if not reasons:
-        return ""
-    return (
-        f"The GPU was throttled ({join_words(reasons)}), which also affects the times: "
-        "`nvidia-smi --lock-gpu-clocks` holds one clock for a comparison."
-    )
 
 
 def where_measured(environment: EnvironmentRecord | None) -> list[str]:

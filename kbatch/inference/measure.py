@@ -20,7 +20,6 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.environment import read_environment
-from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
 from kbatch.device.worker import UnsendableError
 from kbatch.document.numbers import format_number, pluralize
@@ -201,14 +200,12 @@ def profile_inference(
         if measure_memory:
             memory = measure_predict_memory(models, inputs, plan, say)
         with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
-            with GpuMonitor(interval_s=NEVER_S) as monitor:
-                _warm_up(sweep, memory, say)
-                rounds = sweep.each_round(after_block=monitor.sample)
-                for number, live in enumerate(rounds, start=1):
-                    say(
-                        f"round {number}: {pluralize(len(live), 'setting')} to go on, "
-                        f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
-                    )
+            _warm_up(sweep, memory, say)
+            for number, live in enumerate(sweep.each_round(), start=1):
+                say(
+                    f"round {number}: {pluralize(len(live), 'setting')} to go on, "
+                    f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
+                )
             profile = InferenceProfile(
                 model_name=model.name,
                 quantile=plan.quantile,
@@ -219,7 +216,6 @@ def profile_inference(
                 twin=sweep.twin(),
                 notes=tuple(dict.fromkeys((*notes, *memory.notes))),
                 environment=read_environment(),
-                gpus=monitor.gpus or (),
             )
             return profile if plan.target_ms is None else verify_target(profile, sweep, say)
 

@@ -24,7 +24,6 @@ from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, Twi
 from kbatch.memory.record import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
 from kbatch.records.record import EnvironmentRecord, SavedRecord
-from kbatch.records.usage import GpuUsage
 
 if TYPE_CHECKING:
     import pandas
@@ -87,7 +86,6 @@ class InferenceProfile(SavedRecord):
     checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self):
         calls_for_quantile(self.quantile)  # Raises where it is none.

@@ -20,7 +20,6 @@ from kbatch.document.section import (
     Note,
     Section,
     environment_facts,
-    throttled_text,
 )
 from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
@@ -253,8 +252,6 @@ def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
             f"{format_number(100 * largest)} % of the largest output."
         )
     texts += [*_unsettled(profile), *_left_out(profile)]
-    if throttled := throttled_text(profile.gpus):
-        texts.append(throttled)
     return tuple(Note("", "", text) for text in texts)
 
 

@@ -162,16 +162,14 @@ class InferenceSweep:
 
         return self.rounds.admit(setting, prepare)
 
-    def each_round(
-        self, *, after_block: Callable[[], object] = lambda: None
-    ) -> Iterator[list[Setting]]:
+    def each_round(self) -> Iterator[list[Setting]]:
         """Time all settings in rounds, one of them twice; yield after each which of them go on."""
         settings = list(self.rounds.warm_ups)
         if settings:
             alike = self._timed(settings[0][:2])
             self._twin = alike[(len(alike) - 1) // 2]._replace(twin=True)
             self.admit(self._twin)
-            yield from self.rounds.each_round(after_block=after_block)
+            yield from self.rounds.each_round()
 
     def twin(self) -> TwinRecord | None:
         """Return the A/A test, None where nothing was timed."""

@@ -24,7 +24,6 @@ class GpuSample:
     # the `memory_source` is TensorFlow, what its tensors hold.
     memory_used_bytes: float | None = None
     power_w: float | None = None  # Of the board.
-    temperature_c: float | None = None  # Of the chip, in degrees Celsius.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,10 +50,6 @@ class GpuUsage:
     mean: GpuSample  #: The mean of all readings.
     #: The readings in order; where they were many, means of consecutive ones.
     samples: tuple[GpuSample, ...]
-    #: Power that the driver lets the board take, in watts, None if not told.
-    power_cap_w: float | None = None
-    #: What throttled it in some reading, such as `("power cap",)`; None if not told.
-    throttle_reasons: tuple[str, ...] | None = None
     #: `"driver"`, or `"tensorflow"` where the driver does not show the memory that TensorFlow may
     #: take: on an instance of a GPU (MIG), and where GPU and host share one memory.
     memory_source: str = "driver"

@@ -10,9 +10,8 @@ from kbatch.document.numbers import (
     pluralize,
     setting,
 )
-from kbatch.document.section import Note, one_line, throttled_text
+from kbatch.document.section import Note, one_line
 from kbatch.records.training_run import Budget, ExecutionRecord
-from kbatch.records.usage import GpuUsage
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names
 from kbatch.study.study import Study
@@ -39,11 +38,6 @@ def _note(
 def _sizes(trials: Iterable[TrialRecord]) -> str:
     sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
     return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {join_words(sizes)}"
-
-
-def _gpus(trial: TrialRecord) -> list[GpuUsage]:
-    usages = [run.usage for run in trial.executions if run.usage]
-    return [gpu for usage in usages for gpu in usage.gpus or ()]
 
 
 def _missing(study: Study) -> Iterator[Note]:
@@ -166,10 +160,6 @@ def _speed(study: Study) -> Iterator[Note]:
             f"{environment.cpu_count} processors): samples/s may be too low."
         )
         yield _note("busy machine", text, _SPEED)
-    if throttled := [trial for trial in study.trials if throttled_text(_gpus(trial))]:
-        text = throttled_text(gpu for trial in throttled for gpu in _gpus(trial))
-        where = "" if len(throttled) == len(study.trials) else f"At {_sizes(throttled)}: "
-        yield _note("GPU throttled", f"{where}{text}", _SPEED, throttled)
 
 
 _LIMITS = {"train_s": "seconds", "updates": "updates", "examples": "examples"}

@@ -127,7 +127,7 @@ def profile_training(
             most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
             larger = [size for size in sizes.larger(run.examples) if size <= most]
             measured = sweep.go_on(measured, larger)
-        for number, live in enumerate(sweep.each_round(), start=1):
+        for number, live in enumerate(sweep.rounds.each_round(), start=1):
             say(f"round {number}: {len(live)} sizes go on")
     points = {s: sweep.point(sizes.config(s), not_run=not_run.get(s)) for s in measured}
     for record in memory.records:
@@ -150,7 +150,6 @@ def profile_training(
         duration_s=round(time.perf_counter() - began_s, 3),
         notes=tuple(dict.fromkeys(str(note) for note in notes if note)),
         environment=read_environment(),
-        gpus=sweep.gpus,
     )
 
 

@@ -23,7 +23,6 @@ from kbatch.records.record import (
     check_choice,
     check_ranges,
 )
-from kbatch.records.usage import GpuUsage
 from kbatch.throughput.choice import MicroBatchChoice, choose_micro_batch
 
 if TYPE_CHECKING:
@@ -125,7 +124,6 @@ class TrainingProfile(SavedRecord):
     duration_s: float | None = None  #: Seconds that the measurement took.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-    gpus: tuple[GpuUsage, ...] = ()  #: What the timing took of each GPU; empty if not read.
 
     def __post_init__(self) -> None:
         sizes = [point.micro_batch_size for point in self.points]

@@ -22,7 +22,6 @@ from kbatch.document.section import (
     Note,
     Section,
     environment_facts,
-    throttled_text,
     where_measured,
 )
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -97,8 +96,6 @@ def training_lines(profile: TrainingProfile) -> list[str]:
             f"Not measured: {pluralize(len(not_run), 'size')} from {first.micro_batch_size:,} on "
             f"({first.reason})."
         )
-    if throttled := throttled_text(profile.gpus):
-        lines.append(throttled)
     return lines
 
 

@@ -9,10 +9,7 @@ import keras
 
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
-from kbatch.device.gpu_monitor import NEVER_S, GpuMonitor
 from kbatch.document.numbers import format_number
-from kbatch.document.section import throttled_text
-from kbatch.records.usage import GpuUsage
 from kbatch.throughput.record import TimedRounds, TrainingPoint
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 from kbatch.training.accumulation.known_checks import PartsChecks
@@ -44,7 +41,7 @@ class StepConfig(NamedTuple):
 
 
 class TrainingSweep:
-    """Train steps of a model, open for timing; `gpus` is what the rounds took of each GPU."""
+    """Train steps of a model, open for timing."""
 
     def __init__(
         self,
@@ -56,7 +53,6 @@ class TrainingSweep:
         say: Callable[[str], None] = lambda line: None,  # Receives a line for each warm-up.
     ):
         self.rounds: TimingRounds[StepConfig] = TimingRounds(timing, seed=seed)
-        self.gpus: tuple[GpuUsage, ...] = ()
         self._steps = steps
         self._batch_of = batch_of
         self._say = say
@@ -89,11 +85,6 @@ class TrainingSweep:
             if self.warm_up(StepConfig(size, size)) is None:
                 break
         return tried
-
-    def each_round(self) -> Iterator[list[StepConfig]]:
-        with GpuMonitor(interval_s=NEVER_S) as monitor:
-            yield from self.rounds.each_round(after_block=monitor.sample)
-        self.gpus = monitor.gpus or ()
 
     def point(self, config: StepConfig, *, not_run: str | None = None) -> TrainingPoint:
         sizes = config.micro_batch_size, config.batch_size
@@ -158,7 +149,7 @@ def time_updates(
         for config in slow:
             rounds.withdraw(config)
         rounds.allow(max(rounds.rest_s, _ROUNDS_SHARE * budget_s))
-        for _ in sweep.each_round():
+        for _ in sweep.rounds.each_round():
             pass
     # A slow update was timed when it was built, as if in the first round.
     found = [TimedRounds(*config, (0,), (call_s,)) for config, call_s in slow.items()]
@@ -168,8 +159,6 @@ def time_updates(
         if blocks and config not in rounds.failures
     ]
     found.sort(key=lambda timed: (timed.batch_size, timed.micro_batch_size))
-    if throttled := throttled_text(sweep.gpus):
-        notes.append(throttled)
     return tuple(found), tuple(notes)
 
 

@@ -159,9 +159,7 @@ class TimingRounds(Generic[Key]):
         del self._calls[key], self.blocks[key]
         return self.warm_ups.pop(key)
 
-    def each_round(
-        self, *, after_block: Callable[[], object] = lambda: None
-    ) -> Iterator[list[Key]]:
+    def each_round(self) -> Iterator[list[Key]]:
         """Time all contenders until each was timed enough; yield after each round which go on."""
         live = list(self._calls)
         for number in itertools.count():
@@ -174,7 +172,6 @@ class TimingRounds(Generic[Key]):
                     self._keep_if_memory(key, error)
                 else:
                     self.blocks[key].append(Block(number, durations_s))
-                    after_block()
             live = [
                 key
                 for key in live

@@ -23,11 +23,10 @@ class Gpu(ctypes.Structure):
     _fields_ = (
         *((name, ctypes.c_char * size) for name, size in (("bus_id", 32), ("name", 96))),
         ("uuid", ctypes.c_char * 96),
-        *((name, ctypes.c_int) for name in ("error", "mig", "old_driver")),
+        *((name, ctypes.c_int) for name in ("error", "mig")),
         ("pid", ctypes.c_uint),
         *((name, ctypes.c_longlong) for name in ("pid_bytes", "total", "used", "utilization")),
-        *((name, ctypes.c_longlong) for name in ("power_mw", "temperature")),
-        *((name, ctypes.c_longlong) for name in ("power_cap_mw", "clock_reasons")),
+        ("power_mw", ctypes.c_longlong),
         *((name, ctypes.c_longlong) for name in ("energy_mj", "energy_step_mj")),
     )
 
@@ -52,9 +51,6 @@ def install(*changes, init_error=0):
             "used": GIB,
             "utilization": 50,
             "power_mw": 300_000,
-            "temperature": 60,
-            "power_cap_mw": 700_000,
-            "clock_reasons": pynvml.nvmlClocksEventReasonSwPowerCap,
             "energy_mj": 1_000,
             "energy_step_mj": 5_000,
         }
@@ -90,7 +86,6 @@ def watch(*steps, devices=None):
                 "devices": gpu.tensorflow_devices,
                 "energy": [gpu.energy_j, gpu.energy_source],
                 "memory": [gpu.memory_total_bytes, gpu.mean.memory_used_bytes],
-                "throttling": [gpu.power_cap_w, gpu.throttle_reasons],
                 "uuid": gpu.uuid,
                 "mean": list(vars(gpu.mean).values())[1:],
             }
@@ -116,12 +111,8 @@ def run():
     devices = {"00000000:02:00.0": ("GPU:0",), "00000000:01:00.0": ("GPU:1",)}
     found["several GPUs"] = watch({}, devices=devices)
 
-    fields = ("utilization", "power_mw", "temperature", "energy_mj")
-    fields += ("power_cap_mw", "clock_reasons")
-    install(dict.fromkeys(fields, -1))
+    install(dict.fromkeys(("utilization", "power_mw", "energy_mj"), -1))
     found["unsupported readings"] = watch({})
-    install({"old_driver": 1, "temperature": 71})
-    found["an old driver"] = watch({})
 
     install({"energy_mj": 2**32 - 2_000, "energy_step_mj": 1_000})
     found["a counter that wraps"] = watch({}, {0: {"energy_mj": 500}}, {0: {"energy_mj": 2**33}})

@@ -1,15 +1,14 @@
 /* A stand-in for NVIDIA's management library: `gpus` holds what its calls return. */
 #include <string.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7, NO_FUNCTION = 13 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7 };
 
 /* A reading of -1 is not supported; `error` is what every call on the GPU returns. */
 struct gpu {
     char bus_id[32], name[96], uuid[96];
-    int error, mig, old_driver;
+    int error, mig;
     unsigned pid;
-    long long pid_bytes, total, used, utilization, power_mw, temperature;
-    long long power_cap_mw, clock_reasons;
+    long long pid_bytes, total, used, utilization, power_mw;
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
 struct gpu gpus[8];
@@ -86,33 +85,6 @@ int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *ene
     *energy_mj = gpu->energy_mj;
     if (!error) gpu->energy_mj += gpu->energy_step_mj;
     return error;
-}
-
-int nvmlDeviceGetTemperatureV(struct gpu *gpu, int *version_sensor_value) {
-    if (gpu->old_driver) return NO_FUNCTION;
-    if (version_sensor_value[0] != 0x100000C) return INVALID;
-    version_sensor_value[2] = gpu->temperature;
-    return answer(gpu, gpu->temperature);
-}
-
-int nvmlDeviceGetTemperature(struct gpu *gpu, int sensor, unsigned *temperature) {
-    *temperature = gpu->temperature;
-    return answer(gpu, gpu->temperature);
-}
-
-int nvmlDeviceGetEnforcedPowerLimit(struct gpu *gpu, unsigned *power_mw) {
-    *power_mw = gpu->power_cap_mw;
-    return answer(gpu, gpu->power_cap_mw);
-}
-
-int nvmlDeviceGetCurrentClocksThrottleReasons(struct gpu *gpu, unsigned long long *bits) {
-    *bits = gpu->clock_reasons;
-    return answer(gpu, gpu->clock_reasons);
-}
-
-int nvmlDeviceGetCurrentClocksEventReasons(struct gpu *gpu, unsigned long long *bits) {
-    if (gpu->old_driver) return NO_FUNCTION;
-    return nvmlDeviceGetCurrentClocksThrottleReasons(gpu, bits);
 }
 
 struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };

@@ -84,12 +84,11 @@ def test_without_power_and_counter_there_is_no_energy(monkeypatch, clock):
 def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     library = FakeNvml(FakeGpu(utilization_percent=10))
     with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(0.5, {"utilization_percent": 90, "temperature_c": 80})])
+        play(monitor, clock, library, [(0.5, {"utilization_percent": 90})])
         clock.time_s += 0.25
     (gpu,) = monitor.gpus
     assert [s.time_s for s in gpu.samples] == [0.0, 0.5, 0.75]
     assert [s.utilization for s in gpu.samples] == [0.1, 0.9, 0.9]
-    assert [s.temperature_c for s in gpu.samples] == [60, 80, 80]
     assert (monitor.usage.duration_s, monitor.usage.readings) == (0.75, 3)
     assert monitor.usage.gpu_utilization == pytest.approx(1.9 / 3)
 

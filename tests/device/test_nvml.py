@@ -30,14 +30,14 @@ def test_every_gpu_is_listed_with_what_it_is(monkeypatch):
         assert (first.name, first.pci_bus_id) == ("Fake GPU", "00000000:01:00.0")
         assert (second.name, second.pci_bus_id) == ("Other", "00000001:c1:00.0")
         assert first.memory_total_bytes == 80 * 2**30
-        assert (first.uuid, first.power_cap_w) == ("GPU-0000aaaa", 700.0)
+        assert first.uuid == "GPU-0000aaaa"
         assert read_driver_version() == "580.65.06"
 
 
 def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, power_cap_mw=None, processes=None)))
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, processes=None)))
     with opened_nvml() as (gpu,):
-        assert (gpu.uuid, gpu.power_cap_w, read_processes(gpu)) == (None, None, ())
+        assert (gpu.uuid, read_processes(gpu)) == (None, ())
 
 
 def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
@@ -67,24 +67,16 @@ def test_gpus_that_do_not_answer_are_counted(monkeypatch):
         assert (len(listed), read_gpu_count()) == (1, 2)
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_what_throttles_is_told_in_words_and_idling_and_settings_are_not(monkeypatch, old):
-    (reading,) = read(monkeypatch, FakeGpu(throttle_bits=0x1 | 0x2 | 0x4 | 0x40), old=old)
-    assert reading.throttle_reasons == ("power cap", "temperature (hardware)")
-
-
 def test_readings_come_in_the_units_of_their_names(monkeypatch):
     (reading,) = read(monkeypatch, FakeGpu(utilization_percent=37, power_mw=412_500))
-    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 60, 1_000_000, ())
+    assert reading == GpuReading(0.37, 72 * 2**30, 412.5, 1_000_000)
 
 
 FIELDS = {
     "utilization_percent": "utilization",
     "power_mw": "power_w",
     "energy_mj": "energy_counter_mj",
-    "temperature_c": "temperature_c",
     "memory_total_bytes": "memory_used_bytes",
-    "throttle_bits": "throttle_reasons",
 }
 
 
@@ -95,8 +87,8 @@ def test_what_a_gpu_does_not_support_is_none_and_the_rest_is_read(monkeypatch, f
 
 
 def test_a_zero_is_a_reading(monkeypatch):
-    (reading,) = read(monkeypatch, FakeGpu(utilization_percent=0, power_mw=0, temperature_c=0))
-    assert (reading.utilization, reading.power_w, reading.temperature_c) == (0, 0, 0)
+    (reading,) = read(monkeypatch, FakeGpu(utilization_percent=0, power_mw=0))
+    assert (reading.utilization, reading.power_w) == (0, 0)
 
 
 def test_a_gpu_that_is_lost_later_has_no_readings(monkeypatch):

@@ -38,7 +38,7 @@ def test_nvml_and_nvidia_smi_agree(gpus, record_property):
 
     if shutil.which("nvidia-smi") is None:
         pytest.skip("nvidia-smi is not on the path")
-    names = "uuid,name,memory.total,temperature.gpu,power.draw,enforced.power.limit,driver_version"
+    names = "uuid,name,memory.total,power.draw,driver_version"
     words = ["nvidia-smi", f"--query-gpu={names}", "--format=csv,noheader,nounits"]
     text = subprocess.run(words, capture_output=True, text=True, check=True, timeout=60).stdout
     shown = {row[0]: row[1:] for row in csv.reader(text.splitlines(), skipinitialspace=True)}
@@ -47,18 +47,16 @@ def test_nvml_and_nvidia_smi_agree(gpus, record_property):
         driver = read_driver_version()
     assert set(readings) == set(shown)
     for uuid, (gpu, reading) in readings.items():
-        name, memory_mib, temperature, power_w, cap_w, version = shown[uuid]
+        name, memory_mib, power_w, version = shown[uuid]
         assert (gpu.name, driver) == (name, version)
         for mine, theirs, near in (
             (gpu.memory_total_bytes and gpu.memory_total_bytes / 2**20, memory_mib, {"rel": 0.02}),
-            (reading.temperature_c, temperature, {"abs": 10}),
             (reading.power_w, power_w, {"rel": 0.5, "abs": 30}),
-            (gpu.power_cap_w, cap_w, {"rel": 0.01}),
         ):
             # What a GPU does not support nvidia-smi writes in brackets.
             assert (mine is None) == theirs.startswith("[")
             assert mine is None or mine == pytest.approx(float(theirs), **near)
-        record_property(uuid[:12], f"{name}, {memory_mib} MiB, {power_w} of {cap_w} W")
+        record_property(uuid[:12], f"{name}, {memory_mib} MiB, {power_w} W")
 
 
 def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property):
@@ -83,7 +81,6 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
     for sample in first.samples:
         assert sample.utilization is None or 0 <= sample.utilization <= 1
         assert sample.power_w is None or 1 < sample.power_w < 3000
-        assert sample.temperature_c is None or 5 < sample.temperature_c < 110
     busiest = [s.utilization for s in first.samples if s.utilization is not None]
     assert not busiest or max(busiest) > 0.5
     if first.energy_j is not None and first.mean.power_w is not None:
@@ -91,7 +88,6 @@ def test_work_is_seen_and_its_energy_agrees_with_its_power(gpus, record_property
         assert first.energy_j == pytest.approx(watched_j, rel=0.3)
     record_property("energy", f"{first.energy_j} J by {first.energy_source}")
     record_property("mean power", f"{first.mean.power_w} W")
-    record_property("throttled by", str(first.throttle_reasons))
     record_property("samples", str(len(first.samples)))
 
 

@@ -5,7 +5,6 @@ import dataclasses
 import numpy as np
 import pytest
 from inference_factory import make_check, make_failed, make_profile, make_timing
-from records_factory import make_gpu
 
 from kbatch.inference.record import OutputChange, TwinRecord
 from kbatch.inference.report import inference_section
@@ -55,15 +54,11 @@ SAID = {
         make_profile(output_changes=(dataclasses.replace(CHANGE, mean_relative=None),)),
         ("Outputs under int8, 32 examples", "not finite"),
     ),
-    "a throttled GPU": (
-        make_profile(gpus=(make_gpu(throttled=("power cap",)),) * 2),
-        ("throttled", "(power cap)"),
-    ),
     "a note": (make_profile(notes=("mind this",)), ("mind this",)),
 }
 
 
-USUAL = " ".join(lines_of(make_profile(gpus=(make_gpu(),))))
+USUAL = " ".join(lines_of(make_profile()))
 
 
 @pytest.mark.parametrize(("profile", "words"), SAID.values(), ids=SAID)

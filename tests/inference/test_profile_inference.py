@@ -1,13 +1,9 @@
 """The whole of `profile_inference` on small models, for a few seconds each."""
 
-import functools
-
-import fake_nvml
 import keras
 import numpy as np
 import pytest
 import tensorflow as tf
-from fake_nvml import FakeGpu, FakeNvml
 from shared_worker import shared_worker
 from small_models import mlp, rows
 
@@ -278,13 +274,3 @@ def test_as_many_calls_are_kept_as_a_high_quantile_needs():
     for timing in found.timings:
         assert timing.latency_bound(0.999).missing_calls == 0
         assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))
-
-
-def test_what_throttled_the_gpu_is_in_the_record(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(throttle_bits=0x4)))
-    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
-    monkeypatch.setattr("kbatch.inference.measure.GpuMonitor", here)
-    found = profile(batch_sizes=(1, 4), time_budget_s=0.3, measure_memory=False)
-    (gpu,) = found.gpus
-    assert gpu.throttle_reasons == ("power cap",)
-    assert len(gpu.samples) > 2  # Between the blocks too.

@@ -95,4 +95,4 @@ def test_gpus_that_are_none_are_damaged(gpus, tmp_path):
 
 
 def test_an_empty_sample_knows_its_time_only():
-    assert GpuSample(1.0) == GpuSample(1.0, None, None, None, None)
+    assert GpuSample(1.0) == GpuSample(1.0, None, None, None)

@@ -1,7 +1,7 @@
 """Marks beside the numbers that a caveat concerns."""
 
 import pytest
-from records_factory import make_execution, make_gpu, make_study, make_trial, make_usage
+from records_factory import make_execution, make_study, make_trial
 
 from kbatch.document.section import Note
 from kbatch.document.tables import Cell, Column, Row, Table
@@ -100,27 +100,3 @@ def test_trials_that_failed_alike_share_a_note():
     (found,) = [c for c in caveats(study) if c.label == "out of memory"]
     assert len(found.keys) == 9
     assert "20 (mixed_float16) and 4 more have no result" in found.text
-
-
-def throttled_by(**reasons):
-    """Trials by what throttled the GPU of their execution."""
-    return make_study(
-        *(
-            make_trial(int(size[1:]), usage=make_usage(make_gpu(throttled=found)))
-            for size, found in reasons.items()
-        )
-    )
-
-
-def test_trials_on_a_throttled_gpu_are_one_note():
-    study = throttled_by(_16=("power cap",), _64=(), _256=("power cap", "temperature"))
-    (found,) = [c for c in caveats(study) if c.label == "GPU throttled"]
-    assert found.text.startswith("At batch sizes 16 and 256: ")
-    assert "(power cap and temperature)" in found.text
-    assert len(found.keys) == 2
-
-
-@pytest.mark.parametrize("reasons", [(), None])
-def test_without_throttling_or_knowledge_of_it_there_is_no_note(reasons):
-    study = throttled_by(_16=reasons, _64=reasons)
-    assert "GPU throttled" not in [c.label for c in caveats(study)]

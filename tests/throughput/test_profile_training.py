@@ -1,15 +1,11 @@
 """Real profiles of small models on this CPU."""
 
-import functools
-
-import fake_nvml
 import keras
 import memory_models
 import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
-from fake_nvml import FakeGpu, FakeNvml
 from own_steps import Here
 
 import kbatch
@@ -155,15 +151,3 @@ def test_bad_arguments_are_refused_before_anything_runs(name):
     given = {"build": pytest.fail, "x": DATA[0]} | arguments
     with pytest.raises(kind, match=rf"{words}.*Received: "):
         kbatch.profile_training(given.pop("build"), given.pop("x"), DATA[1], **given)
-
-
-def test_what_throttled_the_gpu_is_in_the_record(monkeypatch):
-    gpu = FakeGpu(throttle_bits=0x4, power_cap_mw=250_000)
-    fake_nvml.install(monkeypatch, FakeNvml(gpu))
-    here = functools.partial(kbatch.GpuMonitor, find_gpus=lambda: {"00000000:01:00.0": ("GPU:0",)})
-    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", here)
-    quick = QUICK | {"time_budget_s": 0.3}
-    found = kbatch.profile_training(models.linear, *DATA, batch_sizes=(4, 8), **quick)
-    (seen,) = found.gpus
-    assert seen.power_cap_w == 250.0
-    assert seen.throttle_reasons == ("power cap",)

@@ -1,12 +1,9 @@
 """Updates of several sizes: whole where they fit."""
 
-import contextlib
-
 import keras
 import pytest
 import small_models as models
 from fake_clock import FakeClock
-from records_factory import make_gpu
 
 from kbatch.throughput.update_timing import time_updates
 from kbatch.training.accumulation.known_checks import PartsChecks
@@ -58,22 +55,3 @@ def test_only_memory_cuts_a_batch_and_what_that_changes_is_said(fits):
     whole = {(size, size) for size in (8, 16, 32) if size <= fits}
     assert ways(timings) == whole | ({(32, 16)} if fits == 16 else set())
     assert ("normal (BatchNormalization)" in " ".join(notes)) == (fits == 16)
-    assert not any("throttled" in note for note in notes)
-
-
-class ThrottledGpu(contextlib.nullcontext):
-    """A monitor of a GPU that was throttled."""
-
-    gpus = (make_gpu(throttled=("temperature",)),)
-
-    def __init__(self, *, interval_s):
-        super().__init__(self)
-
-    def sample(self):
-        pass
-
-
-def test_a_throttled_gpu_is_a_note(monkeypatch):
-    monkeypatch.setattr("kbatch.throughput.update_timing.GpuMonitor", ThrottledGpu)
-    _, (note,) = timed(models.stock, fits=16)  # And none of what is cut: it adds up.
-    assert "throttled (temperature)" in note

@@ -1,6 +1,5 @@
 import pytest
 from figure_samples import words
-from records_factory import make_gpu
 from training_profile_factory import left_out, point, training_profile
 
 import kbatch
@@ -74,7 +73,6 @@ UNTIMED = training_profile(points=(left_out(8, "out_of_memory", "memory ran out"
         (times({8: 0.0995, 16: 0.2}), "16 are as fast within the noise"),
         (ONE_ROUND, "Fastest: 1,000 samples/s"),
         (UNTIMED, "No step could be timed."),
-        (training_profile(gpus=(make_gpu(throttled=("temperature",)),)), "(temperature)"),
     ],
 )
 def test_what_a_reader_must_know_is_said(profile, words):
@@ -82,7 +80,6 @@ def test_what_a_reader_must_know_is_said(profile, words):
 
 
 def test_what_is_not_so_is_not_said():
-    assert "throttled" not in str(training_lines(training_profile(gpus=(make_gpu(),))))
     assert "x B" not in str(training_lines(ONE_ROUND))
     assert "Fit" not in words(kbatch.plot_training_profile(ONE_ROUND))
 

@@ -279,12 +279,3 @@ def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(count, s
     assert rounds.spent_s == spent_s
     list(rounds.each_round())
     assert len(rounds.blocks["a"]) == made
-
-
-def test_what_follows_each_turn_is_not_timed():
-    clock, turns = Clock(), []
-    rounds = rounds_of(clock, {"a": (0.1,), "b": (0.1,)}, needed_calls=6)
-    list(rounds.each_round(after_block=lambda: turns.append(clock.worker(5.0)())))
-    blocks = rounds.blocks["a"] + rounds.blocks["b"]
-    assert len(turns) == len(blocks) == 12
-    assert {round(s, 6) for block in blocks for s in block.durations_s} == {0.1}

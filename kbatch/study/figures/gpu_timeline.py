@@ -109,9 +109,7 @@ def _summary(gpu: GpuUsage) -> str:
     if gpu.energy_j is not None:
         source = "driver's counter" if gpu.energy_source == "counter" else "integral of power"
         parts.append(f"energy {format_number(gpu.energy_j)} J ({source})")
-    answered_s = [
-        s.time_s for s in gpu.samples if (s.utilization, s.power_w, s.temperature_c) != (None,) * 3
-    ]
+    answered_s = [s.time_s for s in gpu.samples if (s.utilization, s.power_w) != (None, None)]
     if answered_s and answered_s[-1] < gpu.samples[-1].time_s:
         parts.append(f"no answer after {format_number(answered_s[-1])} s")
     if gpu.memory_total_bytes:
