@@ -176,9 +176,11 @@ def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -
     )
 
 
-def guide(panel: Axes, place: float) -> None:
-    """Draw a dotted line upwards at a place that is named."""
-    panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+def guide(panel: Axes, place: float, up_to: float | None = None) -> None:
+    """Draw a dotted line upwards at a place that is named: to a value, or to the top."""
+    bottom, top = panel.get_ylim()
+    share = 1.0 if up_to is None else (up_to - bottom) / (top - bottom)
+    panel.axvline(place, 0, share, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
 def limit(

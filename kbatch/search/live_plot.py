@@ -16,15 +16,13 @@ from matplotlib.axes import Axes
 from rich.console import Console
 
 from kbatch.document.numbers import pluralize, shortened
-from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
-from kbatch.plotting.palette import series_style
 from kbatch.plotting.saving import figure_bytes
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.progress import NotebookLine
 from kbatch.search.trial_files import TrialFiles
-from kbatch.study.figures.trials import HEIGHT_IN, plot_trials, trials_info
+from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
 from kbatch.study.study import Study, load_study
 
 # Drawing takes at most about this share of the time.
@@ -237,16 +235,4 @@ def draw_live(study: Study, *, running: str | None, status: str) -> Axes:
         write_message(panel, "No epoch has ended yet.")
         panel.set_label("An empty chart: no epoch of the search has ended yet.")
         return panel
-    upper = plot_trials(shown, detached_axes(HEIGHT_IN))
-    info, figure = trials_info(shown), upper.get_figure(root=True)
-    drawn = figure.axes if figure else [upper]
-    for point in info.completed:
-        if point.trial_id != running:
-            continue
-        number = next(i for i, one in enumerate(info.series) if running in one.trial_ids)
-        values = (point.samples_per_second, point.quality)
-        for panel, estimate in zip(drawn, values, strict=True):
-            if estimate is not None:
-                place, style = [point.place], series_style(number)
-                draw.points(panel, place, [estimate.value], *style, hollow=True, zorder=3)
-    return upper
+    return draw_trials(shown, detached_axes(HEIGHT_IN), running=running)

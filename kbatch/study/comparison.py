@@ -68,6 +68,21 @@ def comparable_trials(
     return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
 
 
+def best_of_rates(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return the trials; where learning rates were searched, that of the best of each setting."""
+    if not any(FACTOR_NAME in trial.hyperparameters for trial in trials):
+        return tuple(trials)
+    groups: dict[str, list[TrialRecord]] = {}
+    for trial in trials:
+        key = repr((trial.batch_size, _settings(trial), _budget(trial)))
+        groups.setdefault(key, []).append(trial)
+    ends = ("completed", "running")
+    return tuple(
+        min(group, key=lambda t: (t.status not in ends, -len(t.executions), t.rank))
+        for group in groups.values()
+    )
+
+
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:
     """Make runs of trials that are compared; say why they are not paired by example."""
     executions = [e for trial in trials for e in trial.executions if e.status == "completed"]

@@ -79,9 +79,7 @@ def _headline(found: Decision, names: TrialNames, conditions: Conditions | None)
     trial: Any = found.trial
     kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
     verb, rate = "Keep" if kept else "Take", found.learning_rate
-    # The rate itself stands there, and no factor of it.
-    own = names._replace(hyperparameters=tuple({*names.hyperparameters} - {FACTOR_NAME}))
-    text = f"{verb} batch size {own.name(trial)}"
+    text = f"{verb} batch size {names.name(trial)}"
     text += f" with learning rate {setting(rate)}" if rate else ""
     if conditions is None or conditions.epochs is None:
         return f"{text}."

@@ -4,6 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Ratio
+from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.document import numbers
 from kbatch.document.section import UNKNOWN_DEVICE, versions_text
 from kbatch.records.record import EnvironmentRecord
@@ -43,7 +44,7 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
         hyperparameters=tuple(
             name
             for name in names
-            if name not in OWN_COLUMNS
+            if name not in (*OWN_COLUMNS, FACTOR_NAME)  # The rate itself has a column.
             and not name.startswith("tuner/")
             and len({trial.hyperparameters.get(name) for trial in trials}) > 1
         ),

@@ -8,7 +8,7 @@ from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
 from kbatch.records.training_run import REASONS, Budget, Outcomes, Target
-from kbatch.study.figures.trials import named_label, plot_trials, trials_info
+from kbatch.study.figures.trials import named_label, plot_trials
 from kbatch.study.report import study_section
 from kbatch.study.table import trial_table
 from kbatch.study.trial import Objective
@@ -134,7 +134,7 @@ def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it()
     assert found.page.change.endswith("validation accuracy as good within 0.01.")
     (row,) = [row for row in trial_table(study).rows if row.best]
     assert row.cells[0].text == "64"
-    assert named_label(trials_info(study)).startswith("take batch size 64: ")
+    assert named_label(study).startswith("take batch size 64: ")
     assert study.decide() is study.decide()
 
 
@@ -150,7 +150,8 @@ def test_a_page_names_no_other_size_than_its_table_marks(seed):
     section = study_section(study)
     (row,) = [row for row in section.tables[0].rows if row.best]
     assert f"batch size {row.cells[0].text} " in section.headline
-    assert trials_info(study).named.batch_size == study.decide().batch_size == row.cells[0].sort_key
+    assert study.decide().batch_size == row.cells[0].sort_key
+    assert named_label(study).startswith(f"take batch size {row.cells[0].text}")
 
 
 def test_only_trials_of_the_best_settings_and_budget_are_compared():
@@ -220,9 +221,7 @@ def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
     (row,) = [row for row in trial_table(study).rows if row.best]
     assert [row.cells[0].text, row.cells[1].text, row.status] == ["64", *["interrupted"] * 2]
     assert any(f"{fast.objective_value:.4f}" in cell.text for cell in row.cells)
-    named = trials_info(study).named
-    assert (named.batch_size, named.status) == (64, "completed")
-    assert named.quality.value == pytest.approx(fast.objective_value)
+    assert named_label(study) == f"take batch size 64: {fast.objective_value:.4f}"
 
 
 def test_a_size_that_failed_in_a_race_is_out():
@@ -447,13 +446,11 @@ def test_keeping_the_base_size_is_an_answer():
 
 def test_one_execution_has_an_interval_over_the_validation_examples():
     trial = runs(64, range(50))
-    (point,) = trials_info(make_study(trial)).points
     values = trial.executions[0].outcomes.values
     half = 1.9647 * np.std(values, ddof=1) / np.sqrt(500)
-    found = point.quality.value, *point.quality.bar
-    assert found == pytest.approx((0.9, 0.9 - half, 0.9 + half), abs=1e-5)
     lower = plot_trials(make_study(trial)).figure.axes[-1]
-    assert len(lower.collections) == 1
+    (bars,) = lower.collections
+    assert bars.get_segments()[0][:, 1] == pytest.approx((0.9 - half, 0.9 + half), abs=1e-5)
     text = trial_table(make_study(trial))
     assert "0.9000 (0.874 to 0.926)" in text.rows[0].texts
     assert "is 95 % over its validation examples" in text.footnote

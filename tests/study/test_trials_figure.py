@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.plotting.palette import ALARM, series_style
+from kbatch.plotting.palette import ALARM, PAPER, series_style
 from kbatch.plotting.saving import save_figure
-from kbatch.study.figures.trials import alt_text, named_label, plot_trials, trials_info
+from kbatch.study.figures.trials import draw_trials, named_label, plot_trials
 from kbatch.study.trial import Objective
 
 
@@ -58,49 +58,79 @@ def test_series_are_named_where_the_throughput_is_unknown():
     assert panels(make_study(*unknown))[0].get_legend() is None
 
 
-def test_the_info_holds_every_trial_with_its_numbers():
-    study = make_study()
-    info = trials_info(study)
-    assert info.batch_sizes == (16, 32, 64, 128, 256, 512, 4096)
-    assert [point.status for point in info.points] == ["completed"] * 6 + ["out_of_memory"]
-    assert info.quality == Objective("val_accuracy", "max")
-    assert (info.named.batch_size, info.named.quality.value) == (64, 0.981)
-    point = info.points[0]
-    low, high = point.samples_per_second.bar
-    assert low < point.samples_per_second.value < high
-    assert point.quality.bar is None
-    assert (info.points[-1].samples_per_second, info.points[-1].quality) == (None, None)
-    assert study.conditions.device == "CPU, 16 cores"
-    assert study.conditions.epochs == (2, 2)
+def ends_of_bars(panel):
+    return [tuple(segment[:, 1]) for bars in panel.collections for segment in bars.get_segments()]
 
 
 def test_several_executions_have_an_interval_for_both():
-    trial = make_trial(
-        64,
-        *(
-            make_execution(rate=r, accuracies=(a,))
-            for r, a in ((1000, 0.9), (1100, 0.92), (1200, 0.94))
-        ),
-    )
-    point = trials_info(make_study(trial)).points[0]
-    interval = mean_interval([0.9, 0.92, 0.94])
-    assert point.quality.bar == pytest.approx((interval.low, interval.high))
-    assert point.samples_per_second.bar[0] == pytest.approx(mean_interval([1000, 1100, 1200]).low)
+    runs = ((1000, 0.9), (1100, 0.92), (1200, 0.94))
+    trial = make_trial(64, *(make_execution(rate=r, accuracies=(a,)) for r, a in runs))
+    for panel, values in zip(panels(make_study(trial)), zip(*runs, strict=True), strict=True):
+        interval = mean_interval(values)
+        (ends,) = ends_of_bars(panel)
+        assert ends == pytest.approx((interval.low, interval.high))
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
-    info = trials_info(make_study())
-    for panel, values in zip(
-        usual_panels(),
-        (
-            [p.samples_per_second.value for p in info.completed],
-            [p.quality.value for p in info.completed],
-        ),
-        strict=True,
-    ):
+    completed = make_study().trials[:-1]
+    values = [t.samples_per_second for t in completed], [t.objective_value for t in completed]
+    for panel, shown in zip(usual_panels(), values, strict=True):
         series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
         assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]
-        assert list(series.get_ydata()) == values
+        assert list(series.get_ydata()) == list(shown)
+
+
+def searched(values):
+    """A study with trials of learning-rate factors, by size and factor."""
+    return make_study(
+        *(
+            make_trial(
+                size,
+                trial_id=f"{size}-{factor}",
+                hyperparameters={"learning_rate_factor": factor},
+                accuracies=(value,),
+                learning_rate=0.001 * factor,
+            )
+            for (size, factor), value in values.items()
+        )
+    )
+
+
+def test_of_searched_rates_the_best_of_each_size_is_joined_and_named_by_its_rate():
+    study = searched({(16, 1.0): 0.94, (16, 4.0): 0.95, (32, 1.0): 0.93, (32, 4.0): 0.1})
+    _, lower = panels(study)
+    lines = [line for line in lower.lines if list(line.get_xdata()) == [16, 32]]
+    joined = [list(line.get_ydata()) for line in lines if line.get_linestyle() == "-"]
+    assert joined == [[0.95, 0.93]]
+    (others,) = [line for line in lower.lines if line.get_marker() == "."]
+    assert sorted(others.get_ydata()) == [0.1, 0.94]
+    assert "take batch size 16, learning rate 0.004: 0.9500" in texts(lower)
+    # The axis ends where the sizes do.
+    assert lower.get_ylim()[0] > 0.5
+    assert "2 trials at other learning rates, 1 of them outside the axis" in texts(lower)
+
+
+def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
+    values = {16: 0.2, 32: 0.25, 64: 0.22, 128: 5000.0}
+    epochs = {size: make_epochs((1.1 - value,)) for size, value in values.items()}
+    loss = Objective("val_loss", "min")
+    trials = (make_trial(size, objective=loss, epochs=e) for size, e in epochs.items())
+    _, lower = panels(make_study(*trials))
+    assert 0.25 < lower.get_ylim()[1] < 1
+    assert "batch size 128 (5,000)" in texts(lower)
+
+
+def test_the_dotted_line_ends_below_the_label():
+    _, lower = usual_panels()
+    (guide,) = [line for line in lower.lines if line.get_linestyle() == ":"]
+    top = lower.transAxes.transform((0, guide.get_ydata()[1]))[1]
+    assert top == pytest.approx(lower.transData.transform((64, 0.981))[1])
+
+
+def test_the_trial_that_runs_is_a_hollow_mark():
+    upper = draw_trials(make_study(), None, running="0032")
+    hollow = [line for line in upper.lines if line.get_markerfacecolor() == PAPER]
+    assert [list(line.get_xdata()) for line in hollow] == [[32]]
 
 
 def test_labels_units_and_conditions_are_in_the_figure():
@@ -113,7 +143,6 @@ def test_labels_units_and_conditions_are_in_the_figure():
         assert condition in texts(lower)
     assert "7 trials, 1 execution each" in texts(lower)
     assert "budget: 2 epochs of 1,437 examples each" in texts(lower)
-    assert "One execution a trial" in texts(lower)
     assert upper.get_shared_x_axes().joined(upper, lower)
 
 
@@ -203,26 +232,20 @@ def test_bars_stand_where_there_are_intervals():
 def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
     executions = [make_execution(accuracies=(a,)) for a in accuracies]
     study = make_study(make_trial(64, *executions))
-    raw, shown = study.trials[0].metric_interval("val_accuracy"), trials_info(study).named.quality
-    assert shown.bar == (
-        raw.low if low is None else low,
-        raw.high if high is None else high,
-    )
+    raw = study.trials[0].metric_interval("val_accuracy")
     _, lower = panels(study)
     assert all(-1e-6 <= tick <= 1 + 1e-6 for tick in lower.get_yticks())
-    (bars,) = lower.collections
-    assert bars.get_segments()[0][:, 1] == pytest.approx(shown.bar)
+    ends = raw.low if low is None else low, raw.high if high is None else high
+    assert ends_of_bars(lower) == [pytest.approx(ends)]
 
 
 def test_two_executions_have_no_bars_and_one_window_has_none():
     pair = make_study(make_trial(64, *(make_execution(accuracies=(a,)) for a in (0.5, 0.7))))
     upper, lower = panels(pair)
     assert [len(panel.collections) for panel in (upper, lower)] == [0, 0]
-    assert "too few for an interval" in texts(lower)
+    assert "Bars" not in texts(lower)
     short = make_study(make_trial(64, window_examples=(100,), window_durations_s=(0.1,)))
-    upper, lower = panels(short)
-    assert len(upper.collections) == 0
-    assert "throughput: none, because training was too short" in texts(lower)
+    assert len(panels(short)[0].collections) == 0
 
 
 def with_units(*units, sizes=(16, 32), **changed):
@@ -247,9 +270,6 @@ def test_hyperparameters_that_differ_make_series_of_their_own():
         styles = {(to_hex(line.get_color()), line.get_marker()) for line in lines.values()}
         assert styles == {series_style(index) for index in range(3)}
     assert "not joined" not in texts(lower)
-    assert "series each for units=8, units=16 and units=128" in alt_text(
-        trials_info(with_units(16, 8, 128))
-    )
 
 
 @pytest.mark.parametrize(("count", "drawn"), [(6, 6), (7, 1)])
@@ -268,7 +288,8 @@ def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, dr
 
 def test_trials_of_many_combinations_are_not_joined_even_one_a_batch_size():
     study = make_study(*(make_trial(16 + u, hyperparameters={"units": u}) for u in range(7)))
-    assert [one.joined for one in trials_info(study).series] == [False]
+    (series,) = [line for line in panels(study)[0].lines if len(line.get_xdata()) == 7]
+    assert series.get_linestyle() == "None"
 
 
 def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
@@ -280,28 +301,27 @@ def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
 
 
 def test_the_named_label_names_the_hyperparameters_that_differ():
-    info = trials_info(
-        make_study(
-            make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
-            make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
-        )
+    study = make_study(
+        make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
+        make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
     )
-    assert named_label(info) == "take batch size 16, units=8, mixed_float16: 0.9900"
+    assert named_label(study) == "take batch size 16, units=8, mixed_float16: 0.9900"
 
 
 def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
-    info = trials_info(with_units(*range(6), sizes=(30, 31, 32)))
-    by_size = {size: [p.place for p in info.points if p.batch_size == size] for size in (30, 31)}
-    assert len(set(by_size[30])) == 6
-    assert max(by_size[30]) < min(by_size[31])
+    upper, _ = panels(with_units(*range(6), sizes=(30, 31, 32)))
+    lines = [line.get_xdata() for line in upper.lines if len(line.get_xdata()) == 3]
+    by_size = list(zip(*lines, strict=True))
+    assert len(set(by_size[0])) == 6
+    assert max(by_size[0]) < min(by_size[1])
 
 
 def test_a_diverged_trial_is_marked_as_such():
     study = make_study(make_trial(16), make_diverged(32))
-    _, lower = panels(study)
+    upper, lower = panels(study)
     assert "diverged" in texts(lower)
     assert "failed" not in texts(lower)
-    assert "batch size 32 (diverged)" in alt_text(trials_info(study))
+    assert "batch size 32 (diverged)" in upper.get_label()
 
 
 @pytest.mark.filterwarnings("error")
@@ -378,7 +398,7 @@ def test_an_unknown_suffix_names_those_that_work(tmp_path):
 
 
 def test_the_alternative_text_tells_what_the_figure_shows():
-    text = alt_text(trials_info(make_study()))
+    text = usual_panels()[0].get_label()
     assert "7 trials over batch size, 16 to 4,096" in text
     assert "Throughput lies between 3,130 samples/s at batch size 16 and" in text
     assert "take batch size 64: 0.9810" in text

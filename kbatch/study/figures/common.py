@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import FEWEST_VALUES, Interval
 from kbatch.document.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
@@ -17,7 +17,6 @@ from kbatch.study.names import (
     metric_words,
     missing_text,
     outcome,
-    spreads,
     trial_names,
 )
 from kbatch.study.study import Study
@@ -138,22 +137,17 @@ def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> Non
         panel.set_yticks([tick for tick in panel.get_yticks() if low <= tick <= high])
 
 
-BARS = "Bars: 95 % interval of the mean over executions."
-PAIRS = "Two executions a trial: the mean without bars, too few for an interval."
+BARS = "Bars: 95 % interval over executions"
 
 
-def bars_text(trials: Iterable[TrialRecord], *, of_metric: bool = False) -> str:
-    """Describe the bars of throughput, and of the metric too; empty where no trial completed."""
-    found = spreads(trials)
-    texts = [text for text, holds in ((BARS, found.intervals), (PAIRS, found.pairs)) if holds]
-    if found.single:
-        who = "Trials with one execution" if texts else "One execution a trial"
-        unknown = "none, because training was too short to time it more than once"
-        rates = "quartiles of the timing windows" if found.quartiles else unknown
-        metric = "95 % interval over the validation examples" if found.examples else "none"
-        of = f"; of the metric: {metric}" if of_metric else ""
-        texts.append(f"{who}. Bars of throughput: {rates}{of}.")
-    return " ".join(texts)
+def bars_text(trials: Iterable[TrialRecord]) -> str:
+    """Describe the bars of throughput and metric; two executions have none."""
+    counts = {len(trial.executions) for trial in trials if trial.status == "completed"}
+    texts = [BARS] if max(counts, default=0) >= FEWEST_VALUES else []
+    if 1 in counts:
+        who = "of a single execution, " if texts else "Bars: "
+        texts.append(f"{who}quartiles of the timing windows and 95 % over validation examples")
+    return f"{'; '.join(texts)}." if texts else ""
 
 
 class PlottedEstimate(NamedTuple):

@@ -10,6 +10,7 @@ from kbatch.document.numbers import format_number, join_words, pluralize, shorte
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import INK, MUTED, series_style
+from kbatch.study.comparison import best_of_rates
 from kbatch.study.figures import common
 from kbatch.study.figures.common import (
     PlottedEstimate,
@@ -54,7 +55,7 @@ def pareto_info(study: Study) -> ParetoInfo:
     """Compute which trials are faster or better than every other one."""
     refuse_empty(study)
     names, quality = trial_names(study.trials), study.quality_metric
-    completed = [trial for trial in study.trials if trial.status == "completed"]
+    completed = [trial for trial in best_of_rates(study.trials) if trial.status == "completed"]
     series = common.trial_series(completed, names) if completed else ()
     number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
     measured = [
@@ -76,7 +77,7 @@ def pareto_info(study: Study) -> ParetoInfo:
         points.append(ParetoPoint(name, size, own, rate, value, place in front))
     points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
     labels = tuple(one.label for one in series)
-    bars = bars_text(study.trials, of_metric=True)
+    bars = bars_text(completed)
     incomplete = common.incomplete_text(study)
     return ParetoInfo(tuple(points), labels, quality, bars=bars, incomplete=incomplete)
 

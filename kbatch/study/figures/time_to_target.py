@@ -97,7 +97,7 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     if len(study.trials) > len({trial.batch_size for trial in study.trials}):
         notes.append("Shown: the trial of each batch size that needed the fewest updates.")
     if any(point.updates.bar for point in points):
-        notes.append(BARS)
+        notes.append(f"{BARS}.")
     runs = [run for trial in study.trials for run in trial.executions]
     if {run.scaling.rule if run.scaling else run.learning_rate_scaling for run in runs} == {None}:
         notes.append(

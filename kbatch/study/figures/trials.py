@@ -3,163 +3,39 @@
 import itertools
 import math
 import textwrap
-from typing import NamedTuple
+from collections.abc import Mapping, Sequence
+from statistics import median
+from typing import Any
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import format_number, join_words, pluralize
+from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.document.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
+from kbatch.plotting.palette import MUTED, series_style
+from kbatch.study.comparison import best_of_rates
+from kbatch.study.decision import starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.figures.common import (
-    PlottedEstimate,
-    bars_text,
-    metric_estimate,
-    throughput_estimate,
-)
-from kbatch.study.names import caption, metric_words, missing_text, outcome, trial_names
+from kbatch.study.figures.common import PlottedEstimate, metric_estimate, throughput_estimate
+from kbatch.study.names import at_most, metric_words, outcome, trial_names
 from kbatch.study.study import Study, as_compared, refuse_empty
-from kbatch.study.trial import Objective
+from kbatch.study.trial import Objective, TrialRecord
 
 HEIGHT_IN = 5.4
-
-
-class TrialPoint(NamedTuple):
-    """One trial; an unknown number is None."""
-
-    trial_id: str
-    batch_size: int
-    place: float  # Where it is drawn on the batch axis, beside trials of other series.
-    settings: tuple[str, ...]  # What it has where trials differ, such as `"units=8"`.
-    status: str
-    outcome: str
-    samples_per_second: PlottedEstimate | None
-    quality: PlottedEstimate | None
-
-
-class TrialsInfo(NamedTuple):
-    points: tuple[TrialPoint, ...]
-    series: tuple[common.Series, ...]
-    quality: Objective | None  # The metric of the lower panel.
-    named: TrialPoint | None  # The trial that the study decides for.
-    objective: Objective
-    notes: tuple[str, ...]
-
-    @property
-    def batch_sizes(self) -> tuple[int, ...]:
-        """Every batch size once, ascending, failed ones included."""
-        return tuple(sorted({point.batch_size for point in self.points}))
-
-    @property
-    def completed(self) -> tuple[TrialPoint, ...]:
-        return tuple(point for point in self.points if point.status == "completed")
-
-    @property
-    def incomplete(self) -> tuple[TrialPoint, ...]:
-        """The trials that ran out of memory, failed, or did not end."""
-        return tuple(point for point in self.points if point.status != "completed")
-
-    @property
-    def by_throughput(self) -> bool:
-        """Whether the fastest trial is the best one."""
-        return self.objective.name == "samples_per_second"
-
-
-def trials_info(study: Study) -> TrialsInfo:
-    refuse_empty(study)
-    study = as_compared(study)
-    quality, names, decided = study.quality_metric, trial_names(study.trials), study.decide()
-    series = common.trial_series(study.trials, names)
-    # Trials of different series stand side by side on the batch axis: in powers of two, together
-    # at most a quarter of the distance between batch sizes.
-    sizes = sorted({trial.batch_size for trial in study.trials})
-    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
-    distance = min(0.12, 0.25 * min(gaps, default=1) / len(series))
-    dodges = {
-        trial_id: 2 ** (distance * (index - (len(series) - 1) / 2))
-        for index, one in enumerate(series)
-        for trial_id in one.trial_ids
-    }
-    points = {
-        trial.trial_id: TrialPoint(
-            trial_id=trial.trial_id,
-            batch_size=trial.batch_size,
-            place=trial.batch_size * dodges[trial.trial_id],
-            settings=names.settings(trial),
-            status=trial.status,
-            outcome=outcome(trial),
-            samples_per_second=throughput_estimate(trial),
-            quality=metric_estimate(trial, quality.name) if quality else None,
-        )
-        for trial in study.trials
-    }
-    notes = [bars_text(study.trials, of_metric=True)]
-    if decided.tied:
-        tied = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
-        notes.append(f"Not told apart from the best: {tied}.")
-    completed = [trial for trial in study.trials if trial.status == "completed"]
-    if completed and not all(one.joined for one in series):
-        combinations, differ = len({p.settings for p in points.values()}), names.hyperparameters
-        why = "several trials have the same batch size and settings"
-        if differ and combinations > common.MOST_SERIES:
-            why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
-        notes.append(f"Points are not joined: {why}.")
-    named = points[decided.trial.trial_id] if decided.trial else None
-    objective = study.trials[0].objective
-    return TrialsInfo(tuple(points.values()), series, quality, named, objective, tuple(notes))
-
-
-def named_label(info: TrialsInfo) -> str:
-    point = info.named
-    if point is None:
-        return ""
-    estimate = point.samples_per_second if info.by_throughput else point.quality
-    unit = " samples/s" if info.by_throughput else ""
-    number = f": {format_number(estimate.value, 4)}{unit}" if estimate else ""
-    return f"take {', '.join((f'batch size {point.batch_size:,}', *point.settings))}{number}"
-
-
-def alt_text(info: TrialsInfo) -> str:
-    sizes = info.batch_sizes
-    between = f"{sizes[0]:,}" if len(sizes) == 1 else f"{sizes[0]:,} to {sizes[-1]:,}"
-    words = metric_words(info.quality.name) if info.quality else "quality"
-    sentences = [
-        f"Two charts of {pluralize(len(info.points), 'trial')} over batch size, {between}, on a "
-        f"logarithmic axis: throughput above, {words} below."
-    ]
-    if len(info.series) > 1:
-        sentences.append(f"A series each for {join_words(one.label for one in info.series)}.")
-    for name, unit, field in (
-        ("Throughput", " samples/s", "samples_per_second"),
-        (words[0].upper() + words[1:], "", "quality"),
-    ):
-        measured = [(e.value, p.batch_size) for p in info.completed if (e := getattr(p, field))]
-        if measured:
-            low, low_size = min(measured)
-            high, high_size = max(measured, key=lambda pair: pair[0])
-            sentences.append(
-                f"{name} lies between {format_number(low)}{unit} at batch size {low_size:,} and "
-                f"{format_number(high)}{unit} at {high_size:,}."
-            )
-    if info.named:
-        sentences.append(f"Marked: {named_label(info)}.")
-    if info.incomplete:
-        marked = join_words(
-            f"batch size {p.batch_size:,} ({', '.join((*p.settings, p.outcome))})"
-            for p in info.incomplete
-        )
-        sentences.append(f"Marked as not completed: {marked}.")
-    return " ".join(sentences)
+# A size lies outside the axis that is so many times as far from the best as the median is.
+_FAR, _LEAST_SPREAD = 10, 0.05
 
 
 def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
-    """Plot samples/s and the quality of the model by batch size, one point a trial.
+    """Plot samples/s and the quality of the model by batch size.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
-    `study.quality_metric` is. Trials that failed or ran out of memory are marked at the
-    bottom edge, and the trial that `study.decide()` names is labelled. Bars are intervals over
-    executions; of a single execution those over its timing windows and validation examples.
+    `study.quality_metric` is. Of a search of learning rates the best one of each size is shown, and
+    the others as grey dots. Trials that failed or ran out of memory are marked at the bottom edge,
+    and the trial that `study.decide()` names is labelled. Bars are intervals over executions; of a
+    single execution those over its timing windows and validation examples.
 
     Example:
 
@@ -173,80 +49,195 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: If the study is empty, with what to run.
     """
-    info = trials_info(study)
+    return draw_trials(study, ax)
+
+
+def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) -> Axes:
+    """Draw the figure; the trial that runs is a hollow mark."""
+    refuse_empty(study)
+    study = as_compared(study)
+    quality, named, shown = study.quality_metric, study.decide().trial, best_of_rates(study.trials)
+    series = common.trial_series(shown, trial_names(study.trials))
+    places = _places(series, shown)
+    completed = [trial for trial in shown if trial.status == "completed"]
+
+    def quality_of(trial: TrialRecord) -> PlottedEstimate | None:
+        return metric_estimate(trial, quality.name) if quality else None
+
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
-    upper.set_label(alt_text(info))
-    batch_axis(lower, info.batch_sizes, common.BATCH_LABEL)
-    _draw_series(upper, info, "samples_per_second", common.none_completed(study))
-    _draw_series(lower, info, "quality", common.none_completed(study))
-    failed: dict[int, list[str]] = {}
-    for point in info.incomplete:
-        failed.setdefault(point.batch_size, []).append(point.outcome)
-    for panel in (upper, lower) if failed else ():
-        # All at once: of thousands of trials hundreds may be without a result.
-        draw.missing(panel, *(point.place for point in info.incomplete))
-    # Words beside each other that have no room stand below.
-    crowded = 8 * len(failed) > canvas.label_room(lower)
-    for size, outcomes in failed.items() if not crowded else ():
-        draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
+    batch_axis(lower, [trial.batch_size for trial in shown], common.BATCH_LABEL)
+    measured = {upper: throughput_estimate, lower: quality_of}
+    for panel, measure in measured.items():
+        for index, one in enumerate(series):
+            members = [trial for trial in completed if trial.trial_id in one.trial_ids]
+            found = [(trial, e) for trial in members if (e := measure(trial))]
+            at, values = [places[t.trial_id] for t, _ in found], [e.value for _, e in found]
+            if found:
+                bars = [e.bar for _, e in found]
+                look = {"label": one.label, "joined": one.joined}
+                draw.series(panel, index, at, values, bounds=bars, **look)
+            for (trial, estimate), place in zip(found, at, strict=True):
+                if trial.trial_id == running:
+                    now, look = ([place], [estimate.value]), {"hollow": True, "zorder": 3}
+                    draw.points(panel, *now, *series_style(index), **look)
+        if not panel.lines:
+            nothing = "n/a (not measured in any trial)"
+            canvas.write_message(panel, nothing if completed else common.none_completed(study))
+    alarm = _mark_incomplete(upper, lower, study, shown, places)
     # Throughput may be unknown where quality is not, and the other way round.
     fuller = max(upper, lower, key=lambda panel: len(panel.get_legend_handles_labels()[1]))
     canvas.write_title(upper, study.name, columns=3, series_of=fuller)
     upper.set_ylabel("Throughput\n(samples/s)")
     lower.set_ylabel("Quality metric")
-    if info.completed:
+    outside = others = ""
+    if completed:
         # Throughput is a ratio scale: from zero, twice as high is twice as fast. The lower panel
         # gets room for the words below those that failed.
         upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
         upper.yaxis.set_major_formatter("{x:,.0f}")
-        bottom, top = lower.get_ylim()
-        below = 0.25 if info.incomplete else 0.12
+        outside = _end_axis(lower, completed, quality)
+        (bottom, top), below = lower.get_ylim(), 0.12 if len(completed) == len(shown) else 0.25
         lower.set_ylim(bottom - below * (top - bottom), top + 0.08 * (top - bottom))
-    if info.quality:
-        values = [point.quality.value for point in info.completed if point.quality]
-        common.quality_axis(lower, info.quality, values)
-    if info.named:
-        _label_named(upper, lower, info, info.named)
-    alarm = common.incomplete_text(study) if crowded else ""
-    alarm = f"{alarm} {missing_text(study.missing)}".strip()
-    conditions = caption(as_compared(study).conditions)
-    canvas.write_caption(lower, conditions, *info.notes, alarm=alarm)
+        others = _draw_other_rates(lower, study, shown, quality)
+    if quality:
+        values = [e.value for trial in completed if (e := quality_of(trial))]
+        common.quality_axis(lower, quality, values)
+    if named is not None:
+        labelled = upper if named.objective.name == "samples_per_second" else lower
+        place = places[named.trial_id]
+        for panel, measure in measured.items():
+            estimate = measure(named)
+            if panel is labelled and estimate:
+                _write_above(panel, named_label(study), place)
+            # Not across the label.
+            draw.guide(panel, place, estimate.value if panel is labelled and estimate else None)
+            if estimate:
+                draw.ring(panel, place, estimate.value)
+    notes = (_tied(study), others, outside, common.bars_text(completed), _unjoined(series, shown))
+    common.write_conditions(lower, study, *notes, alarm=alarm)
+    upper.set_label(_alt_text(study, shown))
     return upper
 
 
-def _draw_series(panel: Axes, info: TrialsInfo, field: str, nothing: str) -> None:
-    """Draw what was measured, or say why there is nothing."""
-    for index, series in enumerate(info.series):
-        members = set(series.trial_ids)
-        found = [
-            (point.place, estimate)
-            for point in info.completed
-            if point.trial_id in members and (estimate := getattr(point, field))
-        ]
-        if found:
-            places, estimates = zip(*found, strict=True)
-            values, bars = zip(*estimates, strict=True)
-            look = {"label": series.label, "joined": series.joined}
-            draw.series(panel, index, places, values, bounds=bars, **look)
-    if not panel.lines:
-        text = "n/a (not measured in any trial)" if info.completed else nothing
-        canvas.write_message(panel, text)
+def _places(series: Sequence[common.Series], trials: Sequence[TrialRecord]) -> dict[str, float]:
+    """Return where each trial is drawn: those of different series stand side by side."""
+    # In powers of two, together at most a quarter of the distance between batch sizes.
+    sizes = sorted({trial.batch_size for trial in trials})
+    gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
+    distance = min(0.12, 0.25 * min(gaps, default=1) / len(series))
+    moved = {
+        trial_id: 2 ** (distance * (index - (len(series) - 1) / 2))
+        for index, one in enumerate(series)
+        for trial_id in one.trial_ids
+    }
+    return {trial.trial_id: trial.batch_size * moved[trial.trial_id] for trial in trials}
 
 
-def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) -> None:
-    """Ring the trial in both panels; label it in the objective's, on its line above all points."""
-    for panel, estimate in ((upper, named.samples_per_second), (lower, named.quality)):
-        draw.guide(panel, named.place)
-        if estimate:
-            draw.ring(panel, named.place, estimate.value)
-    panel, field = (upper, "samples_per_second") if info.by_throughput else (lower, "quality")
-    if getattr(named, field) is None:
-        return
+def _mark_incomplete(
+    upper: Axes,
+    lower: Axes,
+    study: Study,
+    shown: Sequence[TrialRecord],
+    places: Mapping[str, float],
+) -> str:
+    """Mark what has no result, with the reasons; return these where there is no room for them."""
+    failed: dict[int, list[str]] = {}
+    incomplete = [trial for trial in shown if trial.status != "completed"]
+    for trial in incomplete:
+        failed.setdefault(trial.batch_size, []).append(outcome(trial))
+    for panel in (upper, lower) if failed else ():
+        # All at once: of thousands of trials hundreds may be without a result.
+        draw.missing(panel, *(places[trial.trial_id] for trial in incomplete))
+    if 8 * len(failed) > canvas.label_room(lower):
+        return common.incomplete_text(study)
+    for size, outcomes in failed.items():
+        draw.reason(lower, size, ",\n".join(dict.fromkeys(outcomes)))
+    return ""
+
+
+def _end_axis(panel: Axes, completed: Sequence[TrialRecord], quality: Objective | None) -> str:
+    """End the axis where the sizes do that matter, and say which lie outside."""
+    sign = 1 if quality and quality.direction == "max" else -1
+    values = [
+        (sign * value, trial.batch_size)
+        for trial in completed
+        if quality and (value := trial.metrics.get(quality.name)) is not None
+    ]
+    if not values:
+        return ""
+    best, _ = max(values)
+    spread = max(best - median(value for value, _ in values), _LEAST_SPREAD * abs(best))
+    inside = min(value for value, _ in values if value >= best - _FAR * spread)
+    outside = [(value, size) for value, size in values if value < inside]
+    if not outside:
+        return ""
+    low, high = sorted((sign * best, sign * inside))
+    panel.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    named = [f"{size:,} ({format_number(sign * value)})" for value, size in outside]
+    return f"Outside the axis: batch size {join_words(at_most(named))}."
+
+
+def _draw_other_rates(
+    panel: Axes, study: Study, shown: Sequence[TrialRecord], quality: Objective | None
+) -> str:
+    """Draw the learning rates that are not the best of their size, and say what they are."""
+    best = {trial.trial_id for trial in shown}
+    points = [
+        (trial.batch_size, value)
+        for trial in study.trials
+        if trial.trial_id not in best and trial.status == "completed"
+        if quality and (value := trial.metrics.get(quality.name)) is not None
+    ]
+    if not points:
+        return ""
+    low, high = panel.get_ylim()
+    sizes, values = zip(*points, strict=True)
+    panel.plot(sizes, values, ".", color=MUTED, alpha=0.6, markersize=5, zorder=1)
+    panel.set_ylim(low, high)
+    hidden = sum(not low <= value <= high for value in values)
+    where = f", {hidden:,} of them outside the axis" if hidden else ""
+    return f"Grey: {pluralize(len(points), 'trial')} at other learning rates{where}."
+
+
+def _tied(study: Study) -> str:
+    decided = study.decide()
+    if not decided.tied:
+        return ""
+    tied = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
+    return f"Not told apart from the best: {tied}."
+
+
+def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> str:
+    """Say why no line joins the points, where none does."""
+    names = trial_names(shown)
+    if all(one.joined for one in series):
+        return ""
+    combinations, differ = len({names.settings(trial) for trial in shown}), names.hyperparameters
+    why = "several trials have the same batch size and settings"
+    if differ and combinations > common.MOST_SERIES:
+        why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
+    return f"Points are not joined: {why}."
+
+
+def named_label(study: Study) -> str:
+    """Write what the decision names, with its throughput or quality."""
+    trial: Any = study.decide().trial
+    parts = [f"batch size {trial.batch_size:,}", *trial_names(study.trials).settings(trial)]
+    if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
+        parts.append(f"learning rate {setting(rate)}")
+    text, quality = f"take {', '.join(parts)}", study.quality_metric
+    if trial.objective.name == "samples_per_second":
+        return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
+    value = quality and trial.metrics.get(quality.name)
+    return text if value is None else f"{text}: {format_number(value, 4)}"
+
+
+def _write_above(panel: Axes, text: str, place: float) -> None:
+    """Write a label above all points, which make room."""
     low, high = panel.get_xlim()
-    at = math.log(named.place / low) / math.log(high / low)
+    at = math.log(place / low) / math.log(high / low)
     side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
     right_pt = {"left": -6, "right": 6, "center": 0}[side]
-    text = named_label(info)
     characters = round(canvas.width_share(panel) * 44)  # In a line.
     if len(text) > characters:
         words, _, number = text.rpartition(": ")
@@ -256,5 +247,25 @@ def _label_named(upper: Axes, lower: Axes, info: TrialsInfo, named: TrialPoint) 
     share = min(0.6, 1.25 * canvas.TEXT_PT * (1.5 + text.count("\n")) / height_pt)
     bottom, top = panel.get_ylim()
     panel.set_ylim(top=bottom + (top - bottom) / (1 - share))
-    place, edge = (named.place, 1), panel.get_xaxis_transform()
-    draw.text(panel, text, place, (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
+    edge = panel.get_xaxis_transform()
+    draw.text(panel, text, (place, 1), (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
+
+
+def _alt_text(study: Study, shown: Sequence[TrialRecord]) -> str:
+    sizes = [trial.batch_size for trial in shown]
+    between = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    words = metric_words(study.quality_metric.name) if study.quality_metric else "quality"
+    sentences = [
+        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {between}, on a "
+        f"logarithmic axis: throughput above, {words} below."
+    ]
+    rates = [(e.value, trial.batch_size) for trial in shown if (e := throughput_estimate(trial))]
+    if rates:
+        (low, slow), (high, fast) = min(rates), max(rates)
+        sentences.append(
+            f"Throughput lies between {format_number(low)} samples/s at batch size {slow:,} and "
+            f"{format_number(high)} at {fast:,}."
+        )
+    if study.decide().trial is not None:
+        sentences.append(f"Marked: {named_label(study)}.")
+    return " ".join((*sentences, common.incomplete_text(study))).strip()
