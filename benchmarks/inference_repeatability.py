@@ -9,12 +9,13 @@ the standard deviation of log2 of the chosen batch, in octaves.
 
 import argparse
 import contextlib
+import functools
 import math
 import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 from inference_nets import inference_nets
 
@@ -62,10 +63,10 @@ def by_kbatch(model, x, seconds: float) -> dict[str, int | None]:
     return found
 
 
-def by_sequence(prepare: Callable[[int], Callable[[], object]], seconds: float) -> dict[str, int]:
+def by_sequence(run, inputs, seconds: float) -> dict[str, int]:
     rates: dict[int, float] = {}
     for size in SIZES:
-        call = prepare(size)
+        call = functools.partial(run, inputs.batch(size), size)
         warm_up_calls(call)
         began_s, calls = time.perf_counter(), 0
         while calls < 3 or time.perf_counter() - began_s < seconds / len(SIZES):
@@ -87,11 +88,12 @@ def main() -> None:
     model, x = inference_nets()[options.net]
     chosen: dict[str, list[int | None]] = {}
     (path,) = call_paths_of("compiled")
-    with path.open(model, inference_inputs(model, x), 1) as prepare, neighbour(options.quiet):
+    inputs = inference_inputs(model, x)
+    with path.open(model, inputs) as run, neighbour(options.quiet):
         for _ in range(options.repeats):
             answers = {
                 **by_kbatch(model, x, options.seconds),
-                **by_sequence(prepare, options.seconds),
+                **by_sequence(run, inputs, options.seconds),
             }
             for name, size in answers.items():
                 chosen.setdefault(name, []).append(size)

@@ -22,6 +22,7 @@ beside more than 0.15 cores of theirs stands in brackets and does not count in t
 """
 
 import argparse
+import functools
 import random
 import statistics
 import time
@@ -113,10 +114,9 @@ def by_kbatch(model, x, target_s: float) -> Found:
 def by_bisection(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
     (path,) = call_paths_of("compiled")
-    with path.open(
-        model, inference_inputs(model, x), 1
-    ) as prepare:  # Traced again, as kbatch does.
-        prober = Prober(prepare, target_s)
+    inputs = inference_inputs(model, x)
+    with path.open(model, inputs) as run:  # Traced again, as kbatch does.
+        prober = Prober(functools.partial(call_of, run, inputs), target_s)
         low, high = 0, 1
         while high < MOST and prober.keeps(high):
             low, high = high, 2 * high
@@ -126,6 +126,10 @@ def by_bisection(model, x, target_s: float) -> Found:
                 break
             low, high = (middle, high) if prober.keeps(middle) else (low, middle)
     return Found(low, prober.probes, time.perf_counter() - began_s)
+
+
+def call_of(run, inputs, batch_size: int) -> Callable[[], object]:
+    return functools.partial(run, inputs.batch(batch_size), batch_size)
 
 
 def by_all(prepare: Prepare, target_s: float) -> Found:
@@ -256,7 +260,9 @@ def main() -> None:
         if options.nets is not None and name not in options.nets:
             continue
         (path,) = call_paths_of("compiled")
-        with path.open(model, inference_inputs(model, x), 1) as prepare:
+        inputs = inference_inputs(model, x)
+        with path.open(model, inputs) as run:
+            prepare = functools.partial(call_of, run, inputs)
             one = prepare(1)
             warm_up_calls(one)
             wait_for_calm(options.wait)

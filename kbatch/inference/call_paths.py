@@ -29,7 +29,8 @@ from kbatch.training.dtype_policy import (
     layers_with_weights,
 )
 
-Prepare = Callable[[int], Callable[[], Any]]
+# From a batch of arrays and the batch size to outputs, as nested NumPy arrays.
+Run = Callable[[Any, int], Any]
 
 _NAMES = ("compiled", "xla", "predict_on_batch", "call", BULK_PATH, "saved_model")
 
@@ -40,13 +41,14 @@ class CallPath(NamedTuple):
     name: str
     function: Callable[..., Any] | None = None
 
-    def examples_per_call(self, batch_size: int, bulk_examples: int) -> int:
-        """Return how many examples one call has: a bulk call has as many whatever the batch."""
-        return bulk_examples if self.name == BULK_PATH else batch_size
+    @property
+    def bulk(self) -> bool:
+        """Whether a call has all examples, which Keras cuts into batches."""
+        return self.function is None and self.name == BULK_PATH
 
     @contextlib.contextmanager
-    def open(self, model: Any, inputs: InferenceInputs, bulk_examples: int) -> Iterator[Prepare]:
-        """Open the path of a model: a function of the batch size that prepares a call."""
+    def open(self, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
+        """Open the path of a model: a function of a batch and the batch size that calls it."""
         by_keras, call = self.name in ("predict_on_batch", BULK_PATH), self.function
         with contextlib.ExitStack() as stack:
             if call is not None:  # It runs what it holds, whatever the model is.
@@ -62,22 +64,20 @@ class CallPath(NamedTuple):
                 path = str(Path(stack.enter_context(folder)) / "model")
                 model.export(path, format="tf_saved_model", verbose=False)
                 loaded: Any = tf.saved_model.load(path)
-                call, inputs = loaded.serve, _as_declared(inputs, model)
+                call = loaded.serve
+            # Of text Keras takes no arrays, nor arrays beside it.
+            text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(inputs.rows))
+            as_tensors = self.function is None and (text or not by_keras)
 
-            def prepare(batch_size: int) -> Callable[[], Any]:
-                batch = inputs.batch(self.examples_per_call(batch_size, bulk_examples))
-                # Of text Keras takes no arrays, nor arrays beside it.
-                text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(batch))
-                as_tensors = self.function is None and (text or not by_keras)
-                bulk = {"batch_size": batch_size, "verbose": 0} if self.name == BULK_PATH else {}
+            def run(batch: Any, batch_size: int) -> Any:
+                bulk = {"batch_size": batch_size, "verbose": 0} if self.bulk else {}
+                if self.function is None and self.name == "saved_model":
+                    batch = _as_declared(model, batch)
+                if as_tensors:
+                    batch = keras.tree.map_structure(tf.constant, batch)
+                return fetched(call(batch, **bulk))
 
-                def timed() -> Any:
-                    given = keras.tree.map_structure(tf.constant, batch) if as_tensors else batch
-                    return fetched(call(given, **bulk))
-
-                return timed
-
-            yield prepare
+            yield run
 
 
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
@@ -139,20 +139,20 @@ def _compiled(model: Any, inputs: InferenceInputs, *, xla: bool) -> Callable[[An
     return serve_by_xla if xla else serve
 
 
-def _as_declared(inputs: InferenceInputs, model: Any) -> InferenceInputs:
-    """Cast rows to dtype and rank of the model's inputs: an exported model takes no others."""
+def _as_declared(model: Any, batch: Any) -> Any:
+    """Cast a batch to dtype and rank of the model's inputs: an exported model takes no others."""
     tensors = declared_inputs(model)
     if not tensors:
-        return inputs
+        return batch
     cast = []
-    for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
+    for leaf, tensor in zip(ordered_rows(model, batch), tensors, strict=True):
         ranked = of_rank(leaf, len(tensor.shape))
         text = tensor.dtype == "string"
         cast.append(ranked if text else ranked.astype(tensor.dtype, copy=False))
     structure = declared_structure(model)
-    if not isinstance(inputs.rows, dict) or structure is None:
-        structure = inputs.rows
-    return inputs._replace(rows=keras.tree.pack_sequence_as(structure, cast))
+    if not isinstance(batch, dict) or structure is None:
+        structure = batch
+    return keras.tree.pack_sequence_as(structure, cast)
 
 
 INT8 = "int8"

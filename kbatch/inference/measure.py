@@ -25,6 +25,7 @@ from kbatch.device.worker import UnsendableError
 from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
+from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import call_paths_of, variants_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_target, round_noise
@@ -199,8 +200,9 @@ def profile_inference(
         memory = MemoryPass((), 0, ())
         if measure_memory:
             memory = measure_predict_memory(models, inputs, plan, say)
+        dependence = BatchDependence(models, inputs, time_budget_s=plan.time_budget_s)
         with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
-            _warm_up(sweep, memory, say)
+            _warm_up(sweep, memory, dependence, say)
             for number, live in enumerate(sweep.each_round(), start=1):
                 say(
                     f"round {number}: {pluralize(len(live), 'setting')} to go on, "
@@ -209,10 +211,19 @@ def profile_inference(
             profile = InferenceProfile(
                 model_name=model.name,
                 quantile=plan.quantile,
-                timings=sweep.records(),
+                timings=tuple(
+                    dataclasses.replace(
+                        t,
+                        size_effect=dependence.found.get(
+                            (t.call_path, t.dtype_policy, t.batch_size)
+                        ),
+                    )
+                    for t in sweep.records()
+                ),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
                 output_changes=changes,
+                differing_layer=dependence.differing_layer(),
                 twin=sweep.twin(),
                 notes=tuple(dict.fromkeys((*notes, *memory.notes))),
                 environment=read_environment(),
@@ -271,7 +282,9 @@ def _check_weights(probes: Probes, model: keras.Model, limit_bytes: int | None) 
         raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
 
 
-def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
+def _warm_up(
+    sweep: InferenceSweep, memory: MemoryPass, dependence: BatchDependence, say: Progress
+) -> None:
     """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
     for setting, warm_up in sweep.warm_up(memory):
         name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
@@ -281,6 +294,13 @@ def _warm_up(sweep: InferenceSweep, memory: MemoryPass, say: Progress) -> None:
         say(f"{name}: {format_number(1000 * warm_up.call_s)} ms after warming up")
         if setting == Setting(*sweep.first_series, sweep.plan.batch_sizes[0]):
             check_reachable(sweep, setting)
+        dependence.see(
+            setting[:3],
+            warm_up.returned,
+            examples=sweep.examples_per_call(setting),
+            run=sweep.runs[setting[:2]],
+            call_s=warm_up.call_s,
+        )
 
 
 def check_reachable(sweep: InferenceSweep, setting: Setting) -> None:

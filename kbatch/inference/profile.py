@@ -82,6 +82,8 @@ class InferenceProfile(SavedRecord):
     memory: tuple[MemoryRecord, ...] = ()  #: That of `model.predict`, by policy and size.
     memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
     output_changes: tuple[OutputChange, ...] = ()  #: How outputs differ from those in float32.
+    #: The first layer whose outputs depend on the batch size; None if none was seen to.
+    differing_layer: str | None = None
     twin: TwinRecord | None = None  #: The A/A test, None where time did not suffice.
     checks: tuple[TargetCheck, ...] = ()  #: Checks of latency targets by fresh calls.
     notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
@@ -314,7 +316,7 @@ class InferenceProfile(SavedRecord):
         for timing in self.timings:
             probe = probes.get((timing.dtype_policy, timing.batch_size))
             change = changes.get(timing.dtype_policy)
-            interval = timing.batch_time_interval_s
+            interval, effect = timing.batch_time_interval_s, timing.size_effect
             known = timing.measured and not timing.bulk
             bound = timing.latency_bound(self.quantile) if known else None
             row = {
@@ -335,6 +337,9 @@ class InferenceProfile(SavedRecord):
                 "copy_ms": ms(timing.copy_s),
                 "peak_memory_bytes": probe and probe.peak_bytes,
                 "predicted_memory_bytes": probe and probe.predicted_bytes,
+                "size_change": effect and effect.difference,
+                "size_changed_argmax": effect and effect.changed_argmax,
+                "depends_on_size": effect and effect.depends,
                 "largest_output_change": change and change.largest,
                 "mean_output_change": change and change.mean,
                 "reason": timing.reason,

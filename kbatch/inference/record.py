@@ -20,6 +20,15 @@ BULK_PATH = "predict"
 
 
 @dataclasses.dataclass(frozen=True)
+class SizeEffect:
+    """What a batch size changes in the outputs of the same examples, against the smallest one."""
+
+    depends: bool  #: Whether it is more than rounding.
+    difference: float | None  #: Largest, as a share of the largest output; None if not finite.
+    changed_argmax: float | None  #: Share of those beyond rounding; None if there are none.
+
+
+@dataclasses.dataclass(frozen=True)
 class TimingRecord:
     """The calls of one batch size on one call path under one policy."""
 
@@ -35,9 +44,9 @@ class TimingRecord:
     block_rounds: tuple[int, ...] = ()  #: Number of the round of each block.
     block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each block.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
-    copy_s: float | None = (
-        None  #: Seconds of a call that copy its batch to a GPU; None without one.
-    )
+    #: Seconds of a call that copy its batch to a GPU; None without one.
+    copy_s: float | None = None
+    size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
 
     def __post_init__(self) -> None:
         check_choice(TIMING_OUTCOMES, outcome=self.outcome)

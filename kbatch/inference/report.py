@@ -25,6 +25,7 @@ from kbatch.document.tables import Cell, Column, Row, Table
 from kbatch.inference import figures
 from kbatch.inference.figures import conditions_line
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
+from kbatch.inference.record import TimingRecord
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05
@@ -59,13 +60,24 @@ def _timing_table(profile: InferenceProfile) -> Table:
             cells += [Cell(tail), Cell(format_number(timing.first_call_s or 0.0))]
         peak, copy_s = peaks.get((timing.dtype_policy, timing.batch_size)), timing.copy_s
         cells.append(Cell("n/a" if peak is None else memory_text(peak)))
+        cells.append(_size_effect(timing))
         if copied:
             cells.append(Cell("n/a" if copy_s is None else format_number(1000 * copy_s)))
         rows.append(Row(" ".join(cell.text for cell in cells[:3]), status, False, tuple(cells)))
     numbers = ["Batch", "ms", "Samples/s", f"p{100 * profile.quantile:g} at most (ms)"]
-    numbers += ["First call (s)", "Memory", *(["Copy (ms)"] if copied else [])]
+    numbers += ["First call (s)", "Memory", "Outputs by size", *(["Copy (ms)"] if copied else [])]
     columns = (Column("Path", False), Column("Policy", False), *(Column(n, True) for n in numbers))
     return Table("Timings", columns, tuple(rows))
+
+
+def _size_effect(timing: TimingRecord) -> Cell:
+    """Describe what the batch size changes in the outputs, by the largest of them."""
+    if (effect := timing.size_effect) is None:
+        return Cell("")
+    if effect.difference is None:
+        return Cell("not finite")
+    text = f"{'differ by' if effect.depends else 'equal to'} {effect.difference:.1g}"
+    return Cell(text, effect.difference)
 
 
 class _Answer(NamedTuple):
@@ -118,6 +130,26 @@ def _unsettled(profile: InferenceProfile) -> list[str]:
         f"{len(rounds):,} of {pluralize(timed, 'time')} may be off by more than "
         f"{percent(_PRECISION)} (the least timed has {pluralize(min(rounds), 'round')}): give more "
         "time, or fewer sizes, call paths and policies."
+    ]
+
+
+def _dependence(profile: InferenceProfile) -> list[str]:
+    """Describe how predictions depend on the batch size, a line where they do."""
+    differing = [t for t in profile.timings if t.size_effect is not None and t.size_effect.depends]
+    if not differing:
+        return []
+    timing, effect = differing[0], differing[0].size_effect
+    found = "are not finite"
+    if effect and effect.difference is not None:
+        found = f"differ by {effect.difference:.1g} of the largest"
+        if effect.changed_argmax:
+            found += f", and {percent(effect.changed_argmax)} of the classes"
+    where = f" first in layer {profile.differing_layer}" if profile.differing_layer else ""
+    return [
+        f"Predictions depend on the batch size: at {timing.batch_size:,} ({timing.call_path}, "
+        f"{timing.dtype_policy}) outputs {found}, which is no rounding,{where}: see whether it "
+        "mixes the examples of a batch, such as BatchNormalization with `training=True`, or "
+        "overflows."
     ]
 
 
@@ -232,7 +264,7 @@ def _answer_table(answers: Iterable[_Answer], *, best: _Answer | None) -> Table:
 
 
 def _notes(profile: InferenceProfile) -> tuple[Note, ...]:
-    texts = list(profile.notes)
+    texts = [*_dependence(profile), *profile.notes]
     if profile.twin is not None:
         floor = profile.noise_floor
         texts.append(

@@ -14,7 +14,7 @@ import tensorflow as tf
 
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
-from kbatch.inference.call_paths import CallPath, Prepare
+from kbatch.inference.call_paths import CallPath, Run
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
 from kbatch.memory.find import MemoryPass
@@ -76,7 +76,7 @@ class InferenceSweep:
         self.plan = plan
         self._models, self._inputs, self._seed = models, inputs, seed
         self._paths = {path.name: path for path in plan.paths}
-        self._prepare: dict[Series, Prepare] = {}
+        self.runs: dict[Series, Run] = {}
         self._not_run: dict[Setting, str] = {}
         self._copies_s: dict[int, float | None] = {}
         self._twin: Setting | None = None
@@ -86,8 +86,8 @@ class InferenceSweep:
         with contextlib.ExitStack() as stack:
             for policy, model in self._models.items():
                 for path in self.plan.paths:
-                    opened = path.open(model, self._inputs, self.plan.bulk_examples)
-                    self._prepare[path.name, policy] = stack.enter_context(opened)
+                    opened = path.open(model, self._inputs)
+                    self.runs[path.name, policy] = stack.enter_context(opened)
             self._stack = stack.pop_all()
         return self
 
@@ -97,13 +97,13 @@ class InferenceSweep:
     @property
     def first_series(self) -> Series:
         """The call path and policy that answer questions."""
-        return next(iter(self._prepare))
+        return next(iter(self.runs))
 
     def warm_up(self, memory: MemoryPass) -> Iterator[tuple[Setting, WarmUp | None]]:
         """Warm all settings up, small sizes first, and yield each; None where memory ran out."""
         probed = {(record.dtype_policy, record.batch_size): record for record in memory.records}
         # The first series answers questions, whatever the time leaves to the others.
-        first, *others = self._prepare
+        first, *others = self.runs
         sizes = self.plan.batch_sizes
         settings = [Setting(*first, size) for size in sizes]
         settings += [Setting(*series, size) for size in sizes for series in others]
@@ -128,7 +128,7 @@ class InferenceSweep:
             if end == _BEYOND_TARGET and len(self._timed(series)) > 2:
                 self.rounds.withdraw(setting)
                 self._not_run[setting] = end
-        for series in self._prepare:
+        for series in self.runs:
             if series not in ended:
                 yield from self._go_on(series, memory)
 
@@ -155,10 +155,11 @@ class InferenceSweep:
         """Warm one setting up and let it take part; None where memory ran out."""
 
         def prepare() -> Callable[[], Any]:
-            size = setting.batch_size
+            size, run = setting.batch_size, self.runs[setting[:2]]
             if size not in self._copies_s:
                 self._copies_s[size] = _copy_s(self._inputs.batch(size))
-            return self._prepare[setting[:2]](size)
+            batch = self._inputs.batch(self.examples_per_call(setting))
+            return lambda: run(batch, size)
 
         return self.rounds.admit(setting, prepare)
 
@@ -188,7 +189,7 @@ class InferenceSweep:
         """Return what was timed of each series and size; of larger sizes, those that were tried."""
         tried = self.rounds.warm_ups.keys() | self.rounds.failures.keys()
         sizes = (*self.plan.batch_sizes, *self.plan.larger)
-        settings = (Setting(*series, size) for series in self._prepare for size in sizes)
+        settings = (Setting(*series, size) for series in self.runs for size in sizes)
         larger = self.plan.larger
         return tuple(self._record(s) for s in settings if s.batch_size not in larger or s in tried)
 
@@ -207,7 +208,7 @@ class InferenceSweep:
         return TimingRecord(
             *setting[:3],
             "measured",
-            examples_per_call=self._examples(setting),
+            examples_per_call=self.examples_per_call(setting),
             first_call_s=warm_up.first_call_s,
             warm_up_calls=len(warm_up.later_calls_s),
             calls=len(durations_s),
@@ -235,7 +236,7 @@ class InferenceSweep:
         batch_s = self._batch_s(setting)
         if batch_s > self._target_s(setting):
             return _BEYOND_TARGET
-        if self.rounds.too_slow_to_double(batch_s, contenders=len(self._prepare)):
+        if self.rounds.too_slow_to_double(batch_s, contenders=len(self.runs)):
             return "too slow for the time budget"
         return None
 
@@ -257,14 +258,15 @@ class InferenceSweep:
 
     def _batch_s(self, setting: Setting) -> float:
         call_s = self.rounds.warm_ups[setting].call_s
-        return call_s * setting.batch_size / self._examples(setting)
+        return call_s * setting.batch_size / self.examples_per_call(setting)
 
     def _timed(self, series: Series) -> list[Setting]:
         return [setting for setting in self.rounds.warm_ups if setting[:2] == series]
 
-    def _examples(self, setting: Setting) -> int:
-        path = self._paths[setting.call_path]
-        return path.examples_per_call(setting.batch_size, self.plan.bulk_examples)
+    def examples_per_call(self, setting: Setting) -> int:
+        """Return how many examples a call has: a bulk call has as many whatever the batch."""
+        bulk = self._paths[setting.call_path].bulk
+        return self.plan.bulk_examples if bulk else setting.batch_size
 
 
 def _copy_s(batch: Any) -> float | None:

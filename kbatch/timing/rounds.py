@@ -10,7 +10,7 @@ import random
 import statistics
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Generic, NamedTuple, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
 from kbatch.device.failures import ran_out_of_memory
@@ -81,6 +81,7 @@ class WarmUp(NamedTuple):
 
     first_call_s: float  # With tracing and compiling.
     later_calls_s: tuple[float, ...]  # The last two agree, or there are many.
+    returned: Any = None  # By the last of them; not kept, as it may be large.
 
     @property
     def call_s(self) -> float:
@@ -91,9 +92,11 @@ class WarmUp(NamedTuple):
 def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
     """Call a contender until two calls in a row agree, which the first is not if it traces."""
     durations_s: list[float] = []
+    returned = None
     while len(durations_s) <= _MOST_WARM_UP_CALLS:
+        returned = None  # Never two of them in memory.
         began_s = clock()
-        call()
+        returned = call()
         durations_s.append(clock() - began_s)
         if len(durations_s) >= least:
             one_s, other_s = durations_s[-2:]
@@ -101,7 +104,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
                 break
             if sum(durations_s[1:]) > _LONG_WARM_UP_S:
                 break
-    return WarmUp(durations_s[0], tuple(durations_s[1:]))
+    return WarmUp(durations_s[0], tuple(durations_s[1:]), returned)
 
 
 class TimingRounds(Generic[Key]):
@@ -150,7 +153,8 @@ class TimingRounds(Generic[Key]):
         except Exception as error:
             self._keep_if_memory(key, error)
             return None
-        self.warm_ups[key], self.blocks[key], self._calls[key] = warm_up, [], call
+        self.warm_ups[key] = warm_up._replace(returned=None)
+        self.blocks[key], self._calls[key] = [], call
         self._first_calls_s += warm_up.first_call_s
         return warm_up
 

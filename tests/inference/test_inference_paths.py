@@ -20,10 +20,10 @@ def two_inputs():
 
 
 def outputs_by_path(model, inputs, path, batch_size, bulk_examples=10):
-    with path.open(model, inputs, bulk_examples) as prepare:
-        call = prepare(batch_size)
-        call()
-        return call()
+    with path.open(model, inputs) as run:
+        batch = inputs.batch(bulk_examples if path.bulk else batch_size)
+        run(batch, batch_size)
+        return run(batch, batch_size)
 
 
 @pytest.mark.parametrize("make", [mlp, two_inputs])
@@ -32,24 +32,16 @@ def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, nam
     model = make()
     inputs = inference_inputs(model)
     (path,) = call_paths_of(name)
-    with path.open(model, inputs, 10) as prepare:
+    with path.open(model, inputs) as run:
         for batch_size in (1, 7, 100):
-            call = prepare(batch_size)
-            call()
-            found, expected = call(), model(inputs.batch(batch_size), training=False)
+            batch = inputs.batch(batch_size)
+            run(batch, batch_size)
+            found, expected = run(batch, batch_size), model(batch, training=False)
             keras.tree.assert_same_structure(found, expected)
             leaves = zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True)
             for one, other in leaves:
                 assert isinstance(one, np.ndarray)
                 np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
-            assert path.examples_per_call(batch_size, 10) == batch_size
-
-
-class Held(InferenceInputs):
-    """Inputs whose batch is one array of the caller's, which changes between two calls."""
-
-    def batch(self, batch_size):
-        return self.rows[:batch_size]
 
 
 @pytest.mark.parametrize("name", (*NAMES, "predict"))
@@ -57,13 +49,12 @@ def test_every_call_begins_with_the_array_of_the_caller(name):
     """A copy to a device before the clock starts would hold the values of the first call."""
     inputs = keras.Input((3,))
     model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
-    held = Held(np.ones((8, 3), "float32"), None)
+    held = np.ones((8, 3), "float32")
     (path,) = call_paths_of(name)
-    with path.open(model, held, 8) as prepare:
-        call = prepare(8)
-        np.testing.assert_array_equal(call(), 2.0)
-        held.rows[:] = 5.0
-        np.testing.assert_array_equal(call(), 10.0)
+    with path.open(model, InferenceInputs(held, None)) as run:
+        np.testing.assert_array_equal(run(held, 8), 2.0)
+        held[:] = 5.0
+        np.testing.assert_array_equal(run(held, 8), 10.0)
 
 
 @pytest.mark.parametrize("batch_size", [4, 10])
@@ -72,7 +63,7 @@ def test_a_bulk_call_has_as_many_examples_whatever_the_batch(batch_size):
     inputs = inference_inputs(model)
     (path,) = call_paths_of("predict")
     found = outputs_by_path(model, inputs, path, batch_size)
-    assert path.examples_per_call(batch_size, 10) == 10
+    assert len(found) == 10
     np.testing.assert_allclose(found, model(inputs.batch(10)), rtol=1e-4, atol=1e-5)
 
 
@@ -122,9 +113,9 @@ def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
     rows = inference_inputs(model)
     traced.clear()
     (path,) = call_paths_of("compiled")
-    with path.open(model, rows, 10) as prepare:
+    with path.open(model, rows) as run:
         for batch_size in (1, 2, 5):
-            prepare(batch_size)()
+            run(rows.batch(batch_size), batch_size)
     assert [shape[0] for shape in traced] == [None]
 
 

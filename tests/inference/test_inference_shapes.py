@@ -42,9 +42,9 @@ def test_what_passes_is_taken_by_every_path(structure, rows):
     check(model, rows)
     inputs = InferenceInputs(rows, None)
     for path in call_paths_of(("compiled", "predict_on_batch", "call", "saved_model", "predict")):
-        with path.open(model, inputs, 2) as prepare:
+        with path.open(model, inputs) as run:
             expected = np.concatenate([A, B], axis=1)
-            np.testing.assert_array_equal(prepare(2)(), expected, err_msg=path.name)
+            np.testing.assert_array_equal(run(rows, 2), expected, err_msg=path.name)
 
 
 @pytest.mark.parametrize(

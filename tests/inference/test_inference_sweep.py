@@ -47,9 +47,11 @@ class Clock:
 class Path(CallPath):
     """A call path that takes the size in the place of a batch."""
 
+    bulk = property(lambda self: self.name == "predict")
+
     @contextlib.contextmanager
-    def open(self, model, inputs, bulk_examples):
-        yield lambda size: functools.partial(self.function, size)
+    def open(self, model, inputs):
+        yield lambda batch, size: self.function(size)
 
 
 def swept(

@@ -1,0 +1,280 @@
+"""Do predictions depend on the batch size, and which layer is the first that makes them?
+
+An example should be predicted alike in a batch of any size. Rounding differs, as sums are split
+otherwise, and it grows with the depth of a model. So what rounding may change is measured: ten
+times what the outputs change when the inputs move by one eps of the policy, and at least 8 eps of
+the largest output. What changes more is no rounding: a layer mixes the examples of a batch
+(BatchNormalization called with `training=True`, a softmax or a mean over the first axis, padding to
+the longest row), or a number overflows that grows with the batch.
+
+A batch repeats the rows of the data, so each of its outputs can be compared with that of the same
+row in a batch of the smallest size, one example unless a person chose others.
+"""
+
+import functools
+import itertools
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.device.failures import ran_out_of_memory
+from kbatch.inference.call_paths import Run
+from kbatch.inference.inputs import InferenceInputs
+from kbatch.inference.record import SizeEffect
+from kbatch.library_internals import forward, replaced
+
+# Rounding may change so many times what one eps of the inputs changes, and so many eps at least.
+_TIMES_MOVED, _LEAST_EPS = 10.0, 8.0
+# Rows that are run in batches of the smallest size, and the share of the time budget for them.
+_FEWEST_ROWS, _MOST_ROWS, _SHARE_OF_TIME = 4, 8, 0.005
+# Examples of a batch that are compared.
+_COMPARED = 64
+_EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
+_EPS_OF_TF32 = 2.0**-10
+# One step of int8, as a share of its range; other quantisations have fewer steps.
+_EPS_OF_INT8, _EPS_OF_FEWER_BITS = 2.0**-7, 2.0**-3
+
+
+class BatchDependence:
+    """What the batch size changes in the outputs, by call path, policy and batch size."""
+
+    def __init__(self, models: Mapping[str, Any], inputs: InferenceInputs, *, time_budget_s: float):
+        self.found: dict[tuple[str, str, int], SizeEffect] = {}
+        self._models, self._inputs, self._budget_s = models, inputs, _SHARE_OF_TIME * time_budget_s
+        self._repeated = len(keras.tree.flatten(inputs.rows)[0])
+        self._smallest: dict[tuple[str, str], tuple[int, _Reference]] = {}
+
+    def see(
+        self,
+        setting: tuple[str, str, int],
+        outputs: Any,
+        *,
+        examples: int,
+        run: Run,
+        call_s: float,
+    ) -> None:
+        """Take the outputs of a call; the first of a path and policy has its smallest batches."""
+        series, size = setting[:2], setting[2]
+        if series not in self._smallest:
+            affordable = int(self._budget_s / 2 / call_s)
+            rows = min(max(_FEWEST_ROWS, affordable), _MOST_ROWS, self._repeated)
+            eager = functools.partial(_run_model, self._models[series[1]])
+            reference = self._reference(run, eager, series[1], size=size, rows=rows)
+            self._smallest[series] = size, reference
+            return
+        _, reference = self._smallest[series]
+        effects = reference.compare(outputs, examples=examples, repeated=self._repeated)
+        effects = list(filter(None, effects))
+        if effects:
+            differences = [effect.difference for effect in effects]
+            changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
+            self.found[setting] = SizeEffect(
+                any(effect.depends for effect in effects),
+                None if None in differences else max(filter(None, differences), default=0.0),
+                max(changed, default=None),
+            )
+
+    def differing_layer(self) -> str | None:
+        """Name the first layer whose outputs depend on the batch size, by running all eagerly.
+
+        None where predictions do not depend on it, or the layers by themselves do not show it.
+        """
+        setting = next((one for one, effect in self.found.items() if effect.depends), None)
+        if setting is None:
+            return None
+        path, policy, size = setting
+        smallest, _ = self._smallest[path, policy]
+        rows, names = min(_FEWEST_ROWS, self._repeated), []
+        kept = max(rows, smallest)  # Of a large batch, whose layers may return more than fits.
+        run = functools.partial(_run_layers, self._models[policy], names, kept)
+        try:
+            reference = self._reference(run, run, policy, size=smallest, rows=rows)
+            outputs = run(self._inputs.batch(size), size)
+        except Exception as error:
+            if not ran_out_of_memory(error, smaller_worked=True):
+                raise
+            return None
+        if any(run_names != names[0] for run_names in names):
+            return None  # Other layers run in a larger batch.
+        effects = reference.compare(outputs, examples=min(size, kept), repeated=self._repeated)
+        named = zip(names[0], effects, strict=True)
+        return next((name for name, effect in named if effect and effect.depends), None)
+
+    def _reference(
+        self, run: Run, eager: Run, policy: str, *, size: int, rows: int
+    ) -> "_Reference":
+        """Run rows in batches of one size: as they are, and moved by one eps."""
+        eps, rng = eps_of(policy), np.random.default_rng(0)
+        batch = self._inputs.batch(size * -(-rows // size))
+        expected = _in_batches(run, batch, size, rows)
+        if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
+            moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
+            return _Reference(expected, _in_batches(run, moved, size, rows), eps)
+        # Whole numbers and text cannot move: what the first layers make of them does.
+        with _first_floats_moved(eps, rng):
+            return _Reference(expected, _in_batches(eager, batch, size, rows), eps)
+
+
+def eps_of(policy: str) -> float:
+    """Return the relative rounding of a policy, or of the coarsest of several joined by `+`."""
+    found = []
+    for name in policy.split("+"):
+        if name.startswith("int8"):
+            found.append(_EPS_OF_INT8)
+        elif "_from_" in name:
+            found.append(_EPS_OF_FEWER_BITS)
+        else:
+            dtype = keras.DTypePolicy(name).compute_dtype
+            found.append(_EPS.get(dtype or "float32", _EPS["float32"]))
+    gpu = bool(tf.config.list_physical_devices("GPU"))
+    # Some kernels of a GPU multiply float32 so, and the batch size chooses the kernel.
+    if gpu and tf.config.experimental.tensor_float_32_execution_enabled():
+        found.append(_EPS_OF_TF32)
+    return max(found)
+
+
+class _Reference:
+    """Examples in the smallest batches, and how much rounding may change each output of them."""
+
+    def __init__(self, expected: "_Rows", moved: "_Rows", eps: float):
+        self._outputs = []
+        for rows, others in zip(expected, moved, strict=False):
+            moves = [_differences(*pair) for pair in zip(rows, others, strict=False)]
+            rounding = _TIMES_MOVED * max(map(_largest, moves), default=0.0)
+            least = _LEAST_EPS * eps * max(map(_largest, rows), default=0.0)
+            self._outputs.append((rows, max(rounding, least)))
+
+    def compare(self, outputs: Any, *, examples: int, repeated: int) -> list[SizeEffect | None]:
+        """Compare each output of a batch that repeats so many rows; None where it cannot be."""
+        leaves = zip(self._outputs, keras.tree.flatten(outputs), strict=False)
+        return [
+            _effect(rows, _examples(leaf, examples), tolerance, repeated)
+            for (rows, tolerance), leaf in leaves
+        ]
+
+
+# Of each output its rows; none where it has not a float number or more for each example.
+_Rows = list[list[np.ndarray]]
+
+
+def _in_batches(run: Run, batch: Any, size: int, rows: int) -> _Rows:
+    found: list[_Rows] = []
+    for start in range(0, rows, size):
+        part = keras.tree.map_structure(lambda leaf, at=start: leaf[at : at + size], batch)
+        found.append([list(_examples(o, size)) for o in keras.tree.flatten(run(part, size))])
+    return [list(itertools.chain(*parts))[:rows] for parts in zip(*found, strict=False)]
+
+
+def _examples(output: Any, examples: int) -> np.ndarray:
+    leaf = np.asarray(output)
+    return leaf if _is_float(leaf) and leaf.ndim and len(leaf) == examples else leaf[..., :0][:0]
+
+
+def _effect(
+    rows: list[np.ndarray], found: np.ndarray, tolerance: float, repeated: int
+) -> SizeEffect | None:
+    places = np.flatnonzero(np.arange(len(found)) % repeated < len(rows))
+    if not len(places):
+        return None
+    largest, scale, sure, changed = 0.0, 0.0, 0, 0
+    for place in places[np.linspace(0, len(places) - 1, min(_COMPARED, len(places))).astype(int)]:
+        row, other = rows[place % repeated], found[place]
+        largest = max(largest, float(np.max(_differences(row, other), initial=0.0)))
+        scale = max(scale, _largest(row), _largest(other))
+        if row.shape == other.shape and row.ndim and row.shape[-1] > 1:
+            second, first = np.moveaxis(np.partition(_wide(row), -2)[..., -2:], -1, 0)
+            known = first - second > tolerance
+            sure += int(np.sum(known))
+            changed += int(np.sum(known & (row.argmax(-1) != other.argmax(-1))))
+    return SizeEffect(
+        largest > tolerance,
+        largest / (scale or 1.0) if np.isfinite(largest) else None,
+        changed / sure if sure else None,
+    )
+
+
+def _differences(one: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """Subtract where both have values: a row may be as long as the longest of its batch."""
+    both = tuple(slice(min(ends)) for ends in zip(one.shape, other.shape, strict=False))
+    one, other = _wide(one)[both], _wide(other)[both]
+    with np.errstate(invalid="ignore"):
+        apart = np.abs(one - other)
+    alike = (one == other) | (np.isnan(one) & np.isnan(other))
+    return np.where(alike, 0.0, np.where(np.isnan(apart), np.inf, apart))
+
+
+def _largest(values: np.ndarray) -> float:
+    wide = np.abs(_wide(values))
+    return float(np.max(wide, initial=0.0, where=np.isfinite(wide)))
+
+
+def _wide(values: np.ndarray) -> np.ndarray:
+    return np.asarray(values).astype("float64")
+
+
+def _is_float(values: Any) -> bool:
+    return getattr(getattr(values, "dtype", None), "name", "") in _EPS
+
+
+def _moved(values: Any, eps: float, rng: np.random.Generator) -> Any:
+    """Move some of the values by one eps, away from zero: a whole number in a float stays one."""
+    if not _is_float(values):
+        return values
+    values = np.asarray(values)
+    step = max(eps, _EPS[values.dtype.name])
+    return (_wide(values) * (1 + step * rng.integers(0, 2, values.shape))).astype(values.dtype)
+
+
+def _run_model(model: Any, batch: Any, _: int) -> Any:
+    return forward(model, keras.tree.map_structure(tf.constant, batch), training=False)
+
+
+def _run_layers(
+    model: Any, names: list[list[str]], kept: int, batch: Any, size: int
+) -> list[np.ndarray]:
+    """Return what each layer and operation returns for the first examples, and add their names."""
+    found: list[np.ndarray] = []
+    names.append([])
+
+    def keep(operation: Any, _: Any, outputs: Any) -> Any:
+        # What is traced, such as the function of `tf.map_fn`, has no values here.
+        for output in filter(_is_float_tensor, keras.tree.flatten(outputs)):
+            names[-1].append(f"{operation.name} ({type(operation).__name__})")
+            found.append(_examples(output, size)[:kept].copy())
+        return outputs
+
+    with _operations_return(keep):
+        _run_model(model, batch, size)
+    return found
+
+
+def _first_floats_moved(eps: float, rng: np.random.Generator) -> AbstractContextManager[None]:
+    """Let operations that make floats of whole numbers or text return them moved by one eps."""
+
+    def move(_: Any, inputs: Any, outputs: Any) -> Any:
+        if any(map(_is_float_tensor, keras.tree.flatten(inputs))):
+            return outputs
+        return keras.tree.map_structure(
+            lambda t: tf.constant(_moved(t.numpy(), eps, rng)) if _is_float_tensor(t) else t,
+            outputs,
+        )
+
+    return _operations_return(move)
+
+
+def _is_float_tensor(value: Any) -> bool:
+    return tf.is_tensor(value) and value.dtype.is_floating and hasattr(value, "numpy")
+
+
+def _operations_return(change: Callable[[Any, Any, Any], Any]) -> AbstractContextManager[None]:
+    """Let layers and operations return `change(operation, inputs, outputs)`."""
+    plain = keras.Operation.__call__
+
+    def called(self: Any, *args: Any, **kwargs: Any) -> Any:
+        return change(self, (args, kwargs), plain(self, *args, **kwargs))
+
+    return replaced([(keras.Operation, "__call__", called)])

@@ -1,0 +1,227 @@
+"""Five planted dependences on the batch size are named, and thirteen sound nets are not accused."""
+
+import keras
+import numpy as np
+import pytest
+from small_models import mlp
+
+import kbatch
+from kbatch.inference.batch_dependence import BatchDependence
+from kbatch.inference.call_paths import call_paths_of, variant
+from kbatch.inference.inputs import inference_inputs
+
+layers, ops = keras.layers, keras.ops
+SIZES = (1, 2, 8, 64, 1024)
+RNG = np.random.default_rng(0)
+NUMBERS = RNG.normal(size=(64, 12)).astype("float32")
+# Rows of zeros from some place on, as texts of several lengths are padded.
+WORDS = RNG.integers(1, 50, (64, 12)) * (np.arange(12) < RNG.integers(3, 13, (64, 1)))
+PICTURES = RNG.normal(size=(64, 12, 12, 3)).astype("float32")
+
+
+def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
+    """See the outputs of each size once, as the warm-up of a profile does."""
+    if policy is not None:
+        model = variant(model, policy)
+    name = policy or "float32"
+    inputs = inference_inputs(model, x)
+    (found_path,) = call_paths_of(path)
+    seen = BatchDependence({name: model}, inputs, time_budget_s=60.0)
+    with found_path.open(model, inputs) as run:
+        for size in sizes:
+            examples = 64 if found_path.bulk else size
+            outputs = run(inputs.batch(examples), size)
+            setting = (path, name, size)
+            seen.see(setting, outputs, examples=examples, run=run, call_s=1e-3)
+    return seen
+
+
+def functional(call, shape=(12,), dtype=None):
+    inputs = keras.Input(shape, dtype=dtype)
+    return keras.Model(inputs, call(inputs))
+
+
+class TrainingNorm(layers.Layer):
+    def __init__(self):
+        super().__init__()
+        self.norm = layers.BatchNormalization(name="planted")
+
+    def call(self, x):
+        return self.norm(x, training=True)
+
+
+def batch_norm_in_training():
+    return functional(lambda x: layers.Dense(3)(TrainingNorm()(layers.Dense(8)(x))))
+
+
+def softmax_over_examples():
+    softmax = layers.Softmax(axis=0, name="planted")
+    return functional(lambda x: softmax(layers.Dense(3)(x)))
+
+
+def mean_over_examples():
+    centre = layers.Lambda(lambda x: x - ops.mean(x, axis=0, keepdims=True), name="planted")
+    return functional(lambda x: layers.Dense(3)(centre(layers.Dense(8)(x))))
+
+
+class LongestRow(layers.Layer):
+    """Cuts a batch after its longest row, so that a mean over the row counts other zeros."""
+
+    def call(self, tokens):
+        longest = ops.max(ops.sum(ops.cast(tokens != 0, "int32"), axis=1))
+        return tokens[:, :longest]
+
+
+def padded_to_the_longest():
+    def call(tokens):
+        embedded = layers.Embedding(50, 4)(LongestRow(name="cut")(tokens))
+        pooled = layers.GlobalAveragePooling1D(name="planted")(embedded)
+        return layers.Dense(3)(pooled)
+
+    return functional(call, (None,), "int32")
+
+
+def overflow_at_large_sizes():
+    """A share of the sum over the batch, which float16 cannot hold from some size on."""
+    share = layers.Lambda(lambda x: x / (1e-6 + ops.sum(ops.abs(x) * 0 + 100.0)), name="planted")
+    scaled = layers.Lambda(lambda x: x * ops.sum(ops.abs(x) * 0 + 100.0))
+    return functional(lambda x: scaled(share(layers.Dense(1)(x))))
+
+
+PLANTED = {
+    "batch norm in training": (batch_norm_in_training, NUMBERS, None),
+    "softmax over axis 0": (softmax_over_examples, NUMBERS, None),
+    "mean over rows": (mean_over_examples, NUMBERS, None),
+    "padding": (padded_to_the_longest, WORDS, None),
+    "overflow": (overflow_at_large_sizes, NUMBERS, "float16"),
+}
+
+
+@pytest.mark.parametrize("name", PLANTED)
+def test_planted_dependence_is_named_with_its_layer(name):
+    build, x, policy = PLANTED[name]
+    seen = dependence(build(), x, policy=policy)
+    differing = [size for (*_, size), effect in seen.found.items() if effect.depends]
+    if name == "overflow":
+        assert differing == [1024]
+    else:
+        assert differing
+    assert seen.differing_layer().startswith("planted")
+
+
+def deep():
+    def call(x):
+        for _ in range(50):
+            x = layers.Dense(32, activation="gelu", kernel_initializer="orthogonal")(x)
+        return layers.Dense(3, activation="softmax")(x)
+
+    return functional(call)
+
+
+def residual_net():
+    def call(x):
+        x = layers.Conv2D(8, 3, padding="same")(x)
+        for _ in range(4):
+            y = layers.BatchNormalization()(layers.Conv2D(8, 3, padding="same")(x))
+            x = layers.ReLU()(x + y)
+        return layers.Dense(10, activation="softmax")(layers.GlobalAveragePooling2D()(x))
+
+    return functional(call, (12, 12, 3))
+
+
+def attention():
+    def call(tokens):
+        x = layers.Embedding(50, 16)(tokens)
+        for _ in range(3):
+            x = layers.LayerNormalization()(x + layers.MultiHeadAttention(4, 4)(x, x))
+            x = layers.LayerNormalization()(x + layers.Dense(16, activation="gelu")(x))
+        return layers.Dense(50)(x)
+
+    return functional(call, (12,), "int32")
+
+
+def recurrent():
+    def call(tokens):
+        x = layers.Embedding(50, 16, mask_zero=True)(tokens)
+        return layers.Dense(1, activation="sigmoid")(layers.LSTM(16)(x))
+
+    return functional(call, (12,), "int32")
+
+
+def autoencoder():
+    return functional(lambda x: layers.Dense(12)(layers.Dense(2, activation="tanh")(x)))
+
+
+def two_outputs():
+    def call(x):
+        hidden = layers.Dense(32, activation="relu")(x)
+        return {"large": 1e4 * layers.Dense(2)(hidden), "small": 1e-4 * layers.Dense(2)(hidden)}
+
+    return functional(call)
+
+
+def drawing():
+    """Draws for each example, as a variational autoencoder may: no two calls are alike."""
+    return functional(lambda x: layers.Lambda(lambda t: t + keras.random.normal(ops.shape(t)))(x))
+
+
+class Own(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(3)
+
+    def call(self, x):
+        return self.out(self.hidden(x))
+
+
+SOUND = {
+    "mlp": (mlp, NUMBERS[:, :8], {}),
+    "50 layers": (deep, NUMBERS, {}),
+    "50 layers, mixed_float16": (deep, NUMBERS, {"policy": "mixed_float16"}),
+    "residual": (residual_net, PICTURES, {}),
+    "residual, XLA": (residual_net, PICTURES, {"path": "xla", "sizes": (1, 2, 64)}),
+    "attention": (attention, WORDS, {}),
+    "attention, bfloat16": (attention, WORDS, {"policy": "bfloat16"}),
+    "mlp, int8": (mlp, NUMBERS[:, :8], {"policy": "int8"}),
+    "recurrent": (recurrent, WORDS, {}),
+    "autoencoder, saved": (autoencoder, NUMBERS, {"path": "saved_model"}),
+    "two scales, predict": (two_outputs, NUMBERS, {"path": "predict", "sizes": (1, 8, 64)}),
+    "own class": (Own, NUMBERS, {}),
+    "drawing": (drawing, NUMBERS, {}),
+}
+
+
+@pytest.mark.parametrize("name", SOUND)
+def test_a_sound_net_is_not_accused(name):
+    build, x, arguments = SOUND[name]
+    keras.utils.set_random_seed(1)
+    seen = dependence(build(), x, **arguments)
+    assert seen.found
+    accused = {setting: effect for setting, effect in seen.found.items() if effect.depends}
+    assert not accused
+    assert seen.differing_layer() is None
+
+
+def test_classes_that_change_beyond_rounding_are_counted():
+    """Centring over the batch moves what is largest; at size 1 nothing is left to be largest."""
+    seen = dependence(mean_over_examples(), NUMBERS, sizes=(2, 64))
+    effect = seen.found["compiled", "float32", 64]
+    assert 0 < effect.changed_argmax <= 1
+    sound = dependence(mlp(), NUMBERS[:, :8]).found["compiled", "float32", 64]
+    assert sound.changed_argmax == 0
+    assert sound.difference < 1e-5
+
+
+def test_a_profile_says_that_predictions_depend_on_the_batch_size():
+    profile = kbatch.profile_inference(
+        batch_norm_in_training(),
+        NUMBERS,
+        batch_sizes=(1, 4),
+        measure_memory=False,
+        time_budget_s=0.5,
+    )
+    one, four = profile.timings
+    assert one.size_effect is None
+    assert four.size_effect.depends
+    assert profile.differing_layer.startswith("planted")
+    assert profile.to_dataframe()["depends_on_size"].tolist() == [None, True]
