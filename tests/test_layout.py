@@ -53,7 +53,7 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure", "update_timing"},
-    "inference": {"call_paths", "inputs", "measure", "sweep"},
+    "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep"},
     "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
     "recommendation": {"measure", "pilot"},
