@@ -166,15 +166,16 @@ def print_trials(study: "Study", console: "Console") -> None:
         say(console, f"in every trial: {', '.join(same)}")
 
 
-_DEMO_SIZES = "16,32,64,128,256,512,1024"
+_DEMO_SIZES = "32,64,128,256,512"
 
 
 def add_demo(commands: Any) -> None:
-    demo = commands.add_parser("demo", help="search batch sizes on real data")
+    text = "find the learning rate and the batch size of a small net on real data"
+    demo = commands.add_parser("demo", help=text)
     add = demo.add_argument
     data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
     add("--data", choices=("images", "texts"), default="images", help=data)
-    add("--quick", action="store_true", help="three batch sizes, few epochs")
+    add("--quick", action="store_true", help="three batch sizes once, at the learning rate as it is")
     output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
     add("--output", **output, help="where results go (%(default)s)")
     policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
@@ -219,9 +220,12 @@ def _demo(options: argparse.Namespace) -> None:
     x, y = load()
     settings = {"micro_batch_size": 128, "seed": options.seed}
     hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=options.policy, **settings)
-    tuner = BatchSizeTuner(hypermodel, objective="val_accuracy", **where, overwrite=True)
+    strategy = "grid" if options.quick else "race"
+    tuner = BatchSizeTuner(
+        hypermodel, "val_accuracy", strategy=strategy, tolerance=0.02, **where, overwrite=True
+    )
     epochs = 2 if options.quick else most_epochs
-    tuner.search(x, y, validation_split=0.2, epochs=epochs)
+    tuner.search(x, y, validation_split=0.4, epochs=epochs)
     study = load_study(tuner)
     for note in study.plan.notes if study.plan is not None else ():
         say(console, note)
