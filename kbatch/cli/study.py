@@ -175,7 +175,9 @@ def add_demo(commands: Any) -> None:
     add = demo.add_argument
     data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
     add("--data", choices=("images", "texts"), default="images", help=data)
-    add("--quick", action="store_true", help="three batch sizes once, at the learning rate as it is")
+    add(
+        "--quick", action="store_true", help="three batch sizes once, at the learning rate as it is"
+    )
     output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
     add("--output", **output, help="where results go (%(default)s)")
     policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
