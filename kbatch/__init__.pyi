@@ -18,13 +18,13 @@ from kbatch.inference.profile import InferenceProfile as InferenceProfile
 from kbatch.input_pipeline.measure import profile_input_pipeline as profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile as InputPipelineProfile
 from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipeline
+from kbatch.memory.figure import plot_memory as plot_memory
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
-from kbatch.memory.record import MaxBatchSizeResult as MaxBatchSizeResult
-from kbatch.memory.report import plot_memory as plot_memory
+from kbatch.memory.result import MaxBatchSizeResult as MaxBatchSizeResult
+from kbatch.page.result import write_report as write_report
 from kbatch.recommendation.measure import recommend as recommend
 from kbatch.recommendation.record import Recommendation as Recommendation
 from kbatch.recommendation.report import plot_limits as plot_limits
-from kbatch.report.pages import write_report as write_report
 from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot as LivePlot

@@ -6,7 +6,7 @@ import random
 from records_factory import make_environment, make_execution, make_gpu, make_study, make_trial
 from records_factory import make_usage as usage_of
 
-from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 from kbatch.records.training_run import EpochRecord, Target
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024)

@@ -5,7 +5,7 @@ from records_factory import make_environment
 
 from kbatch.inference.profile import InferenceProfile
 from kbatch.inference.record import TargetCheck, TimingRecord, TwinRecord
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.result import MemoryRecord
 
 PEAK_RATE = 10_000.0
 HALF_PEAK = 10.0

@@ -4,7 +4,7 @@ import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
-from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 from kbatch.recommendation.record import PilotRecord, Recommendation
 from kbatch.throughput.record import TimedRounds
 

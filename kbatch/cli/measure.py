@@ -153,7 +153,6 @@ def add_max_batch(commands: Any) -> None:
 
 def _run_max_batch(options: argparse.Namespace) -> None:
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.memory.report import max_batch_section
 
     arguments.check_model_arguments(options)
     limit_bytes = options.limit and arguments.memory_size(options.limit)
@@ -174,7 +173,7 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    arguments.print_section(console, max_batch_section(result))
+    arguments.say(console, str(result))
     if options.output is not None:
         result.save(options.output)
         arguments.say(console, f"result: {options.output}")

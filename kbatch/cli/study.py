@@ -26,14 +26,40 @@ def add_report(commands: Any) -> None:
 
 
 def _report(options: argparse.Namespace) -> None:
-    from kbatch.report.content import load_record
-    from kbatch.report.pages import write_report
+    from kbatch.page.result import write_report
 
-    records = [load_record(path) for path in options.records]
+    records = [load_result(path) for path in options.records]
     for record in records:
         _say_problems(record)
     for path in write_report(records, options.output):
         print(path)
+
+
+def load_result(path: Path) -> Any:
+    """Read a study from the folder of its search, or whatever result a JSON file holds."""
+    from kbatch.inference.profile import InferenceProfile
+    from kbatch.input_pipeline.record import InputPipelineProfile
+    from kbatch.memory.result import MaxBatchSizeResult
+    from kbatch.recommendation.record import Recommendation
+    from kbatch.records.json_codec import RecordError, read_json, shown
+    from kbatch.study.study import Study, load_study
+    from kbatch.throughput.record import TrainingProfile
+
+    if not path.is_file():
+        return load_study(path)
+    try:
+        kind = shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
+    kinds = (InferenceProfile, InputPipelineProfile, MaxBatchSizeResult, Recommendation)
+    loads: dict[str, Any] = {one.__name__: one.load for one in (*kinds, TrainingProfile)}
+    loads[Study.__name__] = load_study
+    if kind not in loads:
+        raise RecordError(
+            f"{path} holds a {kind}: a file must hold one of {', '.join(loads)}. For a study "
+            "give the folder of its search (`directory/project_name`)."
+        )
+    return loads[kind](path)
 
 
 def _say_problems(record: Any) -> None:
@@ -206,8 +232,8 @@ def _demo(options: argparse.Namespace) -> None:
         from kbatch.cli.demo import TASKS
         from kbatch.search.hypermodel import BatchSizeHyperModel
         from kbatch.search.tuner import BatchSizeTuner
+    from kbatch.page.result import write_report
     from kbatch.plotting.saving import save_figure
-    from kbatch.report.pages import write_report
     from kbatch.study.figures.trials import plot_trials
     from kbatch.study.study import RECORD_NAME, load_study
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
-from kbatch.document.numbers import gibibytes
+from kbatch.page.numbers import gibibytes
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlGpu

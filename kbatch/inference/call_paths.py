@@ -16,11 +16,11 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.document.numbers import join_words
 from kbatch.errors import InputError
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, OutputChange
 from kbatch.library_internals import declared_structure
+from kbatch.page.numbers import join_words
 from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,

@@ -8,12 +8,12 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import QuantileBound, median_interval
-from kbatch.document.numbers import count_range, format_number, join_words, memory_text, percent
-from kbatch.document.section import where_measured
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
-from kbatch.memory.record import peaks_under
+from kbatch.memory.result import peaks_under
 from kbatch.memory.search import GUARD_SHARE, MemoryFit, fit_memory
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import count_range, format_number, join_words, memory_text, percent
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style

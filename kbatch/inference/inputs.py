@@ -47,7 +47,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         source = sample_of(FitData(x))
         found = source.rows(model) if isinstance(source, SampleElements) else source
         rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
-        inputs = InferenceInputs(rows, found.note)
+        inputs = InferenceInputs(rows, found.note and str(found.note))
     check_inputs(model, inputs)
     if not model.built or not getattr(model, "inputs", None):
         model(inputs.batch(1), training=False)  # A subclass has its weights after a first call.

@@ -22,7 +22,6 @@ from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
 from kbatch.device.worker import UnsendableError
-from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
@@ -35,6 +34,7 @@ from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import format_number, pluralize
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
@@ -47,14 +47,6 @@ _SHARE_BEFORE_CHECKS = 0.6
 # Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
 # calls verify the answer.
 _STEP_WITH_TARGET = 3
-_GPU_IN_USE = (
-    "Memory was measured in this process, which holds the GPU already: a batch far too large may "
-    "end it."
-)
-_NOT_SENDABLE = (
-    "Memory was measured in this process, since the model cannot be sent to a worker process: a "
-    "batch far too large may end it, and on a CPU small blocks of memory are not counted."
-)
 # Calls that show that one batch is far above a target.
 _FEW_CALLS = 10
 # How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
@@ -244,7 +236,7 @@ def measure_predict_memory(
         with _probes(model, inputs, plan.memory_limit_bytes) as probes:
             passes.append(memory_pass(probes, plan.batch_sizes, dtype_policy=policy, **limits))
     records = tuple(record for one in passes for record in one.records)
-    notes = tuple(note for one in passes for note in one.notes if note != inputs.note)
+    notes = tuple(note for one in passes for note in one.notes)
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
@@ -252,20 +244,20 @@ def measure_predict_memory(
 def _probes(
     model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
 ) -> Iterator[Probes]:
-    rows = SampleRows((inputs.rows,), None, inputs.note)
+    rows = SampleRows((inputs.rows,), None)
     workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
-    note = _GPU_IN_USE
+    why_here = "gpu"
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
                 _check_weights(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
-                note = _NOT_SENDABLE
+                why_here = "not sendable"
             else:
                 yield probes
                 return
-    probes = ProcessProbes(workload.start(), memory_limit_bytes, note)
+    probes = ProcessProbes(workload.start(), memory_limit_bytes, why_here)
     _check_weights(probes, model, memory_limit_bytes)
     yield probes
 

@@ -21,9 +21,10 @@ from kbatch.analysis.scaling_curve import (
     knee_batch_size,
 )
 from kbatch.inference.record import OutputChange, TargetCheck, TimingRecord, TwinRecord
-from kbatch.memory.record import MemoryRecord, peaks_under
+from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import MemoryFit, fit_memory
-from kbatch.records.record import EnvironmentRecord, SavedRecord
+from kbatch.page.section import SavedRecord
+from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
     import pandas

@@ -6,7 +6,12 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Ratio
-from kbatch.document.numbers import (
+from kbatch.inference import figures
+from kbatch.inference.figures import conditions_line
+from kbatch.inference.profile import InferenceAnswer, InferenceProfile
+from kbatch.inference.record import TimingRecord
+from kbatch.page.content import Figure
+from kbatch.page.numbers import (
     format_number,
     interval_text,
     join_words,
@@ -14,18 +19,7 @@ from kbatch.document.numbers import (
     percent,
     pluralize,
 )
-from kbatch.document.section import (
-    Fact,
-    Figure,
-    Note,
-    Section,
-    environment_facts,
-)
-from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.inference import figures
-from kbatch.inference.figures import conditions_line
-from kbatch.inference.profile import InferenceAnswer, InferenceProfile
-from kbatch.inference.record import TimingRecord
+from kbatch.page.section import Cell, Column, Fact, Note, Row, Section, Table, environment_facts
 
 # To this share of its median, to each side, the interval of a time shall reach.
 _PRECISION = 0.05

@@ -18,7 +18,7 @@ from kbatch.inference.call_paths import CallPath, Run
 from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
 from kbatch.memory.find import MemoryPass
-from kbatch.memory.record import MemoryRecord, peaks_under
+from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import SURE_SHARE, fit_memory
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 

@@ -11,8 +11,6 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.environment import usable_cores
-from kbatch.document.numbers import memory_text, percent
-from kbatch.document.section import one_line
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
@@ -32,6 +30,7 @@ from kbatch.input_pipeline.tf_data_graph import (
     is_stateless,
     kind_of,
 )
+from kbatch.page.numbers import memory_text, one_line, percent
 from kbatch.timing.rounds import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.batch_source import (
     BatchSource,

@@ -16,7 +16,6 @@ import tensorflow as tf
 
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.document.numbers import format_number, setting
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
@@ -39,6 +38,7 @@ from kbatch.input_pipeline.record import (
     SmallerStepRecord,
     StepSpan,
 )
+from kbatch.page.numbers import format_number, setting
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source

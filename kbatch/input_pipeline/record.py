@@ -13,10 +13,10 @@ from kbatch.input_pipeline.rates import (
     input_verdict,
     is_impossible,
 )
+from kbatch.page.section import SavedRecord
 from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
-    SavedRecord,
     check_choice,
     check_ranges,
 )

@@ -7,7 +7,11 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import (
+from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord
+from kbatch.page.content import Figure
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import (
     format_number,
     in_brackets,
     interval_text,
@@ -15,17 +19,7 @@ from kbatch.document.numbers import (
     percent,
     pluralize,
 )
-from kbatch.document.section import (
-    Fact,
-    Figure,
-    Note,
-    Section,
-    environment_facts,
-    where_measured,
-)
-from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord
+from kbatch.page.section import Cell, Column, Fact, Note, Row, Section, Table, environment_facts
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
 

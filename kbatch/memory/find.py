@@ -11,10 +11,9 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
-from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
 from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
-from kbatch.memory.record import MaxBatchSizeResult, MemoryRecord, ProbeRecord
+from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord
 from kbatch.memory.search import (
     GUARD_SHARE,
     MEMORY_WINDOW,
@@ -26,6 +25,8 @@ from kbatch.memory.search import (
     fit_memory,
 )
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import memory_text
+from kbatch.records.notes import Note
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, is_dataset
 from kbatch.training.data.sample_rows import example_rows, sample_of
@@ -106,10 +107,6 @@ def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
 
 # How often an answer that its confirmation refuted is looked for again.
 _MOST_CONFIRMATIONS = 4
-_NOT_CONFIRMED = (
-    f"Peaks differ from run to run: {_MOST_CONFIRMATIONS} sizes in a row were refuted when they "
-    "were run again, and the next one was run once. Leave a wider margin below the limit."
-)
 
 
 def probe_max_batch(
@@ -127,7 +124,7 @@ def probe_max_batch(
     while confirm and answer.batch_size and not experiment.confirmed(answer.batch_size):
         answer, refuted = experiment.search(), refuted + 1
         if refuted == _MOST_CONFIRMATIONS:
-            experiment.notes.append(_NOT_CONFIRMED)
+            experiment.noted.append(Note.of("peaks_differ", refuted=refuted))
             break
     return experiment.record(answer)
 
@@ -145,7 +142,7 @@ class _MaxBatch:
                 "The data have one example, and a second size must be tried: give more rows, or "
                 "`longest_example=(x, y)`. Received: 1 example."
             )
-        self.notes: list[str] = []
+        self.noted: list[Note] = []
         self._probes = probes
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
@@ -217,7 +214,7 @@ class _MaxBatch:
             requested_block_bytes=free.requested_bytes if free else None,
             free_bytes=free.free_bytes if free else None,
             largest_free_block_bytes=free.largest_block_bytes if free else None,
-            notes=(*facts.notes, *self.notes),
+            noted=(*facts.notes, *self.noted),
             environment=read_environment(),
             other_processes=facts.other_processes,
         )
@@ -239,7 +236,7 @@ class _MaxBatch:
                 purpose,
                 reading.step_s,
                 reading.first_step_bytes,
-                reading.stopped_after,
+                reading.steps,
             )
         )
         return reading
@@ -257,7 +254,7 @@ class _MaxBatch:
 class MemoryPass(NamedTuple):
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
-    notes: tuple[str, ...]  # What a reader must know.
+    notes: tuple[Note, ...]
 
 
 def memory_pass(

@@ -26,16 +26,16 @@ from kbatch.device.memory import (
     workers_on_device,
 )
 from kbatch.device.worker import UnsendableError, Worker, WorkerDied
-from kbatch.document.numbers import memory_text
-from kbatch.document.section import neighbours_text
 from kbatch.errors import DeviceLostError, OutOfMemoryError
 from kbatch.memory.workload import Reading, Run, Workload
+from kbatch.page.environment import neighbours_text
+from kbatch.page.numbers import memory_text
+from kbatch.records.notes import Note
 from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
 # Of what the host and its control group leave to all workers; the rest is for everything else.
 _SHARE_OF_HOST = 0.5
-_BESIDE_THEM = " Memory and speed were measured beside that: measure again on a free GPU."
 
 
 class WorkloadFacts(NamedTuple):
@@ -48,7 +48,7 @@ class WorkloadFacts(NamedTuple):
     variables_bytes: int
     held_bytes: int  # Before it runs: in a process with other models, theirs too.
     examples: int | None  # Of its data, None if unknown.
-    notes: tuple[str, ...]  # What a reader must know.
+    notes: tuple[Note, ...]
     other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
@@ -126,21 +126,22 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
 
 
 class ProcessProbes:
-    """Probes in this process, with a note of why here and what that risks."""
+    """Probes in this process, with the reason that the note "measured_here" words."""
 
     isolated = False
 
-    def __init__(self, run: Run, memory_limit_bytes: int | None, note: str):
+    def __init__(self, run: Run, memory_limit_bytes: int | None, why_here: str | None):
         self.model: Any = run.model
         self.run = run
         self._subject = _Subject(run, DeviceMemory(), memory_limit_bytes)
-        self._note = note
+        self._why_here = why_here
         self._smallest_that_ran: float = math.inf
 
     @property
     def facts(self) -> WorkloadFacts:
         found = self._subject.facts()
-        return found._replace(notes=(self._note, *found.notes))
+        here = (Note.of("measured_here", why=self._why_here),) if self._why_here else ()
+        return found._replace(notes=(*here, *found.notes))
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size; the model is put back as it was."""
@@ -174,7 +175,7 @@ class _Subject:
     def facts(self) -> WorkloadFacts:
         run, memory, others = self._run, self._memory, other_processes()
         limit_bytes = self._limit_bytes or memory.limit_bytes or _host_bytes()
-        beside = neighbours_text(others) + _BESIDE_THEM if others else None
+        beside = Note.of("gpu_shared", neighbours=neighbours_text(others)) if others else None
         return WorkloadFacts(
             device=memory.device,
             limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
@@ -232,24 +233,6 @@ def _host_bytes() -> int:
     return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 
-_GPU_IN_USE = (
-    "Measured in this process, which holds the GPU already, and so not confirmed in a fresh one. "
-    "A model, a tensor or a `tf.data.Dataset` made here takes the GPU: for a measurement in a "
-    "process of its own give a build function, and arrays or a function `batch_size -> Dataset`, "
-    "before anything else uses TensorFlow."
-)
-# Why the probes of a model on several replicas run here: its strategy holds their devices.
-OF_SEVERAL_REPLICAS = (
-    "Measured in this process, on as many replicas as train: a batch far too large may end this "
-    "process, and the answer is not confirmed in a fresh one."
-)
-_NOT_SENDABLE = (
-    "Measured in this process, since the build function or the data cannot be sent to a worker "
-    "process: a batch far too large may end this process, small blocks of memory are not counted "
-    "on a CPU, and the answer is not confirmed in a fresh process."
-)
-
-
 @contextlib.contextmanager
 def open_probes(
     workload: Workload,
@@ -257,18 +240,18 @@ def open_probes(
     memory_limit_bytes: int | None,
     memory_window: tuple[float, float],
     model: Callable[[], keras.Model] | None = None,
-    here_since: str | None = None,
+    why_here: str | None = None,
 ) -> Iterator[Probes]:
     """Open probes in a worker process, or here, on what `model` returns, where that cannot be."""
     # Where not even one example fits, the error that the block raises says what one needs.
-    note = here_since or (_GPU_IN_USE if gpu_in_use() else None)
-    if note is None:
+    why_here = why_here or ("gpu" if gpu_in_use() else None)
+    if why_here is None:
         probes, refusal = WorkerProbes(workload, memory_limit_bytes), None
         with probes:
             try:
                 _ = probes.facts  # Starts the worker, which shows whether the workload can be sent.
             except UnsendableError:
-                note = _NOT_SENDABLE
+                why_here = "not sendable"
             except MemoryError as error:
                 refusal = error
             else:
@@ -283,7 +266,7 @@ def open_probes(
             limit_bytes = memory_limit_bytes or probes.limit_bytes
             raise _refusal_with_bytes(workload, limit_bytes, memory_window, refusal) from refusal
     here = workload if model is None else dataclasses.replace(workload, build=model)
-    yield ProcessProbes(here.start(), memory_limit_bytes, note or "")
+    yield ProcessProbes(here.start(), memory_limit_bytes, why_here)
 
 
 def _refusal_with_bytes(

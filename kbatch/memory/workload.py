@@ -78,7 +78,7 @@ class Reading(NamedTuple):
     lost: bool = False  # Whether nothing more may run in the process that ran it.
     step_s: float | None = None  # Of a train step after the first, if one was timed.
     first_step_bytes: int | None = None  # That of the first step, which also compiles and tries.
-    stopped_after: int | None = None  # Train steps after which slow ones ended it.
+    steps: int | None = None  # Those that ran: slow ones end it early.
 
     def bytes_below(self, limit_bytes: float) -> int | None:
         """Return the bytes that decide: those of later steps, if the first one fits too."""
@@ -160,9 +160,8 @@ class Run:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
         seen = self._meter.read().largest_batch if replicas == 1 else given // replicas
         found = batch_size if seen == rows else min(seen, batch_size)
-        if not self.training:
-            return Reading(None, found)
-        return Reading(None, found, step_s=steps.step_s, stopped_after=steps.stopped_after)
+        step_s = steps.step_s if self.training else None
+        return Reading(None, found, step_s=step_s, steps=steps.count)
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
@@ -196,26 +195,24 @@ class _Steps(keras.callbacks.Callback):
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()
         self.step_s: float | None = None
-        self.stopped_after: int | None = None
         self._after_first = after_first
-        self._steps = 0
+        self.count = 0
         self._first_s = 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        if self._steps == 1:
+        if self.count == 1:
             self._after_first()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        self._steps += 1
-        if self._steps == 1:
+        self.count += 1
+        if self.count == 1:
             self._first_s = time.perf_counter()
         elif batch + 1 < STEPS and time.perf_counter() - self._first_s > _MOST_S:
             model: Any = self.model
             model.stop_training = True
-            self.stopped_after = batch + 1
 
     def on_epoch_end(self, epoch: int, logs: Any = None):  # The device has ended too.
-        if self._steps > 1:
-            self.step_s = (time.perf_counter() - self._first_s) / (self._steps - 1)
+        if self.count > 1:
+            self.step_s = (time.perf_counter() - self._first_s) / (self.count - 1)
 
     on_predict_batch_begin, on_predict_batch_end = on_train_batch_begin, on_train_batch_end

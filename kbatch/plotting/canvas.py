@@ -10,7 +10,6 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from mpl_toolkits.axes_grid1 import make_axes_locatable
 
-from kbatch.document.numbers import shortened
 from kbatch.plotting.palette import ALARM_TEXT, GRID, INK, MUTED
 
 WIDTH_IN = 6.4
@@ -158,6 +157,11 @@ def write_message(ax: Axes, text: str) -> None:
     ax.set_yticks([])
     look: dict[str, Any] = {"ha": "center", "va": "center", "color": MUTED, "fontsize": TEXT_PT}
     ax.text(0.5, 0.5, textwrap.fill(text, 70), transform=ax.transAxes, parse_math=False, **look)
+
+
+def shortened(text: str, characters: int) -> str:
+    """Cut a text that is too long, and mark the cut, as in "learning…"."""
+    return text if len(text) <= characters else f"{text[: characters - 1]}…"
 
 
 def write_title(

@@ -13,16 +13,16 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.device.memory import check_memory_limit, gpu_visible
-from kbatch.document.numbers import format_number, pluralize
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.library_internals import rate_of
 from kbatch.memory.find import data_source, probe_max_batch
 from kbatch.memory.probe import Probes, Reading, open_probes
-from kbatch.memory.record import MaxBatchSizeResult
+from kbatch.memory.result import MaxBatchSizeResult
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import STEPS, Workload
+from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.recommendation.pilot import run_pilot, searched_batches
@@ -185,7 +185,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         unknown=budget.unknown,
         durations_s=budget.durations_s,
         budget_s=budget.budget_s,
-        notes=(*memory_notes, *notes),
+        notes=(*map(str, memory_notes), *notes),
         environment=read_environment(),
     )
 

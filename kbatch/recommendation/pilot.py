@@ -10,8 +10,8 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.analysis.noise_scale import MOMENT_METRICS
-from kbatch.document.numbers import pluralize
 from kbatch.errors import InputError
+from kbatch.page.numbers import pluralize
 from kbatch.recommendation.record import PilotRecord, useful_stretches
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.batches import in_batches

@@ -11,7 +11,10 @@ from kbatch.analysis.intervals import UNRESOLVED, Interval, Ratio
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import BatchAnswer, efficient_batch_size, fit_latency
-from kbatch.document.numbers import (
+from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.input_pipeline.record import InputPipelineProfile
+from kbatch.memory.result import MaxBatchSizeResult
+from kbatch.page.numbers import (
     format_number,
     interval_text,
     join_words,
@@ -19,9 +22,7 @@ from kbatch.document.numbers import (
     pluralize,
     setting,
 )
-from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.input_pipeline.record import InputPipelineProfile
-from kbatch.memory.record import MaxBatchSizeResult
+from kbatch.page.section import SavedRecord
 from kbatch.recommendation.limits import (
     INPUT,
     MEMORY,
@@ -34,7 +35,7 @@ from kbatch.recommendation.limits import (
     starting_size,
     with_more_memory,
 )
-from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice
+from kbatch.records.record import EnvironmentRecord, check_choice
 from kbatch.throughput.record import TimedRounds
 
 # Of the way that the loss went: what follows takes long, and fits the training set alone.

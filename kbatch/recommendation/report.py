@@ -8,18 +8,13 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import format_number, setting, shortened
-from kbatch.document.section import (
-    Fact,
-    Figure,
-    Note,
-    Section,
-    environment_facts,
-    where_measured,
-)
-from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.page.content import Figure
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import format_number, setting
+from kbatch.page.section import Cell, Column, Fact, Note, Row, Section, Table, environment_facts
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
+from kbatch.plotting.canvas import shortened
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
 from kbatch.recommendation.limits import noise_bounds
 from kbatch.recommendation.record import Limit, Recommendation

@@ -22,7 +22,7 @@ _LONGEST_SHOWN = 200
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
 
 # What a constructor or a decoder raises where a file holds something else.
-_DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
+DAMAGED = (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError)
 
 # A path of other storage, whose two slashes `Path` makes one of; a drive of Windows has one letter.
 _ELSEWHERE = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+:/")
@@ -56,7 +56,7 @@ def read_record(kind: type[Record], path: Path) -> Record:
         version, found = document["kbatch_schema"], document["kind"]
         if (version, found) == (SCHEMA_VERSION, kind.__name__):
             return decode(kind, document["record"])
-    except _DAMAGED as error:
+    except DAMAGED as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
     if version == SCHEMA_VERSION:
         raise RecordError(f"{name} holds a {shown(found, str)}, not a {kind.__name__}.")

@@ -1,6 +1,10 @@
-"""Notes on a training run: a code with values, worded here and nowhere else."""
+"""What changes what a reader does: a code with values, worded here and nowhere else.
 
-from collections.abc import Callable, Mapping
+The notes of all results stand here in the order of their importance. A result shows three; those
+of a training run stand in the report of a study, which names the trials that they concern.
+"""
+
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any, NamedTuple, Self
 
 from kbatch.records.json_codec import decode, printable
@@ -9,15 +13,16 @@ Value = bool | int | float | str | None
 
 
 class _Kind(NamedTuple):
-    """One kind of note: what it is about, the column of the trials' table, and its text."""
+    """One kind of note."""
 
-    label: str
-    column: str
-    text: str | Callable[..., str]  # With the names of values in braces, or made from these.
+    label: str = ""  # What it is about in a few words, for a note on a training run,
+    column: str = ""  # and the column of the trials' table whose numbers it concerns.
+    # With the names of values in braces, or made from these.
+    text: str | Callable[..., str] = ""
 
 
-class RunNote(str):
-    """A note on a training run: the text, with the code and the values it was made of."""
+class Note(str):
+    """A note: the text, with the code and the values it was made of."""
 
     code: str
     values: Mapping[str, Value]
@@ -25,7 +30,7 @@ class RunNote(str):
     @classmethod
     def of(cls, code: str, /, **values: Value) -> Self:
         """Make a note from its code and values."""
-        made = _KINDS[code].text
+        made = KINDS[code].text
         # Some notes have a further sentence.
         text = made.format(**{"more": ""} | values) if isinstance(made, str) else made(**values)
         note = cls(printable(text))
@@ -44,12 +49,12 @@ class RunNote(str):
     @property
     def label(self) -> str:
         """What it is about, in a few words."""
-        return _KINDS[self.code].label
+        return KINDS[self.code].label
 
     @property
     def column(self) -> str:
         """The column of the trials' table whose numbers it concerns."""
-        return _KINDS[self.code].column
+        return KINDS[self.code].column
 
 
 def _parts_differ(found: str, source: str | None = None) -> str:
@@ -65,11 +70,43 @@ def _parts_differ(found: str, source: str | None = None) -> str:
     return f"{cut}: {found}.{advice.get(source, '')}"
 
 
+def _measured_here(why: str) -> str:
+    reasons = {
+        "gpu": "which holds the GPU already, and so not confirmed in a fresh one. A model, a "
+        "tensor or a `tf.data.Dataset` made here takes the GPU: for a measurement in a process of "
+        "its own give a build function, and arrays or a function `batch_size -> Dataset`, before "
+        "anything else uses TensorFlow.",
+        "replicas": "on as many replicas as train: a batch far too large may end this process, and "
+        "the answer is not confirmed in a fresh one.",
+        "not sendable": "since the model or the data cannot be sent to a worker process: "
+        "a batch far too large may end this process, small blocks of memory are not counted on a "
+        "CPU, and the answer is not confirmed in a fresh process.",
+    }
+    return f"Measured in this process, {reasons[why]}"
+
+
 _SIZE = ("micro-batch size", "micro_batch_size")
 _CUT = ("batch cut in micro-batches", "quality")
 _STEPS = ("steps of an execution", "samples_per_second")
 _RATE = ("learning rate", "learning_rate")
-_KINDS = {
+KINDS = {
+    "peaks_differ": _Kind(
+        text="Peaks differ from run to run: {refuted} sizes in a row were refuted when they were "
+        "run again, and the next one was run once. Leave a wider margin below the limit."
+    ),
+    "gpu_shared": _Kind(
+        text="{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
+    ),
+    "measured_here": _Kind(text=_measured_here),
+    "rows_differ": _Kind(
+        text="Rows of the dataset differ in length: the longest of the first {elements} elements "
+        "was used. If there are longer ones, put one first or, where there is such an argument, "
+        "give it as `longest_example`."
+    ),
+    "data_end": _Kind(
+        text="The data set ended the search: to search beyond it, give "
+        "`longest_example=(x[0], y[0])` to `find_max_batch_size`."
+    ),
     "batch_normalization_in_parts": _Kind(
         "BatchNormalization in micro-batches",
         "quality",
@@ -169,3 +206,11 @@ _KINDS = {
         "`{callback}` writes a file for each trial: {own} in place of {given}.",
     ),
 }
+_MOST_SHOWN = 3
+
+
+def most_important(notes: Iterable[Note]) -> tuple[Note, ...]:
+    """Return the notes that a result shows: each once, in the order of their importance."""
+    order = list(KINDS)
+    ranked = sorted(dict.fromkeys(notes), key=lambda note: order.index(note.code))
+    return tuple(ranked[:_MOST_SHOWN])

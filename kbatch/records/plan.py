@@ -3,7 +3,7 @@
 import dataclasses
 import math
 
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 
 PLAN_NAME = "kbatch-plan.json"
 
@@ -39,7 +39,7 @@ class Plan:
     model: str  #: Fingerprint of the model that it was made with.
     #: Whether cut batches were seen to train as whole ones do; None where none is cut.
     parts_equal: bool | None = None
-    parts_note: RunNote | None = None  #: What differs there; None where nothing does.
-    notes: tuple[RunNote, ...] = ()  #: What a reader of all executions must know of it.
+    parts_note: Note | None = None  #: What differs there; None where nothing does.
+    notes: tuple[Note, ...] = ()  #: What a reader of all executions must know of it.
     step_seconds: StepSeconds | None = None  #: None where no step was to be timed.
     duration_s: float = 0.0  #: Seconds that making it took.

@@ -1,37 +1,7 @@
-"""What all records share: saving, loading, a notebook's view, checks, and the environment."""
+"""What records share: checks, and the environment."""
 
 import dataclasses
-import importlib
 from collections.abc import Mapping, Sequence
-from pathlib import Path
-from typing import Self
-
-from kbatch.records.json_codec import read_record, write_record
-
-# The one door from a record upwards: looked up when a notebook asks, so that a record is read
-# without what draws and writes; `tests/test_layout.py` knows it by name.
-_WRITER = "kbatch.report.pages"
-
-
-class ShownRecord:
-    """A record that Jupyter, Colab and others show as HTML; `kbatch.report` writes the page."""
-
-    def _repr_html_(self) -> str | None:
-        return importlib.import_module(_WRITER).notebook_html(self)
-
-
-class SavedRecord(ShownRecord):
-    """What a frozen record needs to be saved and loaded as versioned JSON."""
-
-    def save(self, path: Path | str) -> None:
-        """Write the record as JSON."""
-        write_record(self, Path(path))
-
-    @classmethod
-    def load(cls, path: Path | str) -> Self:
-        """Read a record that `save` wrote."""
-        return read_record(cls, Path(path))
-
 
 # No clock tells less apart.
 SHORTEST_S = 1e-9

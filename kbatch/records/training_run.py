@@ -10,7 +10,7 @@ from kbatch.analysis.intervals import Interval, Ratio
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.usage import UsageRecord
 
 
@@ -194,7 +194,7 @@ class ExecutionRecord:
     reported: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
     failure: str | None = None  #: Why it did not complete, None if it did.
     #: What a reader of the numbers must know: texts, each with a code and values.
-    notes: tuple[RunNote, ...] = ()
+    notes: tuple[Note, ...] = ()
     plan: int | None = None  #: Number of the plan that it trained by, None before one was made.
     #: Seconds that making the plan took in this run; None where it was there already.
     plan_s: float | None = None

@@ -13,7 +13,7 @@ from kbatch.device import failures
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
@@ -167,7 +167,7 @@ class Execution:
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
 
-    def _outcomes(self) -> tuple[Outcomes | None, tuple[RunNote, ...]]:
+    def _outcomes(self) -> tuple[Outcomes | None, tuple[Note, ...]]:
         """Return the metric by blocks of validation examples, which are those of other trials."""
         best = self._fit.best_epoch
         if best is None or self._files is None:
@@ -177,7 +177,7 @@ class Execution:
         if earlier is None or outcomes.key in (None, earlier.key):
             return outcomes, ()
         if outcomes.set_key == earlier.set_key:
-            return outcomes, (RunNote.of("validation_shuffled"),)
+            return outcomes, (Note.of("validation_shuffled"),)
         raise InputError(
             "Batch sizes are compared on the same validation data, but this trial was validated on "
             "other rows than an earlier one with the same settings: give arrays, or let a data "
@@ -214,17 +214,17 @@ class Execution:
             steps_per_execution=fit.steps_per_execution,
         )
         if clock.first_step_s is None:
-            end = () if status == "running" else (RunNote.of("nothing_timed"),)
+            end = () if status == "running" else (Note.of("nothing_timed"),)
             return dataclasses.replace(record, notes=(*notes, *end))
         ruled, seen, notes = started.learning_rate, clock.first_learning_rate, (*notes, *fit.notes)
         if scaling is not None and scaling.fitted:
             names = ", ".join(f"`{name}`" for name in scaling.fitted)
-            notes = (*notes, RunNote.of("fitted_by_build", names=names))
+            notes = (*notes, Note.of("fitted_by_build", names=names))
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
-            notes = (*notes, RunNote.of("first_learning_rate", used=seen, built=ruled))
+            notes = (*notes, Note.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
         if not examples and status != "running":
-            notes = (*notes, RunNote.of("too_short_to_time"))
+            notes = (*notes, Note.of("too_short_to_time"))
         updates = sum(epoch.updates for epoch in clock.epochs)
         overflowed = None
         # A step of the user's own may make none or several updates of a batch.
@@ -257,7 +257,7 @@ class Execution:
 _PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
 
 
-def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[RunNote, ...]:
+def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[Note, ...]:
     """Let callbacks write to a folder of their execution, and not over the file of another's."""
     notes = []
     for callback in keras.tree.flatten(callbacks or []):
@@ -275,7 +275,5 @@ def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[Ru
                 setattr(callback, name, str(own))
                 places = given.parent / "<trial id>" / "execution<number>" / given.name
                 kind = type(callback).__name__
-                notes.append(
-                    RunNote.of("own_path", callback=kind, own=str(places), given=str(given))
-                )
+                notes.append(Note.of("own_path", callback=kind, own=str(places), given=str(given)))
     return tuple(dict.fromkeys(notes))

@@ -17,7 +17,7 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import RecordError, load_if_readable
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
@@ -266,7 +266,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         hp: keras_tuner.HyperParameters,
         model: keras.Model,
         files: TrialFiles | None,
-        notes: tuple[RunNote, ...],
+        notes: tuple[Note, ...],
         args: Sequence[Any],
         kwargs: Mapping[str, Any],
     ) -> Any:
@@ -276,7 +276,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         search.read(files and files.project)
         if self._is_late(model):
             search.settle_late()
-            notes = (RunNote.of("compiled_late"), *notes)
+            notes = (Note.of("compiled_late"), *notes)
         if named is not None and model.dtype_policy.name != named:
             raise PolicyUnsupported(
                 f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
@@ -306,9 +306,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _notes(
         self, files: TrialFiles | None, hp: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[RunNote, ...]:
+    ) -> tuple[Note, ...]:
         """Compare a training with its search; return what to know of what it was given."""
-        notes: tuple[RunNote, ...] = ()
+        notes: tuple[Note, ...] = ()
         if files is not None:
             self._check_identity(files, hp, args, kwargs)
             files.check_settings(self.settings)
@@ -317,7 +317,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             )
         if "tuner/trial_id" in hp.values:  # Hyperband loads the weights of that trial.
             epoch: Any = hp.values["tuner/initial_epoch"]
-            notes = (*notes, RunNote.of("resumed", epoch=epoch))
+            notes = (*notes, Note.of("resumed", epoch=epoch))
         return notes
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
@@ -417,7 +417,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return batch_size, policy
 
     def _plan(
-        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[RunNote, ...]
+        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[Note, ...]
     ) -> ExecutionPlan:
         batch_size: Any = hp.get("batch_size")
         return ExecutionPlan(

@@ -15,8 +15,8 @@ import keras
 from matplotlib.axes import Axes
 from rich.console import Console
 
-from kbatch.document.numbers import pluralize, shortened
-from kbatch.plotting.canvas import detached_axes, panels, write_message, write_title
+from kbatch.page.numbers import pluralize
+from kbatch.plotting.canvas import detached_axes, panels, shortened, write_message, write_title
 from kbatch.plotting.saving import figure_bytes
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord

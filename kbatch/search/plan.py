@@ -14,15 +14,15 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
-from kbatch.document.numbers import format_number
-from kbatch.document.section import neighbours_text
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.find import expected_bytes, probe_max_batch
-from kbatch.memory.probe import OF_SEVERAL_REPLICAS, ProcessProbes, open_probes
+from kbatch.memory.probe import ProcessProbes, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
+from kbatch.page.environment import neighbours_text
+from kbatch.page.numbers import format_number
 from kbatch.records.json_codec import load_if_readable
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import SHORTEST_S
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
@@ -88,7 +88,7 @@ class SearchPlan:
 
     def __post_init__(self):
         self._data, self._checks = Samples(), PartsChecks()
-        self._chosen: tuple[str, tuple[RunNote, ...]] | None = None  # Policy, and why.
+        self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
         self._spent_s = 0.0  # On the plan that is being made.
 
     def read(self, directory: Path | None) -> Plan | None:
@@ -195,7 +195,7 @@ class SearchPlan:
 
     def cut(
         self, model: keras.Model, batch_size: int, data: FitData
-    ) -> tuple[int, tuple[RunNote, ...]]:
+    ) -> tuple[int, tuple[Note, ...]]:
         """Let a model train by the plan; return its micro-batch size, and what to know of it."""
         plan, most = self.plan, self.micro_batch
         assert plan is not None
@@ -205,7 +205,7 @@ class SearchPlan:
         if whole and most is not None and most < rows:
             if self.micro_batch_size == "auto":
                 raise _does_not_fit_whole(model, most, late=plan.reason == "compiled late")
-            notes += (RunNote.of("own_step_whole", size=most),)
+            notes += (Note.of("own_step_whole", size=most),)
         if how is not None:
             size = min(how.micro_batch_size, rows)
         else:
@@ -240,7 +240,7 @@ class SearchPlan:
             return False
         if plan.micro_batch_size is None or most < plan.micro_batch_size:
             number = plan.number + 1
-            ran_out = RunNote.of("memory_ran_out", before=size, after=most, plan=number)
+            ran_out = Note.of("memory_ran_out", before=size, after=most, plan=number)
             kept = (note for note in plan.notes if note.code == "float32_instead")
             plan = dataclasses.replace(
                 plan,
@@ -252,7 +252,7 @@ class SearchPlan:
             self._keep(plan)
         return not whole
 
-    def steps(self, model: Any, training: Training) -> tuple[int, tuple[RunNote, ...]]:
+    def steps(self, model: Any, training: Training) -> tuple[int, tuple[Note, ...]]:
         """Return how many steps an execution of a training runs, and what to say of it."""
         timed = functools.partial(self._step_s, model, training)
         return choose_steps(
@@ -287,7 +287,7 @@ class SearchPlan:
 
     def _policy(
         self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
-    ) -> tuple[str | None, tuple[RunNote, ...]]:
+    ) -> tuple[str | None, tuple[Note, ...]]:
         """Choose the policy of all trials; return it, and why where it is not mixed_float16."""
         if self.dtype_policies:
             return self._named_policy, ()
@@ -302,7 +302,7 @@ class SearchPlan:
 
     def _choose(
         self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
-    ) -> tuple[str, tuple[RunNote, ...]]:
+    ) -> tuple[str, tuple[Note, ...]]:
         """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
         halved = model.dtype_policy.name == HALF
         try:
@@ -334,7 +334,7 @@ class SearchPlan:
         if known is not None and overflowed * self.batch_sizes[-1] >= known:
             raise PolicyUnsupported(f"the first {overflowed} batches overflowed in float16")
 
-    def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, RunNote | None]:
+    def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, Note | None]:
         """Return how many examples fit at once, why it is no more, and what to say of it."""
         model = here.model
         replicas, own = replica_count(model), user_step(model) is not None
@@ -355,7 +355,7 @@ class SearchPlan:
             memory_limit_bytes=self.memory_limit_bytes,
             memory_window=MEMORY_WINDOW,
             model=lambda: model,
-            here_since=None if replicas == 1 else OF_SEVERAL_REPLICAS,
+            why_here=None if replicas == 1 else "replicas",
         ) as probes:
             found = probe_max_batch(
                 probes,
@@ -368,21 +368,21 @@ class SearchPlan:
         if own or not found.memory_bound or most >= rows:
             return most, "own step" if own else "fits", None
         more = f" {beside}" if (beside := neighbours_text(found.other_processes)) else ""
-        return most, "cut", RunNote.of("cut_to_fit", size=most, reason=found.reason, more=more)
+        return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
 
     def _probes(self, model: keras.Model, source: Source) -> ProcessProbes:
         """Make what runs whole train steps of a model in this process."""
         replicas, policy = replica_count(model), model.dtype_policy.name
         workload = Workload(lambda: model, source, policy, replicas=replicas)
-        return ProcessProbes(workload.start(), self.memory_limit_bytes, "")
+        return ProcessProbes(workload.start(), self.memory_limit_bytes, None)
 
-    def _parts_note(self, model: keras.Model, data: FitData, size: int) -> RunNote | None:
+    def _parts_note(self, model: keras.Model, data: FitData, size: int) -> Note | None:
         """Compare batches whole and in parts; say what differs."""
         try:
             source = self._build_on(model, data)
         except InputError:
             # `fit` refuses most such data by itself, and says what is missing.
-            return RunNote.of("parts_not_compared", found="no rows can be taken out of its data")
+            return Note.of("parts_not_compared", found="no rows can be taken out of its data")
         return self._checks.find(model, source, most=size).note
 
     def _build_on(self, model: keras.Model, data: FitData) -> Source:
@@ -407,8 +407,8 @@ def _size_of(plan: Plan, rows: int) -> int:
     return most if plan.reason == "given" else equal_parts(rows, most)
 
 
-def _float32_note(reason: str) -> RunNote:
-    return RunNote.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
+def _float32_note(reason: str) -> Note:
+    return Note.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
 
 
 def _overflowed_batches(half: ProcessProbes, batch_size: int) -> int:

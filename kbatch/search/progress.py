@@ -13,7 +13,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from kbatch.device.memory import memory_use_bytes, reset_memory_use
-from kbatch.document.numbers import percent
+from kbatch.page.numbers import percent
 from kbatch.study.names import outcome, value_text
 from kbatch.study.trial import TrialRecord
 from kbatch.training.clock import numbers_of

@@ -19,7 +19,7 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.throughput import FEWEST_STEADY
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.plan import StepSeconds
 from kbatch.records.record import SHORTEST_S
 from kbatch.records.training_run import Budget
@@ -70,25 +70,25 @@ def choose_steps(
     *,
     stock_fit: bool,
     timed: Callable[[], float],  # Returns the seconds of a step; infinite where none was timed.
-) -> tuple[int, tuple[RunNote, ...]]:
+) -> tuple[int, tuple[Note, ...]]:
     """Return how many steps an execution of a training runs, and what to say of it."""
     built: int = int(model.steps_per_execution)
     if asked is None or asked == built:
         return built, ()
     if built > 1:
-        return built, (RunNote.of("steps_by_build", steps=built),)
+        return built, (Note.of("steps_by_build", steps=built),)
     if isinstance(asked, int):
         # The steps of replicas are counted by executions.
         exact = training.budget and (training.budget.updates or training.budget.examples)
         return (1 if exact and replica_count(model) > 1 else asked), ()
     if (reason := _why_one(model, training)) is not None:
-        return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+        return 1, (Note.of("one_step_an_execution", reason=reason),)
     if training.epoch_steps is None or replica_count(model) > 1 or not stock_fit:
         return 1, ()
     step_s = timed()
     if math.isinf(step_s):
         reason = "no step could be timed apart from the data"
-        return 1, (RunNote.of("one_step_an_execution", reason=reason),)
+        return 1, (Note.of("one_step_an_execution", reason=reason),)
     return steps_within(step_s, training), ()
 
 

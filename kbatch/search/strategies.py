@@ -6,8 +6,8 @@ from typing import Any
 
 from kbatch.analysis.race import EXECUTIONS_PER_SIZE, NextRun, RaceStep, next_runs
 from kbatch.analysis.rate_search import FACTOR_NAME
-from kbatch.document.numbers import format_number, setting
 from kbatch.errors import InputError
+from kbatch.page.numbers import format_number, setting
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.oracle import SearchState, Values, settings_in_grid, untried_in_grid
 from kbatch.search.trial_files import readable_trials

@@ -18,7 +18,7 @@ from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
 from kbatch.library_internals import cache_file, inputs_of_dataset
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget, Target
 from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import (
@@ -73,7 +73,7 @@ class ExecutionPlan(NamedTuple):
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
     objective: Objective | None  # What the search optimises; None where nothing is recorded.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
-    notes: tuple[RunNote, ...]  # On the settings, such as where callbacks write.
+    notes: tuple[Note, ...]  # On the settings, such as where callbacks write.
     search: SearchPlan  # What all executions have in common.
     feed: SearchFeed
 
@@ -105,7 +105,7 @@ class TimedFit:
         # What training takes, the making of the plan left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
-        self.notes: list[RunNote] = []
+        self.notes: list[Note] = []
         self.averages_validated = False  # Moving averages of the weights.
         self.budget: Budget | None = None
         self.target: Target | None = None
@@ -199,7 +199,7 @@ class TimedFit:
         ]
         ranked = (*self._plan.metrics, self.target and self.target.metric)
         if "loss" in ranked and _is_sum(self._model, batches.dataset):
-            self.notes.append(RunNote.of("loss_a_row"))
+            self.notes.append(Note.of("loss_a_row"))
             callback = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )
@@ -256,7 +256,7 @@ class TimedFit:
             self.total_s += time.perf_counter() - started_s - own_s
         # Metrics whose function needs all rows become means over micro-batches.
         if coupled := _metrics_of_parts(self._model, size):
-            self.notes.append(RunNote.of("metrics_of_parts", names=", ".join(coupled)))
+            self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))
         if (throughput := self.clock.throughput) is not None:
             history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
         return history

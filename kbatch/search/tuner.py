@@ -18,8 +18,8 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
-from kbatch.document.numbers import pluralize
 from kbatch.errors import DeviceLostError, InputError
+from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.default_batch_sizes import default_batch_sizes

@@ -2,15 +2,16 @@
 
 from collections.abc import Iterable, Iterator
 
-from kbatch.document.numbers import (
+from kbatch.page.numbers import (
     count_range,
     format_number,
     join_words,
+    one_line,
     percent,
     pluralize,
     setting,
 )
-from kbatch.document.section import Note, one_line
+from kbatch.page.section import Note
 from kbatch.records.training_run import Budget, ExecutionRecord
 from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import at_most, budget_text, diverged, end_text, outcome, trial_names

@@ -7,14 +7,7 @@ from typing import Any
 
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
-from kbatch.document.numbers import (
-    format_number,
-    in_brackets,
-    join_words,
-    percent,
-    pluralize,
-    setting,
-)
+from kbatch.page.numbers import format_number, in_brackets, join_words, percent, pluralize, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.comparison import is_share, is_time, rate_factor
 from kbatch.study.decision import Decision, Page, SizeChange, starting_rate

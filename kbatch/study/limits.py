@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Interval
-from kbatch.document.numbers import format_number, percent
+from kbatch.page.numbers import format_number, percent
 from kbatch.study.comparison import is_time
 from kbatch.study.decision import Decision
 from kbatch.study.names import Conditions, TrialNames, metric_words, noise_scale_text

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Ratio
 from kbatch.analysis.rate_search import FACTOR_NAME
-from kbatch.document import numbers
-from kbatch.document.section import UNKNOWN_DEVICE, versions_text
+from kbatch.page import numbers
+from kbatch.page.environment import UNKNOWN_DEVICE, versions_text
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds

@@ -3,10 +3,11 @@
 import contextlib
 import functools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 
-from kbatch.document.numbers import count_range, pluralize
-from kbatch.document.section import Fact, Figure, Note, Section, environment_facts
+from kbatch.page.content import Figure
+from kbatch.page.numbers import count_range, pluralize
+from kbatch.page.section import Fact, Note, Section, environment_facts
 from kbatch.records.plan import Plan
 from kbatch.study.caveats import caveats
 from kbatch.study.figures import (
@@ -45,7 +46,7 @@ def study_section(study: Study) -> Section:
         lead=tuple(filter(None, (page.certainty, page.change, page.rate, page.settings))),
         details=tuple(filter(None, (page.limit, page.search))),
         conditions=caption(study.conditions),
-        figures=_figures(study, notes, curves),
+        figures=_figures(study, curves),
         tables=tuple(filter(None, (marked_table(table, notes), learning_rate_table(study)))),
         notes=notes,
         command=environment.command if environment else None,
@@ -91,24 +92,15 @@ def _plan_text(plan: Plan) -> str:
 MOST_CURVES = 24
 
 
-_SPEED = "samples_per_second"
-# Title, module, and the columns of the table whose numbers it shows; that of the decision first.
+# Title and module; that of the decision first.
 _FIGURES = {
-    "trials": ("Throughput and quality by batch size", trials, ("batch_size", _SPEED, "quality")),
-    "pareto": ("Quality against throughput", pareto, (_SPEED, "quality")),
-    "learning-curves-updates": (
-        "Learning curves over updates",
-        learning_curves,
-        ("quality", "updates"),
-    ),
-    "learning-curves-seconds": (
-        "Learning curves over training time",
-        learning_curves,
-        ("quality", _SPEED),
-    ),
-    "time-to-target": ("Time and updates to the target", time_to_target, ("updates", _SPEED)),
-    "noise-scale": ("Gradient noise scale and goodput", noise_scale, ("noise_scale", _SPEED)),
-    "gpu-timeline": ("GPUs during the named trial", gpu_timeline, ("gpu",)),
+    "trials": ("Throughput and quality by batch size", trials),
+    "pareto": ("Quality against throughput", pareto),
+    "learning-curves-updates": ("Learning curves over updates", learning_curves),
+    "learning-curves-seconds": ("Learning curves over training time", learning_curves),
+    "time-to-target": ("Time and updates to the target", time_to_target),
+    "noise-scale": ("Gradient noise scale and goodput", noise_scale),
+    "gpu-timeline": ("GPUs during the named trial", gpu_timeline),
 }
 
 
@@ -128,10 +120,10 @@ def _has_data(name: str, study: Study, curves: int) -> bool:
     return True
 
 
-def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, ...]:
+def _figures(study: Study, curves: int) -> tuple[Figure, ...]:
     """Offer the figures for which a study has the data."""
     found = []
-    for name, (title, module, columns) in _FIGURES.items():
+    for name, (title, module) in _FIGURES.items():
         try:
             if not _has_data(name, study, curves):
                 continue
@@ -148,7 +140,6 @@ def _figures(study: Study, notes: Sequence[Note], curves: int) -> tuple[Figure, 
                 title=title,
                 height_in=height_in,
                 draw=functools.partial(plot, study, **options),
-                notes=tuple(n for n in notes if n.mark and set(n.columns) & set(columns)),
                 shape="alone" if name == "trials" else "small",
             )
         )

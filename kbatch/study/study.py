@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
+from kbatch.page.section import ShownRecord
 from kbatch.records import json_codec
 from kbatch.records.plan import PLAN_NAME, Plan
-from kbatch.records.record import EnvironmentRecord, ShownRecord
+from kbatch.records.record import EnvironmentRecord
 from kbatch.study.comparison import check_tolerance, completed_executions
 from kbatch.study.decision import Decision, decide
 from kbatch.study.decision_page import with_page

@@ -7,7 +7,7 @@ from typing import Any
 from kbatch.analysis.intervals import Interval
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.rate_search import FACTOR_NAME, RateModel
-from kbatch.document.numbers import (
+from kbatch.page.numbers import (
     format_number,
     in_brackets,
     interval_text,
@@ -15,8 +15,7 @@ from kbatch.document.numbers import (
     percent,
     setting,
 )
-from kbatch.document.section import Note
-from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.page.section import Cell, Column, Note, Row, Table
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import other_hyperparameters, runs_of
 from kbatch.study.decision import SizeChange

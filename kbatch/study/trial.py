@@ -8,7 +8,7 @@ from operator import attrgetter
 from statistics import fmean
 
 from kbatch.analysis.intervals import Interval, Ratio, mean_interval
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Target, noise_scale
 
 # Hyperparameters that stand in columns of their own.
@@ -75,7 +75,7 @@ class TrialRecord:
         return next((e.failure for e in self.executions if e.failure), None)
 
     @property
-    def notes(self) -> tuple[RunNote, ...]:
+    def notes(self) -> tuple[Note, ...]:
         """What a reader of the numbers must know, each note once."""
         return tuple(dict.fromkeys(note for e in self.executions for note in e.notes))
 

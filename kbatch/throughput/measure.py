@@ -13,12 +13,12 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
-from kbatch.document.numbers import memory_text
 from kbatch.errors import InputError
 from kbatch.memory.find import MemoryPass, data_source, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.memory.workload import Workload
+from kbatch.page.numbers import memory_text
 from kbatch.throughput.record import TrainingProfile
 from kbatch.throughput.update_timing import (
     SHARE_TO_WARM_UP,

@@ -16,10 +16,10 @@ from kbatch.analysis.scaling_curve import (
     knee_batch_size,
 )
 from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.page.section import SavedRecord
 from kbatch.records.record import (
     SHORTEST_S,
     EnvironmentRecord,
-    SavedRecord,
     check_choice,
     check_ranges,
 )

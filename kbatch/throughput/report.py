@@ -8,7 +8,9 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.line_fit import Line
-from kbatch.document.numbers import (
+from kbatch.page.content import Figure
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import (
     count_range,
     format_number,
     in_brackets,
@@ -16,15 +18,7 @@ from kbatch.document.numbers import (
     percent,
     pluralize,
 )
-from kbatch.document.section import (
-    Fact,
-    Figure,
-    Note,
-    Section,
-    environment_facts,
-    where_measured,
-)
-from kbatch.document.tables import Cell, Column, Row, Table
+from kbatch.page.section import Cell, Column, Fact, Note, Row, Section, Table, environment_facts
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED

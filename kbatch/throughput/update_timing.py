@@ -9,7 +9,7 @@ import keras
 
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
-from kbatch.document.numbers import format_number
+from kbatch.page.numbers import format_number
 from kbatch.throughput.record import TimedRounds, TrainingPoint
 from kbatch.timing.rounds import TimingPlan, TimingRounds, WarmUp
 from kbatch.training.accumulation.known_checks import PartsChecks

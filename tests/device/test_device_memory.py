@@ -26,7 +26,7 @@ from kbatch.device.memory import (
     worker_device,
     workers_on_device,
 )
-from kbatch.document.section import neighbours_text
+from kbatch.page.environment import neighbours_text
 from kbatch.records.usage import GpuProcess
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"

@@ -6,7 +6,6 @@ from inference_factory import HALF_PEAK, make_failed, make_memory, make_profile,
 
 from kbatch.inference.profile import TargetTooLow, round_noise
 from kbatch.inference.record import TargetCheck, TimingRecord
-from kbatch.memory.record import MemoryRecord
 
 
 def check(batch_size, latencies_s, *, best, latency_ms=5.0, quantile=0.95):
@@ -248,7 +247,6 @@ def test_the_noise_floor_is_the_farther_end_of_the_interval_of_the_twins():
         (lambda: TimingRecord("compiled", "float32", 1, "fast"), "must be one of"),
         (lambda: TimingRecord("compiled", "float32", 1, "measured"), "if, and only if"),
         (lambda: make_timing(1, outcome="not_run"), "if, and only if"),
-        (lambda: MemoryRecord("float32", 1, "big"), "must be one of"),
     ],
 )
 def test_a_record_that_contradicts_itself_is_refused(make, message):

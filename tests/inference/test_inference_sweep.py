@@ -11,7 +11,7 @@ from kbatch.inference.call_paths import CallPath
 from kbatch.inference.measure import inference_plan
 from kbatch.inference.sweep import InferencePlan, InferenceSweep
 from kbatch.memory.find import MemoryPass
-from kbatch.memory.record import MemoryRecord
+from kbatch.memory.result import MemoryRecord
 from kbatch.timing.rounds import TimingPlan
 
 BULK = 64

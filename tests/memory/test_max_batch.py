@@ -141,19 +141,19 @@ def test_every_form_of_data_is_run_to_its_end(data):
     size = 50 if callable(data()) else 60
     found = kbatch.find_max_batch_size(models.Locked(mlp), data(), memory_limit_bytes=100 * MB)
     assert (found.max_batch_size, found.reason) == (size, "reached the data set")
-    assert "cannot be sent" in found.notes[0]
+    assert found.notes[0].values == {"why": "not sendable"}
 
 
 def probes_here(build, *data, training=True, example=None):
     """Probes in this process."""
     workload = Workload(build, data_source(*data, example), "float32", training=training)
-    return ProcessProbes(workload.start(), 1000 * MB, "here")
+    return ProcessProbes(workload.start(), 1000 * MB, None)
 
 
 def test_of_rows_that_differ_in_length_the_longest_is_used():
     probes = probes_here(sequence_model, ragged_batches(), None)
     assert probes.read(4).rows == 4
-    assert any("longest" in note for note in probes.facts.notes)
+    assert [note.code for note in probes.facts.notes] == ["rows_differ"]
     sample = sample_of(FitData(ragged_batches())).rows(sequence_model())
     assert sample.rows[0].shape == (4, 40, 8)
 
@@ -266,7 +266,7 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
     found = kbatch.find_max_batch_size(
         model, *models.rows(40), memory_limit_bytes=100 * MB, max_batch_size=2
     )
-    assert "cannot be sent" in found.notes[0]
+    assert found.notes[0].values == {"why": "not sendable"}
     assert found.dtype_policy == "mixed_float16"
     assert all(map(np.array_equal, state(model), before))
     assert model.train_step is step

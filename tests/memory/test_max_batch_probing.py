@@ -20,8 +20,8 @@ from kbatch.memory.probe import (
     WorkloadFacts,
     weights_alone_do_not_fit,
 )
-from kbatch.memory.report import max_batch_lines
 from kbatch.memory.search import MaxBatchSearch
+from kbatch.records.notes import Note
 from kbatch.records.usage import GpuProcess
 
 LIMIT = 10_000
@@ -64,7 +64,7 @@ class ComputedProbes:
             training=True,
             dtype_policy="float32",
             examples=examples,
-            notes=("a note",),
+            notes=(Note.of("data_end"),),
             **known,
         )
         self.fixed, self.each = 1000, 10
@@ -113,8 +113,7 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
     assert again == ["search", "fresh process", "mixed sizes"]
     assert [p.batch_size for p in found.probes] == probes.runs
     assert (found.weights_bytes, found.limit_bytes, found.device) == (90, LIMIT, "CPU:0")
-    assert found.notes == ("a note",)
-    assert found.spread == 0.0
+    assert found.noted == (Note.of("data_end"),)
     assert found.environment is not None
 
 
@@ -207,7 +206,7 @@ def test_an_answer_that_runs_out_after_other_sizes_is_too_large():
 def test_what_is_refuted_again_and_again_says_so():
     # Each run of a size takes 6 % more than the one before.
     found = probe(ComputedProbes(fresh=lambda size, run: 0.94 + 0.06 * run))
-    assert any("refuted" in note for note in found.notes)
+    assert "peaks_differ" in [note.code for note in found.notes]
     assert found.max_batch_size in {p.batch_size for p in found.probes}
 
 
@@ -322,25 +321,22 @@ def test_what_is_measured_beside_others_says_so(monkeypatch):
     run = types.SimpleNamespace(
         model=model, training=True, variables_bytes=10, examples=8, note=None
     )
-    facts = ProcessProbes(run, None, "here").facts
+    facts = ProcessProbes(run, None, "gpu").facts
     assert facts.other_processes == (GpuProcess(4711000, 4 * 2**30),)
     beside = "Another process holds memory of the GPU: process 4711000 4.00 GiB."
-    assert facts.notes[0] == "here"
+    assert [note.code for note in facts.notes] == ["measured_here", "gpu_shared"]
     assert facts.notes[1].startswith(beside)
     found = probe(ComputedProbes(other_processes=facts.other_processes))
     assert found.other_processes == facts.other_processes
 
 
-def test_the_record_and_its_text_name_the_sizes_whose_steps_were_too_slow_to_run_all():
+def test_the_record_tells_the_sizes_whose_steps_were_too_slow_to_run_all():
     class Slow(ComputedProbes):
         def read(self, size):
-            slow = {"step_s": 0.03 * size, "stopped_after": 2} if size > 400 else {}
+            slow = {"step_s": 0.03 * size, "steps": 2} if size > 400 else {"steps": 5}
             return super().read(size)._replace(**slow)
 
     found = probe(Slow(), max_batch_size=500)
-    slow = {p.batch_size for p in found.probes if p.stopped_after == 2}
-    assert slow == {p.batch_size for p in found.probes if p.batch_size > 400}
-    assert 500 in slow
-    (line,) = [line for line in max_batch_lines(found) if "memory was read" in line]
-    assert line.startswith("Steps of 500 examples take 15.0 s: memory was read from 2 of them")
-    assert not [line for line in max_batch_lines(probe(ComputedProbes())) if "was read" in line]
+    assert {p.batch_size: p.steps for p in found.probes}[500] == 2
+    assert all((p.steps == 2) == (p.batch_size > 400) for p in found.probes)
+    assert found.table()["steps"].tolist() == [p.steps for p in found.probes]

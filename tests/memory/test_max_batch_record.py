@@ -2,8 +2,7 @@ import dataclasses
 
 import pytest
 
-from kbatch.memory.record import MaxBatchSizeResult, ProbeRecord
-from kbatch.memory.report import max_batch_lines
+from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST
 
 PROBES = (
@@ -39,11 +38,6 @@ def test_the_most_bytes_of_each_size_count():
     assert found.duration_s == 8.5
 
 
-def test_the_spread_is_that_of_the_answer_over_its_runs():
-    assert result().spread == pytest.approx(10 / 890)
-    assert result(max_batch_size=100).spread is None
-
-
 def test_a_prediction_is_read_off_the_line():
     found = result()
     assert found.predict(300) == pytest.approx(890, rel=0.05)
@@ -67,5 +61,13 @@ def test_powers_of_two_end_at_the_answer():
     [(REACHED_DATA, True), (REACHED_MOST, False), ("its memory lies in the window", False)],
 )
 def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it(reason, said):
-    text = " ".join(max_batch_lines(result(reason=reason)))
-    assert ("give `longest_example=(x[0], y[0])`" in text) is said
+    found = result(reason=reason)
+    assert [note.code for note in found.notes] == (["data_end"] if said else [])
+
+
+def test_the_table_has_a_row_for_each_run_and_names_the_runs_of_the_answer():
+    table = result().table()
+    assert table["batch size"].tolist() == [1, 100, 900, 300, 300, 300]
+    assert table["of the limit (%)"].tolist()[3:] == [88.0, 89.0, 88.4]
+    assert table["outcome"][2] == "out of memory"
+    assert table.attrs["answer"] == [3, 4, 5]

@@ -14,7 +14,7 @@ from records_factory import (
 )
 
 from kbatch.records.json_codec import RecordError, read_record, write_record
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
@@ -22,7 +22,7 @@ RECORDS = [
     make_epochs((0.5,), data_wait_s=None)[0],
     make_execution(),
     make_execution(status="out_of_memory"),
-    make_execution(notes=(RunNote.of("resumed", epoch=3), RunNote.of("loss_a_row")), seed=None),
+    make_execution(notes=(Note.of("resumed", epoch=3), Note.of("loss_a_row")), seed=None),
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
     make_usage(make_gpu(energy_source="power")),

@@ -7,10 +7,14 @@ import pytest
 from records_factory import make_execution
 
 from kbatch.records.json_codec import RecordError, read_record, record_text, write_record
-from kbatch.records.notes import _KINDS, RunNote
+from kbatch.records.notes import KINDS, Note
 from kbatch.records.training_run import ExecutionRecord
 
 VALUES = {
+    "peaks_differ": {"refuted": 4},
+    "gpu_shared": {"neighbours": "Another process holds memory of the GPU."},
+    "measured_here": {"why": "gpu"},
+    "rows_differ": {"elements": 8},
     "batch_normalization_in_parts": {"parts": "bn (BatchNormalization)"},
     "parts_differ": {"found": "the loss differed by 3 %", "source": "loss"},
     "parts_not_compared": {"found": "no comparison could be made"},
@@ -29,7 +33,7 @@ VALUES = {
 
 
 def every_note():
-    return [RunNote.of(code, **VALUES.get(code, {})) for code in _KINDS]
+    return [Note.of(code, **VALUES.get(code, {})) for code in KINDS]
 
 
 @pytest.mark.parametrize("note", every_note(), ids=lambda note: note.code)

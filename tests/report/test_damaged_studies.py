@@ -12,8 +12,8 @@ from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial
 
 import kbatch
+from kbatch.cli.study import load_result
 from kbatch.records.json_codec import RecordError, write_record
-from kbatch.report.content import load_record, report_content
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import SearchIdentity, load_study
 
@@ -62,7 +62,7 @@ def read_all(study):
         assert table.to_csv().encode()
         assert table.to_json(orient="records")
     assert str(study.decide())
-    report_content(study)
+    assert study.page().answer
 
 
 def draw_all(study):
@@ -133,12 +133,12 @@ def test_a_damaged_profile_is_refused_or_reported(name, tmp_path):
     for _ in range(40):
         path.write_text(json.dumps(damaged(document, rng)))
         try:
-            record = load_record(path)
+            record = load_result(path)
         except RecordError as error:
             assert str(path) in str(error)
         else:
             assert repr(record)
-            report_content(record)
+            assert record.page().answer
             reported += 1
     assert 1 <= reported < 40
 

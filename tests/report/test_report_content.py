@@ -11,8 +11,8 @@ from records_factory import (
     make_trial,
 )
 
-from kbatch.document.section import one_line
-from kbatch.records.notes import RunNote
+from kbatch.page.numbers import one_line
+from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord
 from kbatch.study.caveats import caveats
 from kbatch.study.report import study_section
@@ -144,8 +144,8 @@ def test_the_only_completed_trial_was_not_compared():
 
 def test_failures_problems_and_notes_are_told_with_their_batch_size():
     study = make_study(
-        make_trial(16, notes=(RunNote.of("resumed", epoch=3), RunNote.of("loss_a_row"))),
-        make_trial(32, notes=(RunNote.of("resumed", epoch=3),), status="failed"),
+        make_trial(16, notes=(Note.of("resumed", epoch=3), Note.of("loss_a_row"))),
+        make_trial(32, notes=(Note.of("resumed", epoch=3),), status="failed"),
         problems=("trial_9/kbatch.json is damaged",),
     )
     assert caveat(study, "trial_9/kbatch.json") != []

@@ -7,7 +7,7 @@ import subprocess
 import pytest
 from records_factory import make_study, make_trial
 
-from kbatch.report.pages import write_report
+from kbatch.page.result import write_report
 
 CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("chrome")
 pytestmark = [

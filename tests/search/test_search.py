@@ -14,7 +14,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.document.numbers import percent
+from kbatch.page.numbers import percent
 
 KINDS = {  # The grid is below.
     "random": (keras_tuner.RandomSearch, {"max_trials": 2}),

@@ -3,11 +3,9 @@
 import pytest
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.document.section import Note
-from kbatch.document.tables import Cell, Column, Row, Table
-from kbatch.records.notes import RunNote
+from kbatch.page.section import Cell, Column, Note, Row, Table
+from kbatch.records.notes import Note as RunNote
 from kbatch.study.caveats import caveats
-from kbatch.study.report import study_section
 from kbatch.study.table import lettered, marked_table, trial_table
 
 TABLE = Table(
@@ -84,15 +82,6 @@ def test_every_caveat_of_a_study_finds_the_numbers_it_concerns():
         ("unstable timing", "0064", "samples_per_second"),
         ("out of memory", "0128", "status"),
     }
-
-
-def test_a_figure_has_the_notes_about_its_numbers():
-    study = make_study(make_trial(16, make_execution(16, workers_on_device=2)), make_trial(32))
-    figures = {figure.name: figure for figure in study_section(study).figures}
-    assert "shared device" in [note.label for note in figures["trials"].notes]
-    over_updates = [note.label for note in figures["learning-curves-updates"].notes]
-    assert "equal-epochs budget" in over_updates
-    assert "shared device" not in over_updates
 
 
 def test_trials_that_failed_alike_share_a_note():

@@ -6,7 +6,6 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import Interval, Ratio
-from kbatch.report.content import section_of
 from kbatch.study.caveats import caveats
 from kbatch.study.names import noise_scale_text
 from kbatch.study.table import trial_table
@@ -59,7 +58,7 @@ def test_the_report_says_what_is_disputed_for_adam():
     study = make_study(trial(16, STEADY))
     (doubt,) = [c.text for c in caveats(study) if "arXiv:2505.23971" in c.text]
     assert "under Adam is disputed" in doubt
-    assert doubt in [note.text for note in section_of(study).notes]
+    assert doubt in study.page().notes
 
 
 def test_sgd_has_the_noise_scale_it_was_derived_for():

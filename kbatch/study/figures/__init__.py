@@ -39,8 +39,8 @@ def draw_figure(
     from kbatch.plotting.canvas import draw_so_wide
 
     if name == "memory":
-        from kbatch.memory.record import MaxBatchSizeResult
-        from kbatch.memory.report import plot_memory
+        from kbatch.memory.figure import plot_memory
+        from kbatch.memory.result import MaxBatchSizeResult
 
         draw = functools.partial(plot_memory, MaxBatchSizeResult.load(path))
     else:

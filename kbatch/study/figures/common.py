@@ -7,7 +7,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Interval
-from kbatch.document.numbers import join_words, pluralize
+from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
 from kbatch.study.names import (

@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.document.numbers import format_number, join_words, memory_text, percent, pluralize
+from kbatch.page.numbers import format_number, join_words, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
 from kbatch.records.usage import GpuUsage, UsageRecord

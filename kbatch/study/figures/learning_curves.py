@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import FEWEST_VALUES, mean_interval
-from kbatch.document.numbers import format_number, join_words, pluralize
+from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Ratio
-from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize
+from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color

@@ -6,9 +6,10 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
-from kbatch.document.numbers import format_number, join_words, pluralize, shortened
+from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
+from kbatch.plotting.canvas import shortened
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.comparison import best_of_rates
 from kbatch.study.figures import common

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import mean_interval
-from kbatch.document.numbers import format_number, in_brackets, join_words, pluralize, setting
+from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style

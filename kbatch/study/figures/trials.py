@@ -10,7 +10,7 @@ from typing import Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.rate_search import FACTOR_NAME
-from kbatch.document.numbers import format_number, join_words, pluralize, setting
+from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import MUTED, series_style

@@ -19,14 +19,14 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import failure_text
-from kbatch.document.numbers import format_number
 from kbatch.library_internals import (
     build_symbolically,
     compile_loss_of,
     layers_of,
     policy_of_layers,
 )
-from kbatch.records.notes import RunNote
+from kbatch.page.numbers import format_number
+from kbatch.records.notes import Note
 from kbatch.training.accumulation.compared_passes import STILL_UP_TO, Pass, Passes
 from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
@@ -87,16 +87,16 @@ class PartsCheck:
         return text + (f"; {self.layer} depends on other rows" if self.layer else "")
 
     @property
-    def note(self) -> RunNote | None:
+    def note(self) -> Note | None:
         """What it means for a batch that is cut, None where parts train as the whole does."""
         if self.equal:
             return None
         if self.difference is None:
-            return RunNote.of("parts_not_compared", found=self.text)
+            return Note.of("parts_not_compared", found=self.text)
         if self.layer is not None and self.layer.endswith("(BatchNormalization)"):
             found = dataclasses.replace(self, layer=None).text
-            return RunNote.of("batch_normalization_in_parts", parts=f"{self.layer}; {found}")
-        return RunNote.of("parts_differ", found=self.text, source=self.source)
+            return Note.of("batch_normalization_in_parts", parts=f"{self.layer}; {found}")
+        return Note.of("parts_differ", found=self.text, source=self.source)
 
 
 def check_parts(model: keras.Model, rows: Any) -> PartsCheck:

@@ -18,7 +18,7 @@ from kbatch.library_internals import (
     metric_functions,
     output_losses_of,
 )
-from kbatch.records.notes import RunNote
+from kbatch.records.notes import Note
 from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatistics
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
@@ -49,7 +49,7 @@ class AccumulatingTrainStep(TrainStep):
         if self._warns and self.batch_metrics:
             self._warns = False
             names = ", ".join(sorted(self.batch_metrics))
-            warnings.warn(RunNote.of("metrics_of_parts", names=names), stacklevel=2)
+            warnings.warn(Note.of("metrics_of_parts", names=names), stacklevel=2)
 
     def _update(self, data: Any) -> dict[str, Any]:
         model, whole = self.model, super()._update

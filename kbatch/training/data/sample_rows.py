@@ -10,6 +10,7 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import build_symbolically, compiled_metrics, wrapped_function
+from kbatch.records.notes import Note
 from kbatch.training.data.forms import (
     FitData,
     arrays_of,
@@ -34,7 +35,7 @@ class SampleRows(NamedTuple):
     rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
     # None where the data do not tell; of a long dataset of batches at most so many.
     examples: int | None
-    note: str | None = None  # What a reader must know of the choice.
+    note: Note | None = None  # What a reader must know of the choice.
 
     def batches(self, batch_size: int) -> tf.data.Dataset:
         """Make an endless dataset of one batch size; rows are repeated where they are too few."""
@@ -73,11 +74,7 @@ class _Reading(NamedTuple):
             examples = sum(self.counts) if seen_all else cardinality * max(self.counts)
         note = None
         if len(set(self.row_bytes)) > 1:
-            note = (
-                "Rows of the dataset differ in length: the longest of the first "
-                f"{len(self.counts)} elements was used. If there are longer ones, put one first "
-                "or, where there is such an argument, give it as `longest_example`."
-            )
+            note = Note.of("rows_differ", elements=len(self.counts))
         return SampleRows(self.rows, examples, note)
 
 

@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.document.numbers import format_number, join_words, percent, pluralize, setting
+from kbatch.page.numbers import format_number, join_words, percent, pluralize, setting
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])

@@ -1,4 +1,4 @@
-"""Numbers and texts as people read them: few digits, units, and cut to a length."""
+"""Numbers and texts as people read them: few digits, units, and on one line."""
 
 import math
 from collections.abc import Iterable
@@ -69,6 +69,7 @@ def count_range(numbers: Iterable[int], noun: str) -> str:
     return pluralize(low, noun) if low == high else f"{low:,} to {pluralize(high, noun)}"
 
 
-def shortened(text: str, characters: int) -> str:
-    """Cut a text that is too long, and mark the cut, as in "learning…"."""
-    return text if len(text) <= characters else f"{text[: characters - 1]}…"
+def one_line(text: str) -> str:
+    """Bring a message onto one line and shorten it."""
+    line = " ".join(text.split())
+    return line if len(line) <= 300 else f"{line[:299]}…"

@@ -1,14 +1,23 @@
-"""Records of memory: a search for the largest batch, and one batch size."""
+"""The largest batch that fits and how it was found, and the memory of one batch size."""
 
 import dataclasses
+import functools
 from collections.abc import Iterable
+from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.memory.search import MemoryFit, check_window, fit_memory
-from kbatch.records.record import EnvironmentRecord, SavedRecord, check_choice, check_ranges
+from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory
+from kbatch.page.content import Figure
+from kbatch.page.numbers import memory_text, percent, pluralize
+from kbatch.page.result import Result
+from kbatch.records.notes import Note, most_important
+from kbatch.records.record import EnvironmentRecord
 from kbatch.records.usage import GpuProcess
 
-OUTCOMES = ("fits", "above_window", "out_of_memory")
+if TYPE_CHECKING:
+    import pandas as pd
+
+_OUTCOMES = {"fits": "fits", "above_window": "above the window", "out_of_memory": "out of memory"}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -18,26 +27,18 @@ class ProbeRecord:
     batch_size: int  #: Examples in the batch.
     #: Most bytes held at once over its steps after the first, None where memory ran out.
     peak_memory_bytes: int | None
-    outcome: str  #: One of `OUTCOMES`.
+    outcome: str  #: "fits", "above_window" or "out_of_memory".
     duration_s: float  #: Seconds that it took, tracing included.
     purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
     step_s: float | None = None  #: Of a train step after the first, None where none was timed.
     #: Most bytes in the first step, which also compiles and tries algorithms; or None.
     first_step_peak_memory_bytes: int | None = None
-    stopped_after: int | None = None  #: Train steps after which slow ones ended it, else None.
-
-    def __post_init__(self):
-        check_choice(OUTCOMES, outcome=self.outcome)
-        check_ranges(1, batch_size=self.batch_size)
-        check_ranges(
-            0,
-            peak_memory_bytes=self.peak_memory_bytes,
-            first_step_peak_memory_bytes=self.first_step_peak_memory_bytes,
-        )
+    #: Steps that it ran, fewer than others where they were slow; None where memory ran out.
+    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
-class MaxBatchSizeResult(SavedRecord):
+class MaxBatchSizeResult(Result):
     """The largest batch size whose memory lies in the window, and how it was found."""
 
     max_batch_size: int  #: The size, in examples. It was run.
@@ -53,18 +54,9 @@ class MaxBatchSizeResult(SavedRecord):
     requested_block_bytes: int | None = None  #: Of the last allocation that failed, in one piece.
     free_bytes: int | None = None  #: What was free then.
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
-    notes: tuple[str, ...] = ()  #: What a reader of the figures must know.
+    noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine.
     other_processes: tuple[GpuProcess, ...] = ()  #: Who held memory of the GPU beside it.
-
-    def __post_init__(self):
-        check_ranges(1, max_batch_size=self.max_batch_size, limit_bytes=self.limit_bytes)
-        if self.max_batch_size not in self.memory_bytes:
-            raise ValueError(
-                "`max_batch_size` must be a size whose memory was probed. "
-                f"Received: max_batch_size={self.max_batch_size}."
-            )
-        check_window(self.memory_window)
 
     def __repr__(self) -> str:
         share = self.peak_memory_bytes / self.limit_bytes
@@ -72,6 +64,92 @@ class MaxBatchSizeResult(SavedRecord):
             f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
             f"{self.limit_bytes / 2**30:.3g} GiB on {self.device}, {len(self.probes)} runs>"
         )
+
+    @property
+    def title(self) -> str:
+        """What it is a result of."""
+        return f"Largest batch for {'training' if self.training else 'inference'}"
+
+    @property
+    def answer(self) -> str:
+        """The size, what it takes, and why it is this one."""
+        peak, limit = self.peak_memory_bytes, self.limit_bytes
+        return (
+            f"{self.title}: {pluralize(self.max_batch_size, 'example')}, {memory_text(peak)} of "
+            f"{memory_text(limit)} ({percent(peak / limit)}) on {self.device} under "
+            f"{self.dtype_policy}; {self.reason}."
+        )
+
+    def table(self) -> "pd.DataFrame":
+        """Return all runs, in order."""
+        import pandas as pd
+
+        def mebibytes(size_bytes: float | None) -> float | None:
+            return None if size_bytes is None else size_bytes / 2**20
+
+        table = pd.DataFrame(
+            {
+                "batch size": probe.batch_size,
+                "peak memory (MiB)": mebibytes(probe.peak_memory_bytes),
+                "of the limit (%)": None
+                if probe.peak_memory_bytes is None
+                else 100 * probe.peak_memory_bytes / self.limit_bytes,
+                "peak of the first step (MiB)": mebibytes(probe.first_step_peak_memory_bytes),
+                "step time (ms)": None if probe.step_s is None else 1e3 * probe.step_s,
+                "steps": probe.steps,
+                "time (s)": probe.duration_s,
+                "outcome": _OUTCOMES[probe.outcome],
+                "run": probe.purpose,
+            }
+            for probe in self.probes
+        )
+        table.attrs["answer"] = [
+            place
+            for place, probe in enumerate(self.probes)
+            if probe.batch_size == self.max_batch_size and probe.peak_memory_bytes is not None
+        ]
+        return table
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        end = (Note.of("data_end"),) if self.reason == REACHED_DATA else ()
+        return most_important((*self.noted, *end))
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figure of memory by batch size."""
+        from kbatch.memory.figure import HEIGHT_IN, plot_memory
+
+        draw = functools.partial(plot_memory, self)
+        return (Figure("memory", "Memory by batch size", HEIGHT_IN, draw),)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it was measured with, the fitted line, and what was free at the last failure."""
+        found = {
+            "task": "train steps" if self.training else "predictions",
+            "memory limit": memory_text(self.limit_bytes),
+            "target window": " to ".join(map(percent, self.memory_window)),
+            "dtype policy": self.dtype_policy,
+            "variables": memory_text(self.weights_bytes),
+        }
+        if (fit := self.fit) is not None:
+            fixed, each = (
+                memory_text(max(value, 0.0))
+                + ("" if error is None else f" (standard error {memory_text(error)})")
+                for value, error in (
+                    (fit.fixed_bytes, fit.fixed_error_bytes),
+                    (fit.bytes_per_example, fit.bytes_per_example_error),
+                )
+            )
+            found["fitted line"] = f"{fixed} fixed, {each} per example"
+        if self.largest_free_block_bytes is not None and self.free_bytes is not None:
+            found["last failure"] = (
+                f"{memory_text(self.requested_block_bytes or 0)} requested in one block, "
+                f"{memory_text(self.free_bytes)} free, the largest free block "
+                f"{memory_text(self.largest_free_block_bytes)}"
+            )
+        return found
 
     @property
     def memory_bytes(self) -> dict[int, int]:
@@ -91,13 +169,6 @@ class MaxBatchSizeResult(SavedRecord):
     def memory_bound(self) -> bool:
         """Whether memory set the size, and not the end of the data or of the search."""
         return self.in_window or any(probe.outcome != "fits" for probe in self.probes)
-
-    @property
-    def spread(self) -> float | None:
-        """Range of the peaks of `max_batch_size` as a share of the largest; None from one run."""
-        same = [probe for probe in self.probes if probe.batch_size == self.max_batch_size]
-        peaks = [p.peak_memory_bytes for p in same if p.peak_memory_bytes is not None]
-        return (max(peaks) - min(peaks)) / max(peaks) if len(peaks) > 1 else None
 
     @property
     def fit(self) -> MemoryFit | None:
@@ -124,25 +195,17 @@ class MaxBatchSizeResult(SavedRecord):
         return powers_of_two(low, self.max_batch_size)
 
 
-MEMORY_OUTCOMES = ("fits", "out_of_memory", "not_run")
-
-
 @dataclasses.dataclass(frozen=True)
 class MemoryRecord:
     """The memory of one batch size."""
 
     dtype_policy: str  #: Under which policy, or `"int8"`.
     batch_size: int  #: Examples in the batch.
-    outcome: str  #: One of `MEMORY_OUTCOMES`.
+    outcome: str  #: "fits", "out_of_memory" or "not_run".
     reason: str | None = None  #: Why it was not run, None where it was.
     peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
     predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
     guarded: bool = False  #: Whether it was not run because it would need too much.
-
-    def __post_init__(self) -> None:
-        check_choice(MEMORY_OUTCOMES, outcome=self.outcome)
-        check_ranges(1, batch_size=self.batch_size)
-        check_ranges(0, peak_bytes=self.peak_bytes)
 
     @property
     def refusal(self) -> str | None:

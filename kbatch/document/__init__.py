@@ -1,1 +1,0 @@
-"""What every text shares: numbers, tables and sections."""

@@ -1,0 +1,100 @@
+"""The figure of the memory by batch size."""
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+from matplotlib.axes import Axes
+
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import memory_text, percent, pluralize
+from kbatch.plotting import canvas, draw
+from kbatch.plotting.axes import batch_axis
+from kbatch.plotting.palette import ALARM, MUTED, series_style
+
+if TYPE_CHECKING:
+    from kbatch.memory.result import MaxBatchSizeResult
+
+HEIGHT_IN = 4.2
+_CURVE_POINTS = 200
+_TOP = 1.12
+_OUT_OF_MEMORY = "out of memory"
+_KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
+
+
+def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
+    """Plot the peak memory of every batch size that was tried, with window, limit and fit.
+
+    Batch sizes that ran out of memory are marked on the limit.
+
+    >>> result = kbatch.find_max_batch_size(build, x, y)
+    >>> kbatch.plot_memory(result).figure.savefig("memory.png")
+
+    Args:
+        result: What `find_max_batch_size` found.
+        ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
+    """
+    answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
+    runs_of, window = _runs_by_kind(result), " to ".join(map(percent, result.memory_window))
+    (panel,) = canvas.panels(ax, HEIGHT_IN)
+    sizes = sorted({probe.batch_size for probe in result.probes})
+    batch_axis(panel, sizes, "Batch size (examples in a step)")
+    unit, unit_name = (2.0**30, "GiB") if limit_bytes >= 2**30 else (2.0**20, "MiB")
+    limit, low, high = (share * limit_bytes / unit for share in (1, *result.memory_window))
+    panel.axhspan(low, high, color=series_style(2).color, alpha=0.14, linewidth=0, zorder=0.3)
+    draw.limit(panel, limit, f"limit {memory_text(limit_bytes)}")
+    middle, edge = (0.01, (low + high) / 2), panel.get_yaxis_transform()
+    draw.text(panel, f"window {window}", middle, ha="left", color=MUTED, xycoords=edge)
+    if fit is not None:
+        places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
+        line = {"color": series_style(0).color, "linewidth": 1.1, "linestyle": ":"}
+        panel.plot(places, (fit.fixed_bytes + places * fit.bytes_per_example) / unit, **line)
+    for index, (kind, runs) in enumerate(runs_of.items()):
+        if runs:
+            failed = kind == _OUT_OF_MEMORY
+            color, marker = (ALARM, "X") if failed else series_style(index)
+            peaks = [peak_bytes / unit for _, peak_bytes in runs]
+            look = {"size": 8 if failed else 6, "label": kind, "zorder": 4 if failed else 3}
+            draw.points(panel, [size for size, _ in runs], peaks, color, marker, **look)
+    peak_bytes = result.peak_memory_bytes
+    draw.guide(panel, answer)
+    place, share = (answer, peak_bytes / unit), peak_bytes / limit_bytes
+    draw.ring(panel, *place)
+    ha, right_pt = ("right", -11) if answer > sizes[0] else ("left", 11)
+    va, up_pt = ("bottom", 11) if share < 0.15 else ("top", -11)
+    words = f"{answer:,}: {memory_text(peak_bytes)}, {percent(share)}"
+    draw.text(panel, words, place, (right_pt, up_pt), ha=ha, va=va, bold=True)
+    panel.set_ylim(0, _TOP * limit)
+    panel.set_ylabel(f"Peak memory ({unit_name})")
+    panel.yaxis.set_major_formatter("{x:g}")
+    line = ""
+    if fit is not None:
+        fixed, each = memory_text(max(fit.fixed_bytes, 0)), max(fit.bytes_per_example, 0.0)
+        line = f"Dotted: fitted line, {fixed} and {memory_text(each)} per example."
+    where = where_measured(result.environment) if result.environment else [result.device]
+    facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
+    canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
+    canvas.write_caption(panel, f"Why this size: {result.reason}.", line, " · ".join(facts))
+    failed = ", ".join(f"{size:,}" for size, _ in sorted(set(runs_of[_OUT_OF_MEMORY])))
+    sentences = (
+        f"A chart of peak memory over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic "
+        f"axis, with the limit of {memory_text(limit_bytes)} and a window {window}.",
+        f"Batch size {answer:,} is marked, with {memory_text(peak_bytes)}, {percent(share)} of the "
+        "limit.",
+        failed and f"Out of memory: {failed}.",
+        line,
+    )
+    panel.set_label(" ".join(filter(None, sentences)))
+    return panel
+
+
+def _runs_by_kind(result: "MaxBatchSizeResult") -> dict[str, list[tuple[int, float]]]:
+    """Return batch sizes and peak bytes by what became of the run; what ran out is at the limit."""
+    runs: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
+    below, above, confirming, out = _KINDS
+    for probe in result.probes:
+        kind, peak_bytes = out, probe.peak_memory_bytes
+        if peak_bytes is not None:
+            kind = below if probe.purpose == "search" else confirming
+            kind = above if probe.outcome == "above_window" else kind
+        runs[kind].append((probe.batch_size, peak_bytes or result.limit_bytes))
+    return runs

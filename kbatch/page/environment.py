@@ -1,0 +1,61 @@
+"""Machine, software and neighbours in words."""
+
+import contextlib
+from collections.abc import Sequence
+from datetime import datetime
+
+from kbatch.page.numbers import gibibytes, join_words, memory_text
+from kbatch.records.record import EnvironmentRecord
+from kbatch.records.usage import GpuProcess
+
+_UNKNOWN = "n/a (the system does not tell)"
+
+
+def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
+    """Return machine and software by name, nothing where they were not recorded."""
+    if environment is None:
+        return {}
+    memory, load = environment.memory_bytes, environment.load_average
+    started = environment.created_at
+    with contextlib.suppress(ValueError):  # What is no time stays as it is.
+        at = datetime.fromisoformat(started)
+        started = f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".strip()
+    return {
+        "Started": started,
+        "Device": environment.device,
+        "Processor": f"{environment.cpu}, {environment.cpu_count} usable",
+        "Host memory": gibibytes(memory) if memory else _UNKNOWN,
+        "Load average at the start": _UNKNOWN if load is None else f"{load:.2f}",
+        "Platform": environment.platform,
+        **environment.versions,
+    }
+
+
+UNKNOWN_DEVICE = "n/a (device not recorded)"
+
+
+def where_measured(environment: EnvironmentRecord | None) -> list[str]:
+    """List the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
+    if environment is None:
+        return [UNKNOWN_DEVICE]
+    return [environment.device, *versions_text(environment)]
+
+
+def versions_text(environment: EnvironmentRecord | None) -> list[str]:
+    """List the versions alone, none where they were not recorded."""
+    versions = environment.versions if environment else {}
+    names = {"tensorflow": "TensorFlow", "keras": "Keras"}
+    return [f"{name} {versions[key]}" for key, name in names.items() if key in versions]
+
+
+def neighbours_text(processes: Sequence[GpuProcess]) -> str:
+    """Say who else holds memory of a GPU; an empty text where nobody does."""
+    if not processes:
+        return ""
+    who = "Another process holds" if len(processes) == 1 else "Other processes hold"
+    named = join_words(
+        f"process {p.pid} {(p.name and f'({p.name}) ') or ''}"
+        + ("an unknown part" if p.memory_bytes is None else memory_text(p.memory_bytes))
+        for p in processes
+    )
+    return f"{who} memory of the GPU: {named}."

@@ -1,0 +1,74 @@
+"""Pages in HTML: a file that needs no network, and the output of a notebook's cell."""
+
+import re
+from collections.abc import Sequence
+from typing import Any
+
+import jinja2
+from markupsafe import Markup, escape
+
+from kbatch.page.content import Page
+from kbatch.page.table import answer_rows, shown_columns
+from kbatch.plotting.canvas import WIDTH_IN, detached_axes
+from kbatch.plotting.saving import SvgPage, transparent_svg
+
+
+def html_text(pages: Sequence[Page]) -> str:
+    """Write results as one HTML page."""
+    shared, drawings = SvgPage(), {}
+    # For a desk and print; and for a telephone, where texts stay as large and captions take more
+    # lines.
+    widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
+    for place, page in enumerate(pages, start=1):
+        for figure in page.figures:
+            drawing: dict[str, Any] = {}
+            for name, (width_in, taller) in widths.items():
+                if name == "narrow" or figure.shape == "alone":
+                    axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
+                    drawing[name] = Markup(shared.element(transparent_svg(axes)))
+                    drawing["alt_text"] = str(axes.get_label())
+            drawings[place, figure.name] = drawing
+    template = templates().get_template("report.html")
+    glyphs, rules = Markup(shared.glyphs()), Markup(shared.rules())
+    return template.render(pages=pages, drawings=drawings, glyphs=glyphs, rules=rules)
+
+
+def notebook_html(page: Page) -> str:
+    """Write a result as a piece of HTML for the output of a cell."""
+    # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
+    return templates().get_template("notebook.html").render(page=page, most=40)
+
+
+_RANGE = re.compile(r"\(?[\d.,]+ (?:±|to) [\d.,]+\)?")
+_NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
+
+
+def templates() -> jinja2.Environment:
+    """Return the templates, in which an unknown name is an error."""
+    environment = jinja2.Environment(
+        loader=jinja2.PackageLoader("kbatch.page"),
+        autoescape=jinja2.select_autoescape(("html",)),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    for function in (glued, prose, in_cell, shown_columns, answer_rows):
+        environment.filters[function.__name__] = function
+    return environment
+
+
+def glued(text: str) -> str:
+    """Keep a number on the line of its unit."""
+    return _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
+
+
+def in_cell(text: str) -> Markup:
+    """Let a long name break at underscores, and keep a range or a number with its ± together."""
+    broken = str(escape(text)).replace("_", "_<wbr>")
+    return Markup(_RANGE.sub(r'<span class="range">\g<0></span>', broken))
+
+
+def prose(text: str) -> Markup:
+    """Write a sentence as HTML: what stands between back-ticks as code."""
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(glued(text)))))

@@ -1,0 +1,180 @@
+"""The one shape of every result: an answer, a table, at most three notes, and figures."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from kbatch.page.content import Figure, Page
+from kbatch.page.environment import environment_texts
+from kbatch.page.section import ShownRecord
+from kbatch.page.table import table_text
+from kbatch.records.json_codec import (
+    DAMAGED,
+    RecordError,
+    printable,
+    read_record,
+    shown,
+    write_record,
+    write_whole_file,
+)
+from kbatch.records.notes import Note
+from kbatch.records.record import EnvironmentRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+    from matplotlib.axes import Axes
+
+
+class Result:
+    """The base of a frozen dataclass that holds what was measured.
+
+    A result says what it found in these seven; whatever shows it reads nothing else:
+
+    - `title`: what it is a result of, in a few words.
+    - `answer`: the decision, in one sentence.
+    - `table()`: what was measured, a row each. Column names carry units ("peak memory (MiB)"), an
+      interval stands in the columns "X, low" and "X, high", what is unknown is None and its reason
+      stands in the column "outcome". `attrs["answer"]` lists the labels of the rows that `answer`
+      names. How it is written is told in `kbatch.page.table`.
+    - `notes`: `most_important` of the notes in the field `noted` and of those that follow from the
+      data. The texts stand in `kbatch.records.notes`.
+    - `figures()`: the one that shows the decision first. A module `figure` beside the result draws
+      them; it imports the result for its annotations only, so the result can import it.
+    - `settings`: what it was measured with, a text each, ready to be read.
+    - `environment`: the machine, None if it was not recorded.
+    """
+
+    environment: EnvironmentRecord | None
+
+    @property
+    def title(self) -> str:
+        """What it is a result of, in a few words."""
+        raise NotImplementedError
+
+    @property
+    def answer(self) -> str:
+        """The decision, in one sentence."""
+        raise NotImplementedError
+
+    def table(self) -> "pd.DataFrame":
+        """Return what was measured, with units in the names of its columns."""
+        raise NotImplementedError
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        return ()
+
+    @property
+    def settings(self) -> Mapping[str, str]:
+        """What it was measured with."""
+        return {}
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figures for which there are data, undrawn."""
+        return ()
+
+    def plot(self, ax: "Axes | None" = None) -> "Axes":
+        """Plot the figure that shows the answer, in Axes or in a new figure."""
+        figures = self.figures()
+        if not figures:
+            raise ValueError(f"There is nothing to draw: {self.answer}")
+        return figures[0].draw(ax)
+
+    def save(self, path: Path | str) -> None:
+        """Write the result as JSON."""
+        write_record(self, Path(path))
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a result that `save` wrote."""
+        found = read_record(cls, Path(path))
+        try:  # Values that do not fit each other are found where the page is made of them.
+            found.page()
+        except DAMAGED as error:
+            name = printable(str(path))
+            raise RecordError(f"{name} is damaged: {shown(error)}.") from error
+        return found
+
+    def write_report(self, path: Path | str) -> tuple[Path, ...]:
+        """Write its page as `.html` or `.md`, as `kbatch.write_report` does."""
+        return write_report(self, path)
+
+    def page(self) -> Page:
+        """Return what all renderings show."""
+        return Page(
+            self.title,
+            self.answer,
+            (self.table(),),
+            self.notes,
+            self.figures(),
+            self.settings,
+            environment_texts(self.environment),
+            self.environment.command if self.environment else None,
+        )
+
+    def __str__(self) -> str:
+        """Write the answer, the table and the notes for a terminal."""
+        table = table_text(self.table())
+        return "\n".join(
+            [self.answer, *(["", table, ""] if table else []), *(f"Note: {n}" for n in self.notes)]
+        ).rstrip()
+
+    def _repr_html_(self) -> str:
+        from kbatch.page.html import notebook_html
+
+        return notebook_html(self.page())
+
+
+Reported = Result | ShownRecord
+
+
+def write_report(results: Reported | Sequence[Reported], path: str | Path) -> tuple[Path, ...]:
+    """Write what was found: the answer first, then figure, table, notes and how it was measured.
+
+    HTML is one file that needs no network. Markdown has its figures in files beside it,
+    `<name>-<figure>.png`.
+
+    Example:
+
+    >>> study = kbatch.load_study("results/digits")
+    >>> kbatch.write_report(study, "digits.html")
+    >>> profile = kbatch.InferenceProfile.load("profile.json")
+    >>> kbatch.write_report([study, profile], "digits.md")
+
+    Args:
+        results: A `Study`, or what a function that measures returned, or a list of them, which
+            makes one document.
+        path: File to write, with suffix `.html` or `.md`.
+
+    Returns:
+        The files written, the report last.
+
+    Raises:
+        ValueError: If the suffix is another one, a study is empty or the list is.
+        OSError: If the folder cannot be written, with what to do.
+    """
+    given = list(results) if isinstance(results, Sequence) else [results]
+    if not given or not all(isinstance(one, (Result, ShownRecord)) for one in given):
+        raise ValueError(
+            "A report needs a study or another result, or a list of them. "
+            f"Received: results={results!r}."
+        )
+    path = Path(path)
+    if path.suffix.lower() not in (".html", ".md"):
+        raise ValueError(
+            "A report's `path` must end in `.html` (one file) or `.md` (with figures beside "
+            f"it). Received: path={str(path)!r}."
+        )
+    pages = [one.page() for one in given]
+    if path.suffix.lower() == ".html":
+        from kbatch.page.html import html_text
+
+        files = {path: html_text(pages).encode()}
+    else:
+        from kbatch.page.markdown import markdown_files
+
+        files = markdown_files(pages, path)
+    for file, data in files.items():
+        write_whole_file(file, data)
+    return tuple(files)

@@ -1,1 +1,0 @@
-"""Pages: HTML, Markdown and notebooks."""

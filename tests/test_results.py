@@ -1,0 +1,283 @@
+"""What holds for every result: its file, its answer, table, notes and figures, and its page."""
+
+import json
+import re
+from pathlib import Path
+
+import pandas as pd
+import pytest
+from html_page import Page
+from matplotlib.figure import Figure
+from record_samples import FORMS, RECORDS
+from records_factory import make_environment, make_study, make_trial
+
+import kbatch
+from kbatch.cli.study import load_result
+from kbatch.page.content import Page as Content
+from kbatch.page.environment import environment_texts
+from kbatch.page.html import glued, html_text
+from kbatch.page.markdown import markdown_files
+from kbatch.page.result import Result, write_report
+from kbatch.page.table import shown_columns, table_text
+from kbatch.records.json_codec import RecordError, write_record
+from kbatch.records.notes import KINDS, Note, most_important
+from kbatch.study.study import Study
+
+RESULTS = {name: one for name, one in FORMS.items() if isinstance(one, Result)}
+of_every_form = pytest.mark.parametrize("result", RESULTS.values(), ids=RESULTS)
+
+
+@of_every_form
+def test_the_answer_is_one_sentence_and_the_title_a_few_words(result):
+    assert result.answer.endswith(".")
+    assert "\n" not in result.answer
+    assert not re.search(r"\. [A-Z]", result.answer)
+    assert 0 < len(result.title) < 60
+    assert not result.title.endswith(".")
+
+
+@of_every_form
+def test_the_table_is_data_with_units_intervals_and_the_rows_of_the_answer(result):
+    table = result.table()
+    assert isinstance(table, pd.DataFrame)
+    assert table.columns.is_unique
+    assert set(table.attrs.get("answer", ())) <= set(table.index)
+    for name in table.columns:
+        value, mark, _ = name.rpartition(", ")
+        if mark:
+            assert {value, f"{value}, low", f"{value}, high"} <= set(table.columns)
+        assert name == name[0].lower() + name[1:] or name.split()[0].isupper()
+    assert table.to_csv(index=False)
+    assert table.to_json(orient="records")
+
+
+@of_every_form
+def test_at_most_three_notes_are_shown_each_of_a_known_code_and_once(result):
+    assert len(result.notes) <= 3
+    assert all(isinstance(note, Note) for note in result.notes)
+    order = [list(KINDS).index(note.code) for note in result.notes]
+    assert order == sorted(set(order))
+
+
+@of_every_form
+def test_printed_it_is_the_answer_the_table_and_the_notes(result):
+    lines = str(result).splitlines()
+    assert lines[0] == result.answer
+    assert [line for line in lines if line.startswith("Note: ")] == [
+        f"Note: {note}" for note in result.notes
+    ]
+    for column in shown_columns(result.table()):
+        assert column.title in lines[2]
+    named = [line for line in lines if line.startswith("* ")]
+    assert len(named) == len(result.table().attrs.get("answer", ()))
+
+
+@of_every_form
+def test_settings_are_texts(result):
+    assert all(isinstance(text, str) and text for text in result.settings.values())
+
+
+@of_every_form
+def test_its_figures_are_drawn_in_any_axes_and_described(result):
+    figures = result.figures()
+    assert len({figure.name for figure in figures}) == len(figures)
+    if not figures:
+        with pytest.raises(ValueError, match="nothing to draw"):
+            result.plot()
+        return
+    assert len(result.plot().get_label().split()) > 5
+    for figure in figures:
+        axes = Figure().subplots()
+        assert figure.draw(axes) is axes
+
+
+@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
+def test_it_is_read_as_it_was_written(record, tmp_path):
+    path = tmp_path / "there" / "record.json"
+    record.save(path)
+    assert load_result(path) == record
+    if not isinstance(record, Study):
+        assert type(record).load(str(path)) == record
+
+
+@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
+def test_its_repr_is_one_short_line(record):
+    assert "\n" not in repr(record)
+    assert len(repr(record)) < 160
+    assert type(record).__name__ in repr(record)
+
+
+@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
+def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(record):
+    page = Page(record._repr_html_())
+    assert page.open == []
+    assert not any(map(page.found, ("script", "style", "link", "body")))
+    answer = record.page().answer
+    assert answer.split(":")[0].split("`")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
+
+
+def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
+    page = Page(make_study(*(make_trial(size) for size in range(16, 116)))._repr_html_())
+    assert len(page.found("tr")) == 1 + 40
+    assert "60 more rows" in page.text
+
+
+def test_a_study_without_trials_says_in_a_notebook_what_to_run():
+    assert "kbatch demo" in Page(Study("digits", ())._repr_html_()).text
+
+
+@pytest.mark.parametrize("name", RECORDS)
+@pytest.mark.parametrize("text", ["", "[]", "{}", "not json", '{"kind": "Study"}'])
+def test_a_file_that_is_no_record_is_named(name, text, tmp_path):
+    path = tmp_path / "x.json"
+    path.write_text(text)
+    for load in (load_result, getattr(type(RECORDS[name]), "load", load_result)):
+        with pytest.raises(RecordError, match=r"x\.json is no kbatch record or is damaged"):
+            load(path)
+
+
+@pytest.mark.parametrize("record", RECORDS.values(), ids=RECORDS)
+def test_the_file_of_another_record_is_named(record, tmp_path):
+    write_record(make_trial(16), tmp_path / "x.json")
+    with pytest.raises(RecordError, match=r"x\.json holds a TrialRecord"):
+        getattr(type(record), "load", load_result)(tmp_path / "x.json")
+    with pytest.raises(RecordError, match="give the folder"):
+        load_result(tmp_path / "x.json")
+
+
+def test_a_file_whose_values_do_not_fit_each_other_is_named(tmp_path):
+    path = tmp_path / "x.json"
+    RECORDS["largest batch"].save(path)
+    document = json.loads(path.read_text())
+    document["record"]["max_batch_size"] = 7  # It was never run.
+    path.write_text(json.dumps(document))
+    with pytest.raises(RecordError, match=r"x\.json is damaged"):
+        load_result(path)
+
+
+def test_a_file_of_another_kbatch_is_refused_with_what_to_do(tmp_path):
+    document = {"kbatch_schema": 99, "kind": "Study", "record": {}}
+    (tmp_path / "x.json").write_text(json.dumps(document))
+    with pytest.raises(RecordError, match=r"x\.json has schema version 99.*use the version"):
+        load_result(tmp_path / "x.json")
+
+
+def test_a_folder_is_a_study_or_is_told_what_one_is(tmp_path):
+    for name in ("missing.json", "missing"):
+        with pytest.raises(FileNotFoundError, match=name):
+            load_result(tmp_path / name)
+    with pytest.raises(FileNotFoundError, match="needs the project directory of a search"):
+        load_result(tmp_path)
+    write_record(make_trial(16), tmp_path / "trial_0016" / "kbatch.json")
+    assert [trial.batch_size for trial in load_result(tmp_path).trials] == [16]
+
+
+def test_several_results_make_one_document_with_their_answers_first():
+    pages = [record.page() for record in RECORDS.values()]
+    text = html_text(pages)
+    first = text.index("</header>")
+    for page in pages:
+        assert glued(page.answer.split(":")[0]) in text[:first]
+    assert text.count("<article") == len(RECORDS)
+    ids = re.findall(r' id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+    assert set(re.findall(r'href="#([^"]+)"', text)) <= set(ids)
+
+
+def test_markdown_of_several_results_has_a_picture_a_figure(tmp_path):
+    written = write_report(list(RECORDS.values()), tmp_path / "all.md")
+    assert written[-1] == tmp_path / "all.md"
+    assert sorted(tmp_path.iterdir()) == sorted(written)
+    text = (tmp_path / "all.md").read_text(encoding="utf-8")
+    pictures = re.findall(r"\]\(([^)]+\.png)\)", text)
+    assert sorted(pictures) == sorted(path.name for path in written[:-1])
+    assert "\n\n\n" not in text
+
+
+@pytest.mark.parametrize("given", ["a study", None, 3, [], [make_study(), "another"]])
+def test_what_is_no_result_is_refused(given, tmp_path):
+    with pytest.raises(ValueError, match="A report needs a study"):
+        write_report(given, tmp_path / "report.html")
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("created_at", "shown"),
+    [("2025-01-02T03:04:05+00:00", "2025-01-02 03:04 UTC"), ("long ago", "long ago")],
+)
+def test_the_start_is_told_to_the_minute_and_what_is_unknown_said(created_at, shown):
+    environment = make_environment(created_at=created_at, memory_bytes=None, load_average=None)
+    texts = environment_texts(environment)
+    assert texts["Started"] == shown
+    assert texts["Host memory"] == "n/a (the system does not tell)"
+    assert texts["tensorflow"] == "2.21.0"
+    assert environment_texts(None) == {}
+
+
+# A table of every kind of value: how it is written is the same in all renderings.
+TABLE = pd.DataFrame(
+    {
+        "batch size": [16, 2048],
+        "samples/s": [1234.5, None],
+        "samples/s, low": [1200.0, None],
+        "samples/s, high": [1260.0, None],
+        "steps": [3.0, None],
+        "learning rate": [0.001, 0.0125],
+        "val_accuracy": [0.98125, 0.97],
+        "never": [None, None],
+        "outcome": ["", "out of | <memory>"],
+    }
+)
+TABLE.attrs = {"answer": [0], "digits": {"val_accuracy": 4}}
+TEXTS = [
+    ["16", "2,048"],
+    ["1,230 (1,200 to 1,260)", "n/a"],
+    ["3", "n/a"],
+    ["0.001", "0.0125"],
+    ["0.9812", "0.9700"],
+    ["", "out of | <memory>"],
+]
+
+
+def test_a_table_is_written_with_few_digits_and_intervals_in_brackets():
+    columns = shown_columns(TABLE)
+    assert [column.title for column in columns] == [
+        *("batch size", "samples/s", "steps", "learning rate", "val_accuracy", "outcome")
+    ]
+    assert [column.texts for column in columns] == TEXTS
+    assert [column.numeric for column in columns] == [True] * 5 + [False]
+    header, first, second = table_text(TABLE).splitlines()
+    assert header.split() == " ".join(column.title for column in columns).split()
+    assert first.startswith("* ")
+    assert second.endswith("out of | <memory>")
+    assert first.index("16") == second.index("2,048") + 3
+
+
+def test_every_rendering_writes_the_same_table():
+    content = Content("Title", "Answer.", (TABLE,), (), (), {}, {}, None)
+    page = Page(html_text([content]))
+    markdown = markdown_files([content], Path("r.md"))[Path("r.md")].decode()
+    for text in (text for texts in TEXTS for text in texts if text):
+        assert text in page.text
+        assert text in markdown.replace("\\", "")
+    assert len(page.found("span")) == 2  # The mark of the answer and the range.
+    assert "| **16** | **1,230 (1,200 to 1,260)** |" in markdown
+    assert r"out of \| \<memory\>" in markdown
+
+
+def test_the_most_important_notes_are_kept_in_order_and_once():
+    codes = list(KINDS)
+    notes = [Note.of("data_end"), Note.of("peaks_differ", refuted=4), Note.of("data_end")]
+    assert [note.code for note in most_important(notes)] == ["peaks_differ", "data_end"]
+    assert codes.index("peaks_differ") < codes.index("data_end")
+    many = [*notes, Note.of("rows_differ", elements=3), Note.of("measured_here", why="gpu")]
+    assert len(most_important(many)) == 3
+
+
+def test_a_result_writes_its_own_report(tmp_path):
+    (written,) = RECORDS["largest batch"].write_report(tmp_path / "r.html")
+    assert "2,250 examples" in written.read_text()
+
+
+def test_public_results_have_the_shape_that_is_promised():
+    assert issubclass(kbatch.MaxBatchSizeResult, Result)
