@@ -1,6 +1,7 @@
 """How often is a certain answer wrong?
 
-python benchmarks/judge_errors.py [--searches 1000] [--rows looks]    about 5 minutes on one core
+python benchmarks/judge_errors.py [--searches 1000] [--rows looks] [--seed 0]
+    about 5 minutes on one core
 
 Each row draws so many searches from a known truth and judges them as kbatch does. A search is wrong
 where it is certain while one of its sizes is better than the named one by more than the tolerance:
@@ -223,6 +224,7 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--searches", type=int, default=1000)
     parser.add_argument("--rows", default="", help="only rows whose name begins so")
+    parser.add_argument("--seed", type=int, default=0, help="of the draws")
     options = parser.parse_args()
     count = options.searches
     print(f"{count:,} searches a row{'':40}{'certain':>8}{'wrong':>8}")
@@ -231,7 +233,7 @@ def main() -> None:
             continue
         worst = (-1, 0)
         for row in found:
-            rng = np.random.default_rng(2026)
+            rng = np.random.default_rng(options.seed)
             answers = np.array([search(row, rng) for _ in range(count)])
             worst = max(worst, (int(answers[:, 1].sum()), int(answers[:, 0].sum())))
         wrong, certain = worst

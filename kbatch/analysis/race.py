@@ -1,10 +1,12 @@
 """What a race of batch sizes runs next, asked and told: first the learning rates, then certainty.
 
-Pairs of batch size and learning rate run once, at execution number 0, where that promises most
-(`kbatch.analysis.rate_search`). What chose a pair does not certify it: of every size that may be
-the answer, the pair that is best by the model then runs in rounds, one execution number for all,
-and only these are judged (`kbatch.analysis.judge`), from the third round on after each. A size
-leaves when it is judged worse, or when it is unlikely to be the answer or the best by all runs.
+Pairs of batch size and learning rate run once, at execution number 0: every size, and the pairs
+that promise most (`kbatch.analysis.rate_search`). What chose a pair does not certify it: of every
+size that may be the answer, the pair that is best by the model then runs in rounds, one execution
+number for all, and only these are judged (`kbatch.analysis.judge`), from the third round on after
+each. Who runs in a round follows from the rounds before it, so that a round is run whole: the first
+three have the same pairs, and then a size leaves when it is judged worse, or when it is unlikely to
+be the answer or the best by all runs.
 
 The race ends when the answer is certain; when a size is certified and no other that would be
 preferred has a chance to be; when its executions are spent; or when these would not suffice and
@@ -12,9 +14,10 @@ another round is not expected to change which pair is best by more than a small 
 tolerance. All follows from the runs alone, so a search that was killed goes on as it would have.
 """
 
+import collections
 import math
-from collections.abc import Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Sequence
+from typing import Literal, NamedTuple
 
 import numpy as np
 
@@ -30,8 +33,6 @@ _ROUNDS_TO_CERTIFY = 5
 _LEAST_CHANCE = 0.3
 # Another run must be expected to gain this share of the tolerance.
 _LEAST_GAIN = 0.15
-# A pair that has begun its rounds stays that of its size within this share of the tolerance.
-_AS_GOOD = 1.0
 
 
 class NextRun(NamedTuple):
@@ -131,44 +132,55 @@ class _Race:
         self._left = [
             (size, factor) for size in batch_sizes for factor in factors if self._may(size, factor)
         ]
-        self._numbers: dict[Pair, set[Any]] = {}
-        for size, factor, number in [(*run.pair, run.seed) for run in runs] + [*pending]:
+        self._numbers: dict[Pair, set[int]] = {}
+        for size, factor, number in [(*run.pair, run.seed or 0) for run in runs] + [*pending]:
             self._numbers.setdefault((size, factor), set()).add(number)
         self._spent = sum(map(len, self._numbers.values()))
 
     def step(self) -> RaceStep:
         """Return the next execution, or why there is none."""
+        alone = len({size for size, _ in self._left}) < 2
         if self._spent >= self._most:
-            return RaceStep((), None if self._pending else "executions", self._judged())
+            ended = "alone" if alone else "executions"
+            return RaceStep((), None if self._pending else ended, self._judged())
         first = next((pair for pair in self._opening() if pair not in self._numbers), None)
         if first is not None:
             return RaceStep((NextRun(*first, 0),))
-        model = RateModel.of(self._runs, self._left, **self._goal)
+        model = self._model(self._runs)
         if model is None:
             return self._without_values()
-        model = model.with_pending([one[:2] for one in self._pending])
-        seconds = training_seconds_of(self._runs, self._sizes)
-        answer, best = model.chances(seconds, model.pairs)
-        # To know which sizes are within the tolerance takes the best one too.
-        gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})
-        top = int(np.where(model.counts > 0, -math.inf, gains).argmax())
-        worth = _LEAST_GAIN * model.tolerance
-        begun = any(max(numbers) > 0 for numbers in self._numbers.values())
-        # Two sizes are to have the rounds of a first judgement.
-        may_search = not begun and self._spent + 2 * FIRST_LOOK < self._most
-        if may_search and not model.counts[top] and gains[top] > worth:
-            return RaceStep((NextRun(*model.pairs[top], 0),))
-        if not begun and self._pending:
-            return RaceStep()
-        return self._next_round(model, seconds, worth)
+        if not any(max(numbers) > 0 for numbers in self._numbers.values()):
+            pair = self._pair_to_try(model.with_pending([one[:2] for one in self._pending]))
+            if pair is not None:
+                return RaceStep((NextRun(*pair, 0),))
+            if self._pending:
+                return RaceStep()
+        return RaceStep(ended="alone") if alone else self._round()
 
     def _opening(self) -> list[Pair]:
         """List the pairs that are run whatever comes out."""
-        sizes = dict.fromkeys((self._base, self._sizes[-1], self._sizes[0]))
-        pairs = [(size, 1.0) for size in (sizes if len(self._factors) > 1 else self._sizes)]
-        if len(self._factors) > 1:
+        pairs = [(self._base, 1.0), (self._sizes[-1], 1.0), (self._sizes[0], 1.0)]
+        if len(self._factors) > 1 and len(self._sizes) + 2 <= self._most:
             pairs += [(self._base, 0.25), (self._base, 4.0)]
+        else:  # At the only rate, or before any other.
+            pairs += [(size, 1.0) for size in self._sizes]
         return [pair for pair in pairs if pair in self._left]
+
+    def _pair_to_try(self, model: RateModel) -> Pair | None:
+        """Return the pair that is run once before the rounds, None where they may begin."""
+        tried = {size for size, _ in self._numbers}
+        untried = [pair for pair in self._pair_of_each_size(model, ()) if pair[0] not in tried]
+        # Two sizes are to have the rounds of a first judgement, where there is room for these.
+        room = self._most - self._spent - len(untried)
+        if room > 2 * FIRST_LOOK or (room < 2 * FIRST_LOOK and not untried):
+            answer, best = model.chances(self._seconds(), model.pairs)
+            # To know which sizes are within the tolerance takes the best one too.
+            gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})
+            top = int(np.where(model.counts > 0, -math.inf, gains).argmax())
+            if not model.counts[top] and gains[top] > _LEAST_GAIN * model.tolerance:
+                return model.pairs[top]
+        racing = [] if self._pending else self._racing(1)
+        return next((pair for pair in [*untried, *racing] if pair not in self._numbers), None)
 
     def _may(self, size: int, factor: float) -> bool:
         """Return whether a pair can be trained as far as the runs show it."""
@@ -189,71 +201,88 @@ class _Race:
         diverged = any(run.ended == "diverged" for run in self._runs)
         return RaceStep(ended="diverged" if diverged else "failed")
 
-    def _next_round(self, model: RateModel, seconds: Mapping[int, float], worth: float) -> RaceStep:
-        pairs = self._pairs_of_sizes(model)
-        if len(pairs) < 2:
-            return RaceStep(ended="alone")
-        rounds = {pair: self._rounds(pair) for pair in pairs}
-        most = max(rounds.values())
-        judgement = None
-        if most >= FIRST_LOOK and not self._pending:
-            judgement = self._judged()
-        racing = self._racing(model, pairs, seconds, () if judgement is None else judgement.worse)
-        untried = next((pair for pair in racing if pair not in self._numbers), None)
-        if untried is not None:
-            return RaceStep((NextRun(*untried, 0),), None, judgement)
-        lacking = [pair for pair in racing if rounds[pair] < most]
-        if not lacking:  # They are even.
-            if judgement is not None and (ended := self._ended(judgement, model, racing, worth)):
-                return RaceStep((), ended, judgement)
-            if most >= FIRST_LOOK and self._pending:
+    def _round(self) -> RaceStep:
+        """Return the next execution of a round, or why no further one is run."""
+        number = max(1, *(max(numbers) for numbers in self._numbers.values()))
+        racing, judgement = self._racing(number), None
+        lacking = self._lacking(racing, number)
+        if not lacking and number >= FIRST_LOOK:
+            if self._pending:
                 return RaceStep()
+            judgement, racing = self._judged(), self._racing(number + 1)
+            if judgement is not None and judgement.certain:
+                return RaceStep((), "certain", judgement)
+            lacking = self._lacking(racing, number)
+            if judgement is not None and not lacking and (ended := self._ended(racing)):
+                return RaceStep((), ended, judgement)
+        lacking = lacking or [NextRun(*pair, number + 1) for pair in racing]
         # A round is run whole or not at all.
-        if self._spent + len(lacking or racing) > self._most:
+        if self._spent + len(lacking) > self._most:
             return RaceStep((), None if self._pending else "executions", self._judged())
-        pair = min(lacking or racing, key=lambda one: rounds[one])
-        number = next(n for n in range(1, self._most + 1) if n not in self._numbers[pair])
-        return RaceStep((NextRun(*pair, number),), None, judgement)
+        return RaceStep((lacking[0],), None, judgement)
 
-    def _judged(self, sizes: Sequence[int] | None = None) -> Judgement | None:
-        sizes = self._sizes if sizes is None else sizes
-        return judge_race(self._runs, sizes, confidence=self._confidence, **self._goal)
+    def _racing(self, number: int) -> list[Pair]:
+        """Return the pairs of a round by the runs before it, the likeliest to be named first.
 
-    def _pairs_of_sizes(self, model: RateModel) -> list[Pair]:
-        """Return the pair of each size that is raced: the best one, or as good and begun."""
-        found: dict[int, Pair] = {}
-        for size in {size for size, _ in model.pairs}:
-            means = {p: m for p, m in zip(model.pairs, model.means, strict=True) if p[0] == size}
-            least = max(means.values()) - _AS_GOOD * model.tolerance
-            near = [pair for pair, mean in means.items() if mean >= least]
-            found[size] = max(near, key=lambda pair: (self._rounds(pair), means[pair], pair))
-        return [found[size] for size in sorted(found)]
-
-    def _rounds(self, pair: Pair) -> int:
-        return len(self._numbers.get(pair, set()) - {0})
-
-    def _racing(
-        self,
-        model: RateModel,
-        pairs: Sequence[Pair],
-        seconds: Mapping[int, float],
-        worse: Sequence[Pair],
-    ) -> list[Pair]:
-        """Return the pairs that may be the answer, the likeliest first; two where two are left."""
-        answer, best = model.chances(seconds, pairs)
+        There are two where two are left. The first rounds, before any judgement, have the same.
+        """
+        before = number if number > FIRST_LOOK else 1
+        runs = [run for run in self._runs if (run.seed or 0) < before]
+        model = self._model(runs)
+        if model is None:
+            return []
+        pairs, most = self._pair_of_each_size(model, runs), len(self._sizes)
+        if before > 1:
+            judgement = self._judged(runs=runs)
+            worse = () if judgement is None else judgement.worse
+            pairs = [pair for pair in pairs if pair not in worse]
+        else:  # So few that they can all have these.
+            most = (self._most - sum(0 in own for own in self._numbers.values())) // FIRST_LOOK
+        answer, best = model.chances(self._seconds(), pairs)
         chances = {pair: max(answer[pair[0]], best[pair[0]]) for pair in pairs}
-        order = sorted((pair for pair in pairs if pair not in worse), key=lambda one: -chances[one])
-        return order[:2] + [pair for pair in order[2:] if chances[pair] >= _LEAST_CHANCE]
+        order = sorted(pairs, key=lambda pair: -chances[pair])
+        likely = [pair for pair in order[2:] if chances[pair] >= _LEAST_CHANCE]
+        return order[:2] + likely[: max(0, most - 2)]
 
-    def _ended(
-        self, judgement: Judgement, model: RateModel, racing: Sequence[Pair], worth: float
-    ) -> Literal["certain", "certified", "out of reach"] | None:
-        """Say why no further round is run."""
-        if judgement.certain:
-            return "certain"
+    def _pair_of_each_size(self, model: RateModel, runs: Sequence[Run]) -> list[Pair]:
+        """Return the best pair of each size, or one as good that has had more rounds."""
+        rounds = collections.Counter(run.pair for run in runs if run.seed)
+        means = dict(zip(model.pairs, model.means.tolist(), strict=True))
+        found: dict[int, Pair] = {}
+        for size in sorted({size for size, _ in model.pairs}):
+            own = [pair for pair in model.pairs if pair[0] == size]
+            least = max(means[pair] for pair in own) - model.tolerance
+            near = [pair for pair in own if means[pair] >= least]
+            found[size] = max(near, key=lambda pair: (rounds[pair], means[pair], pair))
+        return list(found.values())
+
+    def _lacking(self, racing: Sequence[Pair], number: int) -> list[NextRun]:
+        """List what pairs lack up to a round; one that joins the others lacks earlier ones too."""
+        return [
+            NextRun(*pair, each)
+            for each in range(number + 1)
+            for pair in racing
+            if each not in self._numbers.get(pair, ())
+        ]
+
+    def _model(self, runs: Sequence[Run]) -> RateModel | None:
+        return RateModel.of(runs, self._left, **self._goal)
+
+    def _seconds(self) -> dict[int, float]:
+        return training_seconds_of(self._runs, self._sizes)
+
+    def _judged(
+        self, sizes: Sequence[int] | None = None, runs: Sequence[Run] | None = None
+    ) -> Judgement | None:
+        sizes = self._sizes if sizes is None else sizes
+        runs = self._runs if runs is None else runs
+        return judge_race(runs, sizes, confidence=self._confidence, **self._goal)
+
+    def _ended(self, racing: Sequence[Pair]) -> Literal["certified", "out of reach"] | None:
+        """Say why no further round is run, though the answer is not certain."""
         # Sizes that were left out may forbid a certain answer: rounds settle it among the others.
-        inner = self._judged(())
-        if inner is None or inner.obstacle == "pinned":
+        inner, model = self._judged(()), self._model(self._runs)
+        if inner is None or inner.obstacle == "pinned" or model is None:
             return "out of reach"
         more = math.inf
         if inner.obstacle is None:
@@ -269,4 +298,5 @@ class _Race:
             more = (inner.executions_needed or math.inf) - rounds
         # Certain in time, or another round may show that another pair is the better one.
         within = self._spent + more * len(racing) <= self._most
+        worth = _LEAST_GAIN * model.tolerance
         return None if within or model.gain_of_repeats(racing) > worth else "out of reach"
