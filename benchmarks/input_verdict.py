@@ -192,7 +192,7 @@ def main() -> None:
 
 def tell_case(name, ratio, profile, step_s):
     found = profile.ratio
-    interval = f"{found.interval.low:.2f} to {found.interval.high:.2f}"
+    interval = f"{found.low:.2f} to {found.high:.2f}"
     long_run = profile.long_run_ratio
     uneven = "" if profile.is_even else f"  (long: {long_run.low:.2f} to {long_run.high:.2f})"
     print(

@@ -23,7 +23,7 @@ import itertools
 
 import numpy as np
 
-from kbatch.analysis import Ratio, gradient_noise_scale, noise_scale_of_epochs
+from kbatch.analysis import Estimate, gradient_noise_scale, noise_scale_of_epochs
 from kbatch.analysis.intervals import ratio_of_means
 
 RATIOS = (0.1, 0.3, 1, 3, 10, 30, 100)
@@ -51,7 +51,7 @@ def main() -> None:
 
 def one_run(
     rng: np.random.Generator, noise_scale: float, batch_size: int, micros: int, steps: int
-) -> Ratio:
+) -> Estimate:
     """The scale from updates at one point of a quadratic, where |G|^2 = 1."""
     gradient = CURVATURE / np.linalg.norm(CURVATURE)
     deviation = gradient * np.sqrt(noise_scale * micros / batch_size)
@@ -71,12 +71,12 @@ def coverage_of_epochs(rng: np.random.Generator, late: int, rho: float, repetiti
     for _ in range(repetitions):
         variances = 100 * (1 + 0.2 * autoregressive(rng, 2 * late, rho))
         norms = 1 + 0.1 * autoregressive(rng, 2 * late, rho)
-        before = ratio_of_means(variances[late:], norms[late:], weights=np.ones(late)).interval
-        after = noise_scale_of_epochs(variances, norms).interval
-        alone += before is not None and before.low <= 100 <= before.high
-        covered += after is not None and after.low <= 100 <= after.high
+        before = ratio_of_means(variances[late:], norms[late:], weights=np.ones(late)).ends
+        after = noise_scale_of_epochs(variances, norms).ends
+        alone += before is not None and before[0] <= 100 <= before[1]
+        covered += after is not None and after[0] <= 100 <= after[1]
         if before and after:
-            widths.append((after.high - after.low) / (before.high - before.low))
+            widths.append((after[1] - after[0]) / (before[1] - before[0]))
     return f"{alone / repetitions:>8.1%}{covered / repetitions:>9.1%}{np.median(widths):>7.2f}"
 
 
@@ -88,10 +88,10 @@ def autoregressive(rng: np.random.Generator, count: int, rho: float) -> np.ndarr
     return values
 
 
-def shares(found: list[Ratio], truth: float) -> str:
-    intervals = [scale.interval for scale in found if scale.interval is not None]
-    covered = sum(interval.low <= truth <= interval.high for interval in intervals)
-    bound = sum(scale.at_least is None or scale.at_least <= truth for scale in found)
+def shares(found: list[Estimate], truth: float) -> str:
+    intervals = [scale.ends for scale in found if scale.ends is not None]
+    covered = sum(low <= truth <= high for low, high in intervals)
+    bound = sum(scale.low is None or scale.low <= truth for scale in found)
     return (
         f"{len(intervals) / len(found):>10.1%}"
         + (f"{covered / len(intervals):>9.1%}" if intervals else f"{'-':>9}")

@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.recommendation.limits import sizes_to_search, starting_size
 from kbatch.throughput.record import TimedRounds
 
@@ -70,9 +70,9 @@ def main() -> None:
         best = min(seconds, key=lambda size: seconds[size])
         starts, held, counted = [], 0, []
         for value in counts["noise"]:
-            noise = Ratio(None, None, None)
+            noise = Estimate(None)
             if value is not None:
-                noise = Ratio(value, Interval(value, value), value)
+                noise = Estimate(value, value, value)
             starts.append(BASE if value is None else starting_size(ways, noise_scale=value))
             found = sizes_to_search(ways, noise, base_batch_size=BASE)
             held += best in found

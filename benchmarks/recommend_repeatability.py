@@ -100,9 +100,9 @@ def tell(net: str, rows: list[dict]) -> None:
 
 def noise_text(found: kbatch.Recommendation) -> str:
     noise = found.noise_scale
-    if noise.value is None or noise.interval is None:
-        return f"at least {noise.at_least or 0:.0f}"
-    return f"{noise.value:.0f} ({noise.interval.low:.0f} to {noise.interval.high:.0f})"
+    if noise.value is None or noise.ends is None:
+        return f"at least {noise.low or 0:.0f}"
+    return f"{noise.value:.0f} ({noise.low:.0f} to {noise.high:.0f})"
 
 
 if __name__ == "__main__":

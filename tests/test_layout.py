@@ -191,7 +191,7 @@ def test_a_wrong_import_is_seen(module, source):
         ("kbatch.analysis.x", "import math\nimport numpy as np\nfrom . import intervals"),
         (
             "kbatch.records.x",
-            "from kbatch.analysis import Interval\nfrom kbatch import __version__",
+            "from kbatch.analysis import Estimate\nfrom kbatch import __version__",
         ),
         ("kbatch.study.figures.x", "from ..conditions import caption\nimport matplotlib"),
         ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker'"),

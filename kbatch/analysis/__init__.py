@@ -5,9 +5,7 @@ from kbatch.analysis.goodput import StepsToTarget as StepsToTarget
 from kbatch.analysis.goodput import fit_steps_to_target as fit_steps_to_target
 from kbatch.analysis.goodput import goodput as goodput
 from kbatch.analysis.goodput import statistical_efficiency as statistical_efficiency
-from kbatch.analysis.intervals import Interval as Interval
-from kbatch.analysis.intervals import QuantileBound as QuantileBound
-from kbatch.analysis.intervals import Ratio as Ratio
+from kbatch.analysis.intervals import Estimate as Estimate
 from kbatch.analysis.intervals import calls_for_quantile as calls_for_quantile
 from kbatch.analysis.intervals import mean_interval as mean_interval
 from kbatch.analysis.intervals import quantile_upper_bound as quantile_upper_bound
@@ -19,7 +17,6 @@ from kbatch.analysis.noise_scale import gradient_moments as gradient_moments
 from kbatch.analysis.noise_scale import gradient_noise_scale as gradient_noise_scale
 from kbatch.analysis.noise_scale import noise_scale_of_epochs as noise_scale_of_epochs
 from kbatch.analysis.noise_scale import noise_scale_of_runs as noise_scale_of_runs
-from kbatch.analysis.scaling_curve import BatchAnswer as BatchAnswer
 from kbatch.analysis.scaling_curve import Latency as Latency
 from kbatch.analysis.scaling_curve import batch_size_within as batch_size_within
 from kbatch.analysis.scaling_curve import efficient_batch_size as efficient_batch_size

@@ -17,7 +17,7 @@ import math
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.line_fit import Line, fit_line
 
 
@@ -91,7 +91,7 @@ class StepsToTarget:
         return self.line.slope
 
     @property
-    def critical_batch_size(self) -> Ratio:
+    def critical_batch_size(self) -> Estimate[float | None]:
         """B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0."""
         return self.line.slope_over_intercept
 

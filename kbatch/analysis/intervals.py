@@ -25,6 +25,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from statistics import fmean
+from typing import Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -38,16 +39,36 @@ FEWEST_VALUES_OF_A_MEDIAN = 6
 _ROUNDS_FOR_ORDER = 9
 
 
+# None where a value can be lost in noise: then a lower end may be all that is known.
+Value = TypeVar("Value", bound=float | None, covariant=True)
+
+
 @dataclasses.dataclass(frozen=True)
-class Interval:
-    """An interval: of 95 % confidence, or between quartiles where its maker says so."""
+class Estimate(Generic[Value]):
+    """A number and the range that it lies in with 95 % confidence, or what its maker says."""
 
-    low: float  #: Lower bound, in the unit of the values.
-    high: float  #: Upper bound, in the unit of the values.
+    value: Value  #: The estimate, in the unit of what was measured.
+    low: float | None = None  #: Lower end of the range, in the same unit.
+    high: float | None = None  #: Upper end.
+    n: int | None = None  #: Values that it was made of.
+
+    @property
+    def ends(self) -> tuple[float, float] | None:
+        """Both ends, None unless both are known."""
+        return None if self.low is None or self.high is None else (self.low, self.high)
+
+    def times(self, factor: float) -> "Estimate[Value]":
+        """Change the unit: multiply by a positive number."""
+        known = {"value": self.value, "low": self.low, "high": self.high}
+        changed = {name: factor * x for name, x in known.items() if x is not None}
+        return dataclasses.replace(self, **changed)
 
 
-def mean_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a mean by Student's t, None for fewer than three values.
+UNRESOLVED: "Estimate[float | None]" = Estimate(None)
+
+
+def mean_interval(values: Sequence[float]) -> Estimate[float] | None:
+    """Compute a mean and its 95 % interval by Student's t, None for fewer than three values.
 
     Assumes independent values of about normal distribution, as repeated executions of one trial
     with different seeds are. With two it is so wide, 13 standard errors, that it says nothing.
@@ -59,7 +80,7 @@ def mean_interval(values: Sequence[float]) -> Interval | None:
     # A product, since a power that overflows raises.
     variance = sum((value - mean) * (value - mean) for value in values) / (count - 1)
     half_width = t_quantile(count - 1) * math.sqrt(variance / count)
-    return Interval(mean - half_width, mean + half_width)
+    return Estimate(mean, mean - half_width, mean + half_width, count)
 
 
 def t_quantile(degrees_of_freedom: int) -> float:
@@ -67,66 +88,49 @@ def t_quantile(degrees_of_freedom: int) -> float:
     return float(special.stdtrit(degrees_of_freedom, 0.975))
 
 
-def median_interval(values: Sequence[float]) -> Interval | None:
-    """Compute the 95 % interval of a median; None for fewer than six values."""
+def median_interval(values: Sequence[float]) -> Estimate[float] | None:
+    """Compute a median and its 95 % interval; None for fewer than six values."""
     count = len(values)
     if count < FEWEST_VALUES_OF_A_MEDIAN:
         return None
     rank = int(np.searchsorted(special.bdtr(np.arange(count), count, 0.5), 0.025, side="right"))
     ordered = sorted(values)
-    return Interval(float(ordered[rank - 1]), float(ordered[count - rank]))
+    ends = float(ordered[rank - 1]), float(ordered[count - rank])
+    return Estimate(float(np.median(values)), *ends, count)
 
 
-@dataclasses.dataclass(frozen=True)
-class RoundEstimate:
-    """The median over rounds, in the unit of the values."""
+def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
+    """Return the median of positive values, one a round; of fewer than three without ends.
 
-    value: float
-    interval: Interval | None  # Of 95 % confidence; None for fewer than three rounds.
-    rounds: int
-
-
-def over_rounds(values: Sequence[float]) -> RoundEstimate | None:
-    """Summarise positive values of rounds: Student's t of logarithms; from nine on the median."""
-    if not len(values):
+    The interval is Student's of the logarithms, from nine rounds on that of the median.
+    """
+    count = len(values)
+    if count >= _ROUNDS_FOR_ORDER:
+        return median_interval(values)
+    if not count:
         return None
-    interval = median_interval(values)
-    if len(values) < _ROUNDS_FOR_ORDER:
-        logs = mean_interval([math.log(value) for value in values])
-        interval = logs and Interval(math.exp(logs.low), math.exp(logs.high))
-    return RoundEstimate(float(np.median(values)), interval, len(values))
+    logs = mean_interval([math.log(value) for value in values])
+    low, high = (None, None) if logs is None or logs.ends is None else map(math.exp, logs.ends)
+    return Estimate(float(np.median(values)), low, high, count)
 
 
 def ratio_over_rounds(
     numerator: Sequence[float], denominator: Sequence[float]
-) -> RoundEstimate | None:
+) -> Estimate[float] | None:
     """Summarise the ratio of two contenders, paired by round."""
     return over_rounds([n / d for n, d in zip(numerator, denominator, strict=True)])
 
 
-@dataclasses.dataclass(frozen=True)
-class QuantileBound:
-    """An upper bound of a quantile."""
-
-    value: float | None  #: The bound, in the unit of the values; None with too few calls.
-    quantile: float  #: Which quantile, in (0, 1).
-    confidence: float  #: How likely the bound holds, in (0, 1).
-    calls: int  #: Values that there were.
-    missing_calls: int  #: How many more are needed for a bound: 0 where there is one.
-
-
 def quantile_upper_bound(
     values: ArrayLike, *, quantile: float, confidence: float = 0.95
-) -> QuantileBound:
+) -> float | None:
     """Bound a quantile from above with confidence: the smallest of the values that is a bound.
 
-    Assumes independent values, one a call; of calls in a row that share a hiccup there are fewer
-    than their number.
+    None for fewer values than `calls_for_quantile`. Assumes independent values, one a call; of
+    calls in a row that share a hiccup there are fewer than their number.
 
-    >>> quantile_upper_bound(range(59), quantile=0.95).value
+    >>> quantile_upper_bound(range(59), quantile=0.95)
     58.0
-    >>> quantile_upper_bound(range(40), quantile=0.95).missing_calls
-    19
     """
     needed = calls_for_quantile(quantile, confidence=confidence)
     ordered = np.sort(np.asarray(values, float))
@@ -137,11 +141,10 @@ def quantile_upper_bound(
         )
     calls = len(ordered)
     if calls < needed:
-        return QuantileBound(None, quantile, confidence, calls, needed - calls)
+        return None
     # Of as many calls as are needed the last one is the bound, whatever the rounding.
     below = special.bdtr(np.arange(calls - 1), calls, quantile)
-    value = ordered[np.searchsorted(below, confidence)]
-    return QuantileBound(float(value), quantile, confidence, calls, 0)
+    return float(ordered[np.searchsorted(below, confidence)])
 
 
 def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
@@ -159,26 +162,19 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
     return max(1, math.ceil(math.log1p(-confidence) / math.log(quantile) - 1e-9))
 
 
-@dataclasses.dataclass(frozen=True)
-class Ratio:
-    """A ratio that cannot be negative, as far as it can be told."""
-
-    value: float | None  #: The estimate; None when the denominator is not distinguishable from 0.
-    interval: Interval | None  #: Its 95 % interval; None when `value` is.
-    at_least: float | None  #: Lower bound with 97.5 % confidence, also of a lost ratio; or None.
-
-
-UNRESOLVED = Ratio(None, None, None)
-
-
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
-) -> Ratio:
+) -> Estimate[float | None]:
+    """Divide two numbers with a covariance, of which the ratio cannot be negative.
+
+    The value is None where the denominator is not told apart from 0: then a lower end, with 97.5 %
+    confidence, may be all that is known.
+    """
     estimates = np.array([numerator, denominator])
     # Squares of squares follow: in units of the estimates themselves they stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))
     if not np.all(unit > 0):
-        return UNRESOLVED if denominator <= 0 else Ratio(0.0, Interval(0.0, 0.0), 0.0)
+        return UNRESOLVED if denominator <= 0 else Estimate(0.0, 0.0, 0.0)
     n, d = estimates / unit
     v = t_quantile(degrees_of_freedom) ** 2 * covariance / np.outer(unit, unit)
     # The condition on r as a r^2 - 2 b r + c <= 0.
@@ -190,14 +186,14 @@ def ratio_of_estimates(
     # The lower root without the difference of two near numbers; 0 is compatible when c <= 0.
     low = float(scale * c / (b + root)) if c > 0 and n > 0 else 0.0
     if a <= 0:
-        return Ratio(None, None, low or None)
+        return Estimate(None, low or None)
     high = float(scale * (b + root) / a)
-    return Ratio(max(float(scale * n / d), 0.0), Interval(low, max(high, 0.0)), low)
+    return Estimate(max(float(scale * n / d), 0.0), low, max(high, 0.0))
 
 
 def ratio_of_means(
     numerators: np.ndarray, denominators: np.ndarray, *, weights: np.ndarray
-) -> Ratio:
+) -> Estimate[float | None]:
     """Divide the mean of one quantity by that of another, of independent pairs such as blocks."""
     count = len(weights)
     if count < FEWEST_VALUES:

@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
@@ -97,7 +97,7 @@ class Judgement:
     means: Mapping[Pair, float]  # Of their values.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
-    gaps: Mapping[Pair, Interval]
+    gaps: Mapping[Pair, Estimate[float]]
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
     # What does not vary though the seed does: with both, all executions of a pair count as one.
     pinned: Literal["both", "weights", "order"] | None = None
@@ -160,7 +160,7 @@ def judge(
         than = second if k == found.leader else found.leader
         if than != k and math.isfinite(half[than, k]):
             middle, width = float(bounds.gaps[than, k]), float(half[than, k])
-            gaps[pair] = Interval(middle - width, middle + width)
+            gaps[pair] = Estimate(middle, middle - width, middle + width)
     certain = found.certain and obstacle is None
     needed = smallest = examples = None
     if not certain and obstacle is None:

@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import ArrayLike
 from scipy import special
 
-from kbatch.analysis.intervals import Interval, Ratio, ratio_of_estimates, t_quantile
+from kbatch.analysis.intervals import Estimate, ratio_of_estimates, t_quantile
 
 # A departure of less than this share changes no decision on a batch size.
 _NEGLIGIBLE = 0.02
@@ -84,45 +84,47 @@ class Line:
         return self.departure.holds
 
     @property
-    def intercept_interval(self) -> Interval:
+    def intercept_interval(self) -> Estimate[float]:
         return self._interval(self.intercept, self.covariance[0, 0])
 
     @property
-    def slope_interval(self) -> Interval:
+    def slope_interval(self) -> Estimate[float]:
         return self._interval(self.slope, self.covariance[1, 1])
 
     @property
-    def intercept_in_x(self) -> Ratio:
+    def intercept_in_x(self) -> Estimate[float | None]:
         """The x whose part b x of the line equals the intercept, a / b."""
         return self._ratio(self.intercept, self.slope, self.covariance)
 
     @property
-    def slope_over_intercept(self) -> Ratio:
+    def slope_over_intercept(self) -> Estimate[float | None]:
         """One over that x, b / a."""
         return self._ratio(self.slope, self.intercept, self.covariance[::-1, ::-1])
 
-    def reaches(self, y: float) -> Ratio:
+    def reaches(self, y: float) -> Estimate[float | None]:
         """Return the x at which the line reaches y, (y - a) / b."""
         covariance = self.covariance * [[1, -1], [-1, 1]]
         return self._ratio(y - self.intercept, self.slope, covariance)
 
-    def over_slope(self, y: float) -> Ratio:
+    def over_slope(self, y: float) -> Estimate[float | None]:
         """Divide a number without an error by the slope, y / b."""
         return self._ratio(y, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
         return self.intercept + self.slope * x
 
-    def _ratio(self, numerator: float, denominator: float, covariance: np.ndarray) -> Ratio:
+    def _ratio(
+        self, numerator: float, denominator: float, covariance: np.ndarray
+    ) -> Estimate[float | None]:
         freedom = self.degrees_of_freedom
         return ratio_of_estimates(
             numerator, denominator, covariance=covariance, degrees_of_freedom=freedom
         )
 
-    def _interval(self, value: float, variance: float) -> Interval:
+    def _interval(self, value: float, variance: float) -> Estimate[float]:
         # By rounding, a variance of 0 may come out slightly negative.
         half_width = t_quantile(self.degrees_of_freedom) * math.sqrt(max(0.0, variance))
-        return Interval(value - half_width, value + half_width)
+        return Estimate(value, value - half_width, value + half_width)
 
 
 def fit_line(x: ArrayLike, y: ArrayLike) -> Line:

@@ -33,7 +33,7 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Ratio, ratio_of_means
+from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Estimate, ratio_of_means
 
 # Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
 MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
@@ -47,7 +47,7 @@ def gradient_noise_scale(
     *,
     batch_size: ArrayLike,
     accumulation_steps: ArrayLike,
-) -> Ratio:
+) -> Estimate[float | None]:
     """Estimate the gradient noise scale from the squared norms of accumulated updates.
 
     It grows during training: give the steps of the late half, or of stretches one by one.
@@ -80,7 +80,7 @@ def gradient_noise_scale(
 
 def noise_scale_of_epochs(
     variances: ArrayLike, squared_norms: ArrayLike, *, weights: ArrayLike = 1.0
-) -> Ratio:
+) -> Estimate[float | None]:
     """Estimate the gradient noise scale of the late half of training from means by epoch.
 
     The late half is at least three epochs; an epoch without a measured update (NaN) is left out
@@ -91,7 +91,9 @@ def noise_scale_of_epochs(
     return noise_scale_of_runs([(variances, squared_norms, weights)])
 
 
-def noise_scale_of_runs(runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]]) -> Ratio:
+def noise_scale_of_runs(
+    runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
+) -> Estimate[float | None]:
     """Estimate one gradient noise scale of the late halves of several runs.
 
     Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them.
@@ -136,7 +138,7 @@ def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLik
     return _Run(pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late])
 
 
-def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> Ratio:
+def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> Estimate[float | None]:
     runs = [run for run in runs if len(run.weights)]
     if not runs:
         return UNRESOLVED

@@ -25,7 +25,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.judge import AS_FAST, Pair, Run
 
 # The hyperparameter of a search that holds the factor of the learning rate.
@@ -136,14 +136,14 @@ class RateModel(NamedTuple):
             covariance = covariance - np.outer(across, across) / (across[i] + self.noise)
         return self._replace(counts=counts, covariance=covariance)
 
-    def slope(self, of_rule: float) -> tuple[float, Interval]:
-        """Return how log rate grows with log size, and its 95 % interval, from the rule's slope."""
+    def slope(self, of_rule: float) -> Estimate[float]:
+        """Return how log rate grows with log size, from the rule's slope."""
         # Each weight is spread over its part of the grid.
         step = _STEEPER[1] - _STEEPER[0]
         ends = np.append(_STEEPER, _STEEPER[-1] + step) - step / 2
         below = np.append(0.0, np.cumsum(self.weights))
         low, middle, high = of_rule + np.interp([0.025, 0.5, 0.975], below, ends)
-        return float(middle), Interval(float(low), float(high))
+        return Estimate(float(middle), float(low), float(high))
 
     def chances(
         self, seconds: Mapping[int, float], pairs: Sequence[Pair]

@@ -23,7 +23,7 @@ from collections.abc import Callable
 import numpy as np
 from numpy.typing import ArrayLike
 
-from kbatch.analysis.intervals import Interval, Ratio, t_quantile
+from kbatch.analysis.intervals import UNRESOLVED, Estimate, t_quantile
 from kbatch.analysis.line_fit import Line, check_measurements, fit_line
 
 
@@ -81,15 +81,15 @@ class Latency:
     @property
     def follows_line(self) -> bool:
         """Whether the line answers questions: nothing speaks against it, and it rises."""
-        return self.line.departure.holds is not False and self.line.slope_interval.low > 0
+        return self.line.departure.holds is not False and (self.line.slope_interval.low or 0.0) > 0
 
     @property
-    def peak_throughput(self) -> Ratio:
+    def peak_throughput(self) -> Estimate[float | None]:
         """r_inf, in examples per second; without a value where the line may be flat."""
         return self.line.over_slope(1.0)
 
     @property
-    def half_peak_batch_size(self) -> Ratio:
+    def half_peak_batch_size(self) -> Estimate[float | None]:
         """n_half, in examples; without a value where the line may be flat."""
         return self.line.intercept_in_x
 
@@ -120,47 +120,41 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
 _ROUNDING = 1e-9
 
 
-@dataclasses.dataclass(frozen=True)
-class BatchAnswer:
-    """A batch size with its uncertainty."""
-
-    batch_size: int | None  #: The size, in examples; None if there is none.
-    interval: Interval | None  #: 95 % interval of it, not made whole, in examples; or None.
-    extrapolated: bool  #: Whether the size lies outside the measured ones.
+# The answers are whole sizes, in examples, None where there is none; their ends are not made whole.
 
 
-def knee_batch_size(latency: Latency) -> BatchAnswer:
+def knee_batch_size(latency: Latency) -> Estimate[float | None]:
     """Find the batch size of the largest throughput over latency."""
     if latency.follows_line:
-        return _of_ratio(latency, latency.half_peak_batch_size, round)
+        return _of_ratio(latency.half_peak_batch_size, round)
     curve = latency.curve
     return _largest(latency, curve.batch_sizes / curve.latencies_s**2, errors=2)
 
 
-def fastest_batch_size(latency: Latency) -> BatchAnswer:
+def fastest_batch_size(latency: Latency) -> Estimate[float | None]:
     """Find the measured size of the largest throughput; its interval holds those as fast."""
     return _largest(latency, latency.curve.batch_sizes / latency.curve.latencies_s, errors=1)
 
 
-def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> BatchAnswer:
+def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[float | None]:
     """Find the smallest batch size with a share of the peak throughput, in (0, 1)."""
     if not 0 < share < 1:
         raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
     if latency.follows_line:
-        return _of_ratio(latency, latency.half_peak_batch_size, math.ceil, share / (1 - share))
+        return _of_ratio(latency.half_peak_batch_size, math.ceil, share / (1 - share))
     curve, error = latency.curve, _error(latency)
     rates = curve.batch_sizes / curve.latencies_s
     best = int(np.argmax(rates))
     size = curve.smallest_of_rate(share * rates[best])
-    interval = None
-    if error is not None and size is not None:
-        low, high = (
-            curve.scaled(1 + off).smallest_of_rate(share * rates[best] * (1 + off[best]))
-            for off in (-error, error)
-        )
-        smallest, largest = curve.batch_sizes[[0, -1]].tolist()
-        interval = Interval(smallest if low is None else low, largest if high is None else high)
-    return _answer(latency, size, interval, math.ceil)
+    if error is None or size is None:
+        return _whole(Estimate(size), math.ceil)
+    low, high = (
+        curve.scaled(1 + off).smallest_of_rate(share * rates[best] * (1 + off[best]))
+        for off in (-error, error)
+    )
+    smallest, largest = curve.batch_sizes[[0, -1]].tolist()
+    ends = smallest if low is None else low, largest if high is None else high
+    return _whole(Estimate(size, *ends), math.ceil)
 
 
 def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float]) -> bool:
@@ -170,56 +164,52 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
     return gain <= 0.9 + 0.1 * factor
 
 
-def batch_size_within(latency: Latency, *, latency_s: float) -> BatchAnswer:
+def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float | None]:
     """Find the largest batch size of at most a latency; None where one example takes longer."""
     if not 0 < latency_s < math.inf:
         raise ValueError(
             f"`latency_s` must be positive, in seconds. Received: latency_s={latency_s}."
         )
     if latency.follows_line:
-        reached = latency.line.reaches(latency_s)
-        return _answer(latency, reached.value, reached.interval, math.floor)
+        return _whole(latency.line.reaches(latency_s), math.floor)
     curve, error = latency.curve, _error(latency)
-    interval = None
-    if error is not None:
-        ends = (
-            curve.scaled(factors).largest_within(latency_s) for factors in (1 + error, 1 - error)
-        )
-        interval = Interval(*(end or 0.0 for end in ends))
-    return _answer(latency, curve.largest_within(latency_s), interval, math.floor)
+    size = curve.largest_within(latency_s)
+    if error is None:
+        return _whole(Estimate(size), math.floor)
+    low, high = (
+        curve.scaled(factors).largest_within(latency_s) or 0.0 for factors in (1 + error, 1 - error)
+    )
+    return _whole(Estimate(size, low, high), math.floor)
 
 
 def _of_ratio(
-    latency: Latency, ratio: Ratio, whole: Callable[[float], int], factor: float = 1.0
-) -> BatchAnswer:
-    if ratio.value is None or ratio.interval is None:
-        return BatchAnswer(None, None, False)
-    interval = Interval(factor * ratio.interval.low, factor * ratio.interval.high)
-    return _answer(latency, max(1.0, factor * ratio.value), interval, whole)
+    ratio: Estimate[float | None], whole: Callable[[float], int], factor: float = 1.0
+) -> Estimate[float | None]:
+    if ratio.value is None:
+        return UNRESOLVED
+    size = ratio.times(factor)
+    return _whole(dataclasses.replace(size, value=max(1.0, factor * ratio.value)), whole)
 
 
-def _answer(
-    latency: Latency, size: float | None, interval: Interval | None, whole: Callable[[float], int]
-) -> BatchAnswer:
+def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estimate[float | None]:
     """Make a size whole; the rounding of its last digits must not cost an example."""
-    if size is None or size < 1 - _ROUNDING:
-        return BatchAnswer(None, interval, False)
-    nearest = round(size)
-    number = nearest if abs(size - nearest) <= _ROUNDING * nearest else whole(size)
-    smallest, largest = latency.curve.batch_sizes[[0, -1]]
-    return BatchAnswer(number, interval, not smallest <= number <= largest)
+    if size.value is None or size.value < 1 - _ROUNDING:
+        return dataclasses.replace(size, value=None)
+    nearest = round(size.value)
+    near = abs(size.value - nearest) <= _ROUNDING * nearest
+    return dataclasses.replace(size, value=nearest if near else whole(size.value))
 
 
-def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> BatchAnswer:
+def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[float | None]:
     """Find the measured size of the largest score, which has so many times latency's error."""
     sizes, error = latency.curve.batch_sizes, _error(latency)
     best = int(np.argmax(scores))
     if error is None:
-        return BatchAnswer(int(sizes[best]), None, False)
+        return Estimate(int(sizes[best]))
     # The error of a difference of two sizes, in quadrature.
     behind = 1 - scores / scores[best]
     near = sizes[behind <= errors * np.hypot(error, error[best])]
-    return BatchAnswer(int(sizes[best]), Interval(float(near[0]), float(near[-1])), False)
+    return Estimate(int(sizes[best]), float(near[0]), float(near[-1]))
 
 
 def _error(latency: Latency) -> np.ndarray | None:

@@ -7,7 +7,7 @@ from typing import NamedTuple
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import QuantileBound, median_interval
+from kbatch.analysis.intervals import calls_for_quantile, median_interval
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
 from kbatch.inference.record import TimingRecord
 from kbatch.memory.result import peaks_under
@@ -339,7 +339,7 @@ def plot_inference_memory(profile: InferenceProfile, ax: Axes | None = None) -> 
     return panel
 
 
-def tail_bounds(profile: InferenceProfile) -> dict[tuple[int, float], QuantileBound]:
+def tail_bounds(profile: InferenceProfile) -> dict[tuple[int, float], float | None]:
     """Bound the latency in seconds, by batch size and quantile, for the first path and policy."""
     timings = [timing for timing in profile.answering if not timing.bulk]
     if not timings:
@@ -363,8 +363,11 @@ def plot_inference_tails(profile: InferenceProfile, ax: Axes | None = None) -> A
     panel = _panel(profile, "tails", ax, [size for size, _ in bounds])
     for index, quantile in enumerate(dict.fromkeys(quantile for _, quantile in bounds)):
         of = {size: bound for (size, q), bound in bounds.items() if q == quantile}
-        known_ms = {size: 1000 * b.value for size, b in of.items() if b.value is not None}
-        missing = {size: b.missing_calls for size, b in of.items() if b.missing_calls}
+        known_ms = {size: 1000 * bound for size, bound in of.items() if bound is not None}
+        needed, calls = calls_for_quantile(quantile), {t.batch_size: t for t in profile.answering}
+        missing = {
+            size: needed - len(calls[size].latencies_s) for size in of if size not in known_ms
+        }
         label = f"p{100 * quantile:g}"
         if known_ms:
             draw.series(panel, index, list(known_ms), list(known_ms.values()), label=label)

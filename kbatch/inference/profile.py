@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval, calls_for_quantile
+from kbatch.analysis.intervals import Estimate, calls_for_quantile
 from kbatch.analysis.line_fit import fit_line, without_slow_rounds
 from kbatch.analysis.scaling_curve import (
-    BatchAnswer,
     Latency,
     batch_size_within,
     efficient_batch_size,
@@ -38,7 +37,7 @@ class InferenceAnswer:
     """A batch size, and how sure it is."""
 
     batch_size: int  #: The size, in examples.
-    interval: Interval | None  #: 95 % interval of it, not made whole, in examples; or None.
+    interval: Estimate[float] | None  #: 95 % interval of it, not made whole, in examples; or None.
     #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
     verified: bool
     reason: str  #: Where the answer comes from.
@@ -201,7 +200,7 @@ class InferenceProfile(SavedRecord):
         smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
         sizes = [t.batch_size for t in self.answering]
         least, most = _bounds_by_checks(checks, latency_ms, quantile)
-        size, reason = answer.batch_size or 0, f"fit of the {quantile:g} quantile"
+        size, reason = int(answer.value or 0), f"fit of the {quantile:g} quantile"
         if size < smallest and not least:
             if min(sizes) < smallest:
                 raise ValueError(
@@ -228,27 +227,26 @@ class InferenceProfile(SavedRecord):
                     f"Received: latency_ms={latency_ms:g}."
                 )
             size, reason = most, "fresh calls for this target or a looser one leave no larger size"
-        interval = answer.interval
-        if interval is not None and size != answer.batch_size:
-            interval = Interval(min(interval.low, size), max(interval.high, size))
-        return self._answer(BatchAnswer(size, interval, False), reason)
+        low, high = answer.ends or (None, None)
+        if low is not None and high is not None and size != answer.value:
+            low, high = min(low, size), max(high, size)
+        return self._answer(Estimate(size, low, high), reason)
 
-    def _answer(self, found: BatchAnswer, reason: str) -> InferenceAnswer:
-        if found.batch_size is None:
+    def _answer(self, found: Estimate[float | None], reason: str) -> InferenceAnswer:
+        if found.value is None:
             raise ValueError(
                 "This batch size cannot be determined: the noise of the measurements hides how "
                 "the time grows. Measure larger batch sizes, or longer. "
-                f"Received: interval={found.interval}."
+                f"Received: interval={found.ends}."
             )
-        if found.extrapolated:
-            sizes = [t.batch_size for t in self.answering]
-            if found.batch_size > max(sizes):
-                reason += f"; beyond the largest measured size, {max(sizes)}"
-            else:
-                reason += f"; below the smallest measured size, {min(sizes)}"
-        return InferenceAnswer(
-            found.batch_size, found.interval, False, reason, *self.series[0], found.extrapolated
-        )
+        size, sizes = int(found.value), [t.batch_size for t in self.answering]
+        if size > max(sizes):
+            reason += f"; beyond the largest measured size, {max(sizes)}"
+        elif size < min(sizes):
+            reason += f"; below the smallest measured size, {min(sizes)}"
+        measured = min(sizes) <= size <= max(sizes)
+        interval = Estimate(found.value, *found.ends) if found.ends else None
+        return InferenceAnswer(size, interval, False, reason, *self.series[0], not measured)
 
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit a quantile of the latency, in (0, 1).
@@ -313,7 +311,7 @@ class InferenceProfile(SavedRecord):
 
         probes = {(m.dtype_policy, m.batch_size): m for m in self.memory}
         changes = {c.dtype_policy: c for c in self.output_changes}
-        rows = []
+        rows, needed = [], calls_for_quantile(self.quantile)
         for timing in self.timings:
             probe = probes.get((timing.dtype_policy, timing.batch_size))
             change = changes.get(timing.dtype_policy)
@@ -330,8 +328,8 @@ class InferenceProfile(SavedRecord):
                 "batch_time_high_ms": ms(interval and interval.high),
                 "samples_per_second": timing.samples_per_second,
                 "quantile": self.quantile,
-                "latency_bound_ms": ms(bound and bound.value),
-                "missing_calls": bound and bound.missing_calls,
+                "latency_bound_ms": ms(bound),
+                "missing_calls": max(0, needed - len(timing.latencies_s)) if known else None,
                 "first_call_s": timing.first_call_s,
                 "calls": timing.calls,
                 "rounds": len(timing.block_medians_s),
@@ -377,16 +375,16 @@ def _fit_quantile(
             'Measure another call path, such as "predict_on_batch". '
             f"Received: call path {timings[0].call_path!r}."
         )
-    bounds = {t.batch_size: t.latency_bound(quantile) for t in timings}
-    known = {t.batch_size: t.latencies_s for t in timings if not bounds[t.batch_size].missing_calls}
-    needed, largest = calls_for_quantile(quantile), max(known, default=0)
+    needed = calls_for_quantile(quantile)
+    missing = {t.batch_size: max(0, needed - len(t.latencies_s)) for t in timings}
+    known = {t.batch_size: t.latencies_s for t in timings if not missing[t.batch_size]}
+    largest = max(known, default=0)
     known |= {
         check.batch_size: check.latencies_s
         for check in checks
         if check.batch_size > largest and len(check.latencies_s) >= needed
     }
     if len(known) < 2:
-        missing = {size: bound.missing_calls for size, bound in bounds.items()}
         raise ValueError(
             f"The {quantile:g} quantile needs {needed} calls at two "
             f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "

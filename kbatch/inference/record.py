@@ -4,8 +4,7 @@ import dataclasses
 import statistics
 
 from kbatch.analysis.intervals import (
-    Interval,
-    QuantileBound,
+    Estimate,
     calls_for_quantile,
     median_interval,
     quantile_upper_bound,
@@ -81,7 +80,7 @@ class TimingRecord:
         return statistics.median(self.batch_times_s) if self.measured else None
 
     @property
-    def batch_time_interval_s(self) -> Interval | None:
+    def batch_time_interval_s(self) -> Estimate[float] | None:
         """The 95 % interval of that median, None from fewer than six blocks."""
         return median_interval(self.batch_times_s)
 
@@ -90,8 +89,8 @@ class TimingRecord:
         """Examples per second at the median time of a batch."""
         return None if self.batch_time_s is None else self.batch_size / self.batch_time_s
 
-    def latency_bound(self, quantile: float) -> QuantileBound:
-        """Bound a quantile of the latency from above, in seconds, with 95 % confidence."""
+    def latency_bound(self, quantile: float) -> float | None:
+        """Bound a quantile of the latency with 95 % confidence, in s; None for too few calls."""
         return quantile_upper_bound(self.latencies_s, quantile=quantile)
 
 
@@ -120,7 +119,7 @@ class TwinRecord:
     def noise_floor(self) -> float | None:
         """The difference that equal settings may show, as a share; None from too few rounds."""
         interval = median_interval(self.log_ratios)
-        return None if interval is None else max(abs(interval.low), abs(interval.high))
+        return interval and interval.ends and max(map(abs, interval.ends))
 
 
 @dataclasses.dataclass(frozen=True)

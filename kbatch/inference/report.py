@@ -5,7 +5,7 @@ import functools
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Ratio
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, Estimate, calls_for_quantile
 from kbatch.inference import figures
 from kbatch.inference.figures import conditions_line
 from kbatch.inference.profile import InferenceAnswer, InferenceProfile
@@ -47,9 +47,10 @@ def _timing_table(profile: InferenceProfile) -> Table:
             tail = "n/a (bulk)"
             if not timing.bulk:
                 bound = timing.latency_bound(profile.quantile)
-                tail = f"needs {bound.missing_calls:,} more"
-                if bound.value is not None:
-                    tail = format_number(1000 * bound.value)
+                missing = calls_for_quantile(profile.quantile) - len(timing.latencies_s)
+                tail = f"needs {missing:,} more"
+                if bound is not None:
+                    tail = format_number(1000 * bound)
             cells += [Cell(format_number(1000 * time_s), time_s), Cell(format_number(rate), rate)]
             cells += [Cell(tail), Cell(format_number(timing.first_call_s or 0.0))]
         peak, copy_s = peaks.get((timing.dtype_policy, timing.batch_size)), timing.copy_s
@@ -115,8 +116,9 @@ def _unsettled(profile: InferenceProfile) -> list[str]:
     for timing in profile.timings:
         if timing.batch_time_s is not None:
             timed, interval = timed + 1, timing.batch_time_interval_s
+            ends_s = interval and interval.ends
             most_s = 2 * _PRECISION * timing.batch_time_s
-            if interval is None or interval.high - interval.low > most_s:
+            if ends_s is None or ends_s[1] - ends_s[0] > most_s:
                 rounds.append(len(timing.block_medians_s))
     if not rounds:
         return []
@@ -178,10 +180,10 @@ def _fit(profile: InferenceProfile) -> list[str]:
     return [f"Fit: {words}.", *([left_out] if share else [])]
 
 
-def _ratio(ratio: Ratio) -> str:
-    if ratio.value is None or ratio.interval is None:
+def _ratio(ratio: Estimate[float | None]) -> str:
+    if ratio.value is None:
         return "n/a (lost in noise)"
-    return f"{format_number(ratio.value)} (95 % interval {interval_text(ratio.interval)})"
+    return f"{format_number(ratio.value)} (95 % interval {interval_text(ratio)})"
 
 
 def inference_section(profile: InferenceProfile) -> Section:

@@ -157,7 +157,7 @@ class LatencyTargetSearch:
             bound_use = 1.0
             if keeps:  # The bound may exceed the target where the quantile itself does not.
                 bound = quantile_upper_bound(latencies_s, quantile=self._quantile)
-                bound_use = (bound.value or 0.0) / self._target_s
+                bound_use = (bound or 0.0) / self._target_s
             self._share *= _AIM / max(use, bound_use)
             size = self._guessed()
         return self._first_look(size) if size > self._low else None

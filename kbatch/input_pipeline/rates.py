@@ -31,9 +31,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from kbatch.analysis.intervals import (
-    Interval,
-    Ratio,
-    RoundEstimate,
+    Estimate,
     over_rounds,
     ratio_of_estimates,
     t_quantile,
@@ -51,41 +49,42 @@ _IMPOSSIBLE_RATIO = 1.1
 
 
 def input_verdict(
-    ratio: RoundEstimate | None,
+    ratio: Estimate[float] | None,
     *,
-    long_run: Interval | None = None,
-    together: Sequence[RoundEstimate] = (),
+    long_run: tuple[float, float] | None = None,
+    together: Sequence[Estimate[float]] = (),
 ) -> str:
-    if ratio is None or ratio.interval is None or any(map(is_impossible, together)):
+    if ratio is None or ratio.ends is None or any(map(is_impossible, together)):
         return "undetermined"
     if long_run is not None and not agrees(ratio, long_run):
         return _side(long_run, closest=_CLOSEST_ONCE)
-    found = _side(ratio.interval, closest=CLOSEST_RATIO)
+    found = _side(ratio.ends, closest=CLOSEST_RATIO)
     # Rounds read the first batches of the data again and again, and these may be unlike the others.
     if long_run is not None and (
-        (found == "input-bound" and long_run.low > 1)
-        or (found == "compute-bound" and long_run.high < 1)
+        (found == "input-bound" and long_run[0] > 1)
+        or (found == "compute-bound" and long_run[1] < 1)
     ):
         return "undetermined"
     return found
 
 
-def is_impossible(together: RoundEstimate) -> bool:
+def is_impossible(together: Estimate[float]) -> bool:
     """Return whether both together ran faster than one of them alone, beyond the noise."""
     # What was timed alone was disturbed then.
-    sure = together.interval is not None and together.interval.low > _IMPOSSIBLE_RATIO
-    return sure or together.value > AGREEING_RATIO
+    return (together.low or 0.0) > _IMPOSSIBLE_RATIO or together.value > AGREEING_RATIO
 
 
-def agrees(ratio: RoundEstimate, long_run: Interval) -> bool:
+def agrees(ratio: Estimate[float], long_run: tuple[float, float]) -> bool:
     """Return whether short rounds and a long reading gave about the same ratio."""
-    return long_run.high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * long_run.low
+    low, high = long_run
+    return high <= AGREEING_RATIO * ratio.value <= AGREEING_RATIO**2 * low
 
 
-def _side(interval: Interval, *, closest: float) -> str:
-    if interval.high < 1 / closest:
+def _side(ends: tuple[float, float], *, closest: float) -> str:
+    low, high = ends
+    if high < 1 / closest:
         return "input-bound"
-    if interval.low > closest:
+    if low > closest:
         return "compute-bound"
     return "undetermined"
 
@@ -94,7 +93,9 @@ def _side(interval: Interval, *, closest: float) -> str:
 class Crossing:
     """The batch size from which on the pipeline is slower than the train step."""
 
-    batch_size: Ratio  # Not rounded; without a value where c cannot be told from b.
+    batch_size: Estimate[
+        float | None
+    ]  # Not rounded; without a value where c cannot be told from b.
     never: bool  # Whether the pipeline surely takes less time an example than the step.
     step: Line  # Examples of a step against its seconds.
 
@@ -104,16 +105,16 @@ def crossing_batch_size(
 ) -> Crossing | None:
     """Compute the batch size from which on the pipeline is slower, by errors as if independent."""
     pipeline = over_rounds(example_s)
-    if pipeline is None or pipeline.interval is None:
+    if pipeline is None or pipeline.ends is None:
         return None
     step = fit_line(batch_sizes, step_times_s)
-    degrees_of_freedom = min(step.degrees_of_freedom, pipeline.rounds - 1)
+    degrees_of_freedom = min(step.degrees_of_freedom, len(example_s) - 1)
     quantile = t_quantile(degrees_of_freedom)
     margin_s = pipeline.value - step.slope
     covariance = step.covariance * [[1, -1], [-1, 1]]
     # The variance that an interval of 95 % stands for, taken as symmetric in logarithms.
-    half_width = math.log(pipeline.interval.high / pipeline.interval.low) / 2
-    covariance[1, 1] += (pipeline.value * half_width / t_quantile(pipeline.rounds - 1)) ** 2
+    half_width = math.log(pipeline.ends[1] / pipeline.ends[0]) / 2
+    covariance[1, 1] += (pipeline.value * half_width / t_quantile(len(example_s) - 1)) ** 2
     estimates = {"covariance": covariance, "degrees_of_freedom": degrees_of_freedom}
     size = ratio_of_estimates(step.intercept, margin_s, **estimates)
     return Crossing(size, margin_s + quantile * math.sqrt(covariance[1, 1]) < 0, step)

@@ -3,7 +3,7 @@
 import dataclasses
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.intervals import Interval, RoundEstimate, over_rounds, ratio_over_rounds
+from kbatch.analysis.intervals import Estimate, over_rounds, ratio_over_rounds
 from kbatch.input_pipeline.rates import (
     CLOSEST_RATIO,
     Crossing,
@@ -60,7 +60,7 @@ class RateRecord:
         return tuple(s / n for n, s in zip(self.examples, self.durations_s, strict=True))
 
     @property
-    def samples_per_second(self) -> RoundEstimate | None:
+    def samples_per_second(self) -> Estimate[float] | None:
         """Examples per second, None without rounds."""
         return over_rounds(self.rates)
 
@@ -105,7 +105,7 @@ class LongRunRecord:
     def agrees_with(self, pipeline: RateRecord) -> bool:
         """Return whether rounds of the pipeline gave about its rate, true without rounds."""
         rate = pipeline.samples_per_second
-        return rate is None or agrees(rate, Interval(*self.counted.bounds))
+        return rate is None or agrees(rate, self.counted.bounds)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -128,7 +128,7 @@ class RemedyRecord:
     changed: RateRecord  # In the same rounds.
 
     @property
-    def gain(self) -> RoundEstimate | None:
+    def gain(self) -> Estimate[float] | None:
         """Training speed with the change over the speed without it, None without rounds."""
         return ratio_over_rounds(self.changed.rates, self.original.rates)
 
@@ -136,7 +136,7 @@ class RemedyRecord:
     def is_clear_gain(self) -> bool:
         """Whether the whole interval of the gain lies above 5 %, the closest that counts."""
         gain = self.gain
-        return gain is not None and gain.interval is not None and gain.interval.low > CLOSEST_RATIO
+        return gain is not None and (gain.low or 0.0) > CLOSEST_RATIO
 
 
 @dataclasses.dataclass(frozen=True)
@@ -156,7 +156,7 @@ class CostRecord:
     durations_s: tuple[float, ...]  # A batch, one value a round.
 
     @property
-    def batch_s(self) -> RoundEstimate | None:
+    def batch_s(self) -> Estimate[float] | None:
         """Seconds a batch, None without rounds."""
         return over_rounds(self.durations_s)
 
@@ -210,7 +210,7 @@ class InputPipelineProfile(SavedRecord):
         )
 
     @property
-    def ratio(self) -> RoundEstimate | None:
+    def ratio(self) -> Estimate[float] | None:
         """Rate of the pipeline alone over that of the step alone, paired by round."""
         return ratio_over_rounds(self.pipeline.rates, self.step.rates)
 
@@ -220,22 +220,22 @@ class InputPipelineProfile(SavedRecord):
         return tuple(name for name, ratio in self._together_over() if is_impossible(ratio))
 
     @property
-    def long_run_ratio(self) -> Interval | None:
+    def long_run_ratio(self) -> tuple[float, float] | None:
         """The least and the most that the ratio of both rates is over a long reading."""
         ratio, pipeline = self.ratio, self.pipeline.samples_per_second
         if self.long_run is None or ratio is None or pipeline is None:
             return None
         # By way of the rounds' own ratio: its pairs hold where the machine drifts.
-        low, high = (ratio.value * bound / pipeline.value for bound in self.long_run.counted.bounds)
-        return Interval(low, high)
+        low, high = self.long_run.counted.bounds
+        return ratio.value * low / pipeline.value, ratio.value * high / pipeline.value
 
     @property
-    def rate_bounds(self) -> Interval | None:
+    def rate_bounds(self) -> tuple[float, float] | None:
         """The least and the most examples/s that it delivers, by a long reading if there is one."""
         if self.long_run is not None:
-            return Interval(*self.long_run.counted.bounds)
+            return self.long_run.counted.bounds
         rate = self.pipeline.samples_per_second
-        return rate and (rate.interval or Interval(rate.value, rate.value))
+        return rate and (rate.ends or (rate.value, rate.value))
 
     @property
     def is_even(self) -> bool:
@@ -279,7 +279,7 @@ class InputPipelineProfile(SavedRecord):
 
         def sure_gain(remedy: RemedyRecord) -> tuple[float, float]:
             gain = remedy.gain
-            return (gain.interval.low if gain.interval else 0.0, gain.value) if gain else (0.0, 0.0)
+            return (gain.low or 0.0, gain.value) if gain else (0.0, 0.0)
 
         return tuple(sorted(self.remedies, key=sure_gain, reverse=True))
 
@@ -306,7 +306,7 @@ class InputPipelineProfile(SavedRecord):
         columns = ["contender", "round", "examples", "duration_s", "samples_per_second"]
         return pd.DataFrame(rows, columns=[*columns, "wait_s", "cpu_s"])
 
-    def _together_over(self) -> list[tuple[str, RoundEstimate]]:
+    def _together_over(self) -> list[tuple[str, Estimate[float]]]:
         """Rate of both together over that of each alone, by its name."""
         if self.together_comparable is False:
             return []

@@ -6,7 +6,6 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import Interval
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.record import InputPipelineProfile, RateRecord
 from kbatch.page.content import Figure
@@ -14,7 +13,6 @@ from kbatch.page.environment import where_measured
 from kbatch.page.numbers import (
     format_number,
     in_brackets,
-    interval_text,
     join_words,
     percent,
     pluralize,
@@ -40,11 +38,11 @@ def input_section(profile: InputPipelineProfile) -> Section:
     for remedy in profile.best_first:
         times = span = Cell("n/a (not measured)")
         if gain := remedy.gain:
-            slower = gain.interval is not None and gain.interval.high < 1 / CLOSEST_RATIO
+            slower = gain.high is not None and gain.high < 1 / CLOSEST_RATIO
             sure = "" if remedy.is_clear_gain else " (slower)" if slower else " (no clear gain)"
             times = Cell(f"{format_number(gain.value)}{sure}", gain.value)
             span = Cell("n/a (too few rounds)")
-            span = Cell(_span(gain.interval), gain.interval.low) if gain.interval else span
+            span = Cell(_span(gain.ends), gain.low) if gain.ends else span
         cells = (Cell(remedy.name), times, span, Cell(remedy.code), Cell(remedy.condition or ""))
         rows.append(Row(remedy.name, "", not rows and remedy.is_clear_gain, cells))
     changes = Table(
@@ -97,11 +95,11 @@ def _certainty(profile: InputPipelineProfile) -> str:
             f"Over one long reading the pipeline alone is {_span(long_run)} times as fast as the "
             "train step alone; the shorter rounds saw another rate."
         )
-    if ratio is None or ratio.interval is None:
+    if ratio is None or ratio.ends is None:
         return "The ratio of the rates has no interval, so the verdict is not sure."
     return (
         f"The pipeline alone is {format_number(ratio.value)} times as fast as the train step alone "
-        f"(95 % interval {_span(ratio.interval)})."
+        f"(95 % interval {_span(ratio.ends)})."
     )
 
 
@@ -133,12 +131,12 @@ def headline(profile: InputPipelineProfile) -> str:
             "larger `budget_s`."
         )
     ratio, long_run = profile.ratio, profile.long_run_ratio
-    if ratio is None or ratio.interval is None:
+    if ratio is None or ratio.ends is None:
         return "too few rounds for an interval: give a larger `budget_s`."
-    low, high = ratio.interval.low, ratio.interval.high
+    low, high = ratio.ends
     if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
         return "pipeline and train step are equally fast within 5 %."
-    found = f"the rates' ratio is {format_number(ratio.value)}{in_brackets(ratio.interval)}"
+    found = f"the rates' ratio is {format_number(ratio.value)}{in_brackets(ratio)}"
     more = "give a larger `budget_s`, or an idle machine."
     if long_run is not None and (low > CLOSEST_RATIO or high < 1 / CLOSEST_RATIO):
         over = f"{_span(long_run)} over one long reading, on the other side of 1"
@@ -159,7 +157,7 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
     if profile.long_run and not profile.is_even:
         lines.append(_long_run(profile))
     together = profile.together.samples_per_second
-    most = together and together.interval and together.interval.high
+    most = together and together.high
     cores = profile.environment.cpu_count
     if most and profile.serial and most < _CONTENDED * profile.serial:
         wanted = (profile.pipeline.busy_cores or 0) + (profile.step.busy_cores or 0)
@@ -186,10 +184,11 @@ def _evidence(profile: InputPipelineProfile) -> list[str]:
         lines.append(f"GPU busy: {join_words(gpus)}.")
     for cost in profile.costs:
         if (batch_s := cost.batch_s) is not None:
-            interval = batch_s.interval
-            between = in_brackets(interval and Interval(1e3 * interval.low, 1e3 * interval.high))
+            batch_ms = batch_s.times(1e3)
             name = f"{cost.name[0].upper()}{cost.name[1:]}"
-            lines.append(f"{name}: {format_number(1e3 * batch_s.value)} ms a batch{between}.")
+            lines.append(
+                f"{name}: {format_number(batch_ms.value)} ms a batch{in_brackets(batch_ms)}."
+            )
     return lines
 
 
@@ -207,7 +206,7 @@ def _long_run(profile: InputPipelineProfile) -> str:
     over = "" if ratio is None else f", {_span(ratio)} times the rate of the train step"
     return (
         f"Note that one reading of {format_number(record.counted.duration_s)} s gave "
-        f"{_span(Interval(*record.counted.bounds))} samples/s{over} ({what}). The rounds are "
+        f"{_span(record.counted.bounds)} samples/s{over} ({what}). The rounds are "
         "shorter and saw another rate, so the verdict and the waiting are those of the long "
         "reading."
     )
@@ -217,17 +216,17 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
     found = profile.crossing
     if found is None:
         return []
-    value, interval = found.batch_size.value, found.batch_size.interval
+    value, ends = found.batch_size.value, found.batch_size.ends
     if found.never:
         line = "The pipeline keeps up at every batch size: it needs less time an example."
-    elif value is None or interval is None:
-        at_least = found.batch_size.at_least or 0
+    elif value is None or ends is None:
+        at_least = found.batch_size.low or 0
         above = f" above batch size {at_least:,.0f}" if at_least >= 1 else ""
         line = (
             f"Whether and where{above} the pipeline becomes the slower one cannot be told from "
             "these rounds."
         )
-    elif interval.high < 1:
+    elif ends[1] < 1:
         line = "The pipeline is the slower one at every batch size."
     else:
         smallest, largest = profile.smaller_steps[-1].batch_size, profile.batch_size
@@ -235,8 +234,8 @@ def _crossing(profile: InputPipelineProfile) -> list[str]:
         if not smallest / _FAR <= value <= largest * _FAR:
             condition = f" (far from the sizes {smallest:,} to {largest:,} that were measured)"
         line = (
-            f"Up to about batch size {round(value):,} ({interval.low:,.0f} to "
-            f"{interval.high:,.0f}) the step is slower, above it the pipeline{condition}."
+            f"Up to about batch size {round(value):,} ({ends[0]:,.0f} to "
+            f"{ends[1]:,.0f}) the step is slower, above it the pipeline{condition}."
         )
     departure = found.step.departure
     if departure.holds is False:
@@ -251,7 +250,7 @@ def _rate(rate: RateRecord) -> str:
     estimate = rate.samples_per_second
     if estimate is None:
         return "n/a (not measured)"
-    return f"{format_number(estimate.value)} samples/s{in_brackets(estimate.interval)}"
+    return f"{format_number(estimate.value)} samples/s{in_brackets(estimate)}"
 
 
 def _median(rate: RateRecord) -> str:
@@ -259,10 +258,8 @@ def _median(rate: RateRecord) -> str:
     return "n/a" if estimate is None else format_number(estimate.value)
 
 
-def _span(interval: Interval) -> str:
-    if interval.low == interval.high:
-        return format_number(interval.low)
-    return interval_text(interval)
+def _span(ends: tuple[float, float]) -> str:
+    return " to ".join(map(format_number, dict.fromkeys(ends)))
 
 
 HEIGHT_IN = 4.2
@@ -313,7 +310,7 @@ def input_pipeline_info(profile: InputPipelineProfile) -> InputPipelineInfo:
         computing=tuple((1e3 * (s.begin_s + s.wait_s), 1e3 * s.compute_s) for s in spans),
         wait_share=profile.wait_share,
         bars=tuple(
-            RateBar(label, rate.value, draw.ends(rate.interval), color)
+            RateBar(label, rate.value, rate.ends, color)
             for label, record, color in rates
             if (rate := record.samples_per_second) is not None
         ),

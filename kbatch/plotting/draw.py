@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Transform
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
 
@@ -27,9 +27,11 @@ _MARK_PT = 4.0
 _MOST_MARKS = 500
 
 
-def ends(interval: Interval | None, factor: float = 1.0) -> tuple[float, float] | None:
+def ends(
+    interval: Estimate[float | None] | None, factor: float = 1.0
+) -> tuple[float, float] | None:
     """Return both ends of an interval, in the unit of an axis."""
-    return None if interval is None else (factor * interval.low, factor * interval.high)
+    return None if interval is None else interval.times(factor).ends
 
 
 def series(
@@ -53,7 +55,7 @@ class Timing(NamedTuple):
     place: float
     examples: int
     time_s: float
-    interval_s: Interval | None
+    interval_s: Estimate[float] | None
 
 
 def rates_and_times(
@@ -69,7 +71,7 @@ def rates_and_times(
     places = [t.place for t in timings]
     rates, times_ms = [t.examples / t.time_s for t in timings], [1e3 * t.time_s for t in timings]
     rate_bounds = [
-        t.interval_s and (t.examples / t.interval_s.high, t.examples / t.interval_s.low)
+        (ends_s := ends(t.interval_s)) and (t.examples / ends_s[1], t.examples / ends_s[0])
         for t in timings
     ]
     time_bounds = [ends(t.interval_s, 1e3) for t in timings]

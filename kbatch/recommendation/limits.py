@@ -22,7 +22,7 @@ import itertools
 import math
 from collections.abc import Iterable, Sequence
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.throughput.record import TimedRounds
 
@@ -61,11 +61,9 @@ def fastest_of_each(updates: Iterable[TimedRounds]) -> tuple[TimedRounds, ...]:
     return tuple(max(same, key=lambda way: way.micro_batch_size) for same in near)
 
 
-def noise_bounds(noise: Ratio) -> tuple[float, float]:
+def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
     """Return the least and the largest noise scale that the measurement allows, in examples."""
-    if noise.value is None or noise.interval is None:
-        return noise.at_least or 0.0, math.inf
-    return noise.interval.low, noise.interval.high
+    return noise.low or 0.0, math.inf if noise.high is None else noise.high
 
 
 def starting_size(
@@ -78,13 +76,13 @@ def starting_size(
 
 def sizes_to_search(
     ways: Sequence[TimedRounds],
-    noise: Ratio,
+    noise: Estimate[float | None],
     *,
     base_batch_size: int,
     rates: Sequence[float] = (),
 ) -> tuple[int, ...]:
     """Return the sizes that may train best, ascending: the base size and one more at each end."""
-    likely = noise.at_least or 0.0 if noise.value is None else noise.value
+    likely = noise.low or 0.0 if noise.value is None else noise.value
     scales = (*noise_bounds(noise), likely / _NOISE_FACTOR, likely * _NOISE_FACTOR)
     cases = itertools.product(scales, rates or (math.inf,))
     starts = [starting_size(ways, noise_scale=scale, rate=rate) for scale, rate in cases]
@@ -97,9 +95,9 @@ def sizes_to_search(
 
 def binding_limits(
     updates: Iterable[TimedRounds],
-    noise: Ratio,
+    noise: Estimate[float | None],
     *,
-    saturation: Interval | None,
+    saturation: tuple[float, float] | None,
     rates: Sequence[float] = (),
     without_memory_limit: Iterable[TimedRounds] = (),
 ) -> tuple[str, ...]:
@@ -120,7 +118,7 @@ def binding_limits(
             return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
         if saturation is None:
             return {SATURATION, NOISE}
-        return {SATURATION if end < scale else NOISE for end in (saturation.low, saturation.high)}
+        return {SATURATION if end < scale else NOISE for end in saturation}
 
     cases = itertools.product(noise_bounds(noise), rates or (math.inf,))
     found = set().union(*itertools.starmap(binding, cases))

@@ -7,16 +7,15 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kbatch.analysis.intervals import UNRESOLVED, Interval, Ratio
+from kbatch.analysis.intervals import UNRESOLVED, Estimate
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.analysis.scaling_curve import BatchAnswer, efficient_batch_size, fit_latency
+from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.record import InputPipelineProfile
 from kbatch.memory.result import MaxBatchSizeResult
 from kbatch.page.numbers import (
     format_number,
-    interval_text,
     join_words,
     memory_text,
     pluralize,
@@ -65,7 +64,7 @@ class PilotRecord:
         check_choice(PILOT_ENDS, ended_by=self.ended_by)
 
     @property
-    def noise_scale(self) -> Ratio:
+    def noise_scale(self) -> Estimate[float | None]:
         """The gradient noise scale of the late half of the stretches that brought progress."""
         useful = max(_FEWEST_STRETCHES, useful_stretches(self.losses))
         return noise_scale_of_epochs(
@@ -88,7 +87,7 @@ class Limit:
     name: str  #: One of `kbatch.recommendation.limits.LIMITS`.
     known: bool  #: Whether it was measured.
     batch_size: float | None  #: Where it begins, in examples; None where it limits no size.
-    interval: Interval | None  #: 95 % interval of that, in examples; None where unknown.
+    ends: tuple[float, float] | None  #: 95 % interval of that, in examples; None where unknown.
     words: str  #: The same in a few words.
 
 
@@ -125,8 +124,7 @@ class Recommendation(SavedRecord):
 
     def __str__(self) -> str:
         limits = [
-            f"  {one.name.capitalize()}: {one.words}{_between(one.interval)}."
-            for one in self.limits
+            f"  {one.name.capitalize()}: {one.words}{_between(one.ends)}." for one in self.limits
         ]
         parts = [f"{name} {seconds:.0f} s" for name, seconds in self.durations_s.items()]
         blocks = (
@@ -182,7 +180,7 @@ class Recommendation(SavedRecord):
         return binding_limits(
             self.timings,
             self.noise_scale,
-            saturation=self.saturation and self.saturation.interval,
+            saturation=self.saturation and self.saturation.ends,
             rates=self._rate_bounds,
             without_memory_limit=with_more_memory(self.timings, largest_batch_size=largest),
         )
@@ -205,7 +203,7 @@ class Recommendation(SavedRecord):
         return {size: time / min(times.values()) for size, time in times.items()}
 
     @functools.cached_property
-    def noise_scale(self) -> Ratio:
+    def noise_scale(self) -> Estimate[float | None]:
         """The gradient noise scale; unresolved without a pilot."""
         return UNRESOLVED if self.pilot is None else self.pilot.noise_scale
 
@@ -213,10 +211,10 @@ class Recommendation(SavedRecord):
     def _known_noise(self) -> float | None:
         """The noise scale, or the least that it can be."""
         noise = self.noise_scale
-        return (noise.at_least or None) if noise.value is None else noise.value
+        return (noise.low or None) if noise.value is None else noise.value
 
     @functools.cached_property
-    def saturation(self) -> BatchAnswer | None:
+    def saturation(self) -> Estimate[float | None] | None:
         """The smallest micro-batch of 90 % of the device's peak throughput; None if unknown.
 
         Read off single times of each size it has no interval, and is no more than a guess.
@@ -226,7 +224,7 @@ class Recommendation(SavedRecord):
         if len(whole) < 2 or len(sizes) < 3:
             return None
         found = efficient_batch_size(fit_latency(sizes, [s for t in whole for s in t.durations_s]))
-        return None if found.batch_size is not None and found.interval is None else found
+        return None if found.value is not None and found.ends is None else found
 
     @property
     def memory_ends(self) -> bool:
@@ -247,7 +245,7 @@ class Recommendation(SavedRecord):
     @property
     def _rate_bounds(self) -> tuple[float, float] | tuple[()]:
         bounds = self.pipeline and self.pipeline.rate_bounds
-        return (bounds.low, bounds.high) if bounds is not None and bounds.low > 0 else ()
+        return bounds if bounds is not None and bounds[0] > 0 else ()
 
     @property
     def _learning_rate_ratio(self) -> float:
@@ -317,13 +315,13 @@ class Recommendation(SavedRecord):
         whole = [timed for timed in self.timings if not timed.accumulated]
         best = max(whole, key=lambda timed: timed.samples_per_second)
         fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
-        if found.batch_size is None:
+        if found.value is None:
             why = f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
             return self._unknown_limit(name, why)
-        beyond = " (not timed)" if found.batch_size > whole[-1].batch_size else ""
-        size = format_number(found.batch_size, 2)
+        beyond = " (not timed)" if found.value > whole[-1].batch_size else ""
+        size = format_number(found.value, 2)
         words = f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
-        return Limit(name, True, found.batch_size, found.interval, words)
+        return Limit(name, True, found.value, found.ends, words)
 
     @property
     def _noise_limit(self) -> Limit:
@@ -332,7 +330,7 @@ class Recommendation(SavedRecord):
             return self._unknown_limit(NOISE, "the mean gradient was lost in its noise")
         more = " or more" if noise.value is None else ""
         words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
-        return Limit(NOISE, True, size, noise.interval, words)
+        return Limit(NOISE, True, size, noise.ends, words)
 
     @property
     def _input_limit(self) -> Limit:
@@ -358,8 +356,8 @@ _MEANINGS = {
 }
 
 
-def _between(interval: Interval | None) -> str:
-    return "" if interval is None else f" (95 %: {interval_text(interval, 2)})"
+def _between(ends: tuple[float, float] | None) -> str:
+    return "" if ends is None else " (95 %: {} to {})".format(*(format_number(e, 2) for e in ends))
 
 
 def _wrapped(line: str) -> str:

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import Interval
 from kbatch.page.content import Figure
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import format_number, setting
@@ -29,7 +28,9 @@ _WIDEST = 4
 THROUGHPUT, WORTH, PROGRESS = "samples/s", "worth of an example", "progress a second"
 _COLUMNS = ("Batch size", "Micro-batch size", "Samples/s", "Expected time")
 
-CurvePoint = tuple[int, float, Interval | None]  # A batch size, its value and 95 % interval.
+CurvePoint = tuple[
+    int, float, tuple[float, float] | None
+]  # A batch size, its value and 95 % interval.
 
 
 def recommendation_section(recommendation: Recommendation) -> Section:
@@ -99,7 +100,7 @@ def limits_info(found: Recommendation) -> LimitsInfo:
             (scale + smallest) / (scale + size) if scale < math.inf else 1.0
             for scale in (noise or 0.0, *noise_bounds(found.noise_scale))
         )
-        return size, value, Interval(low, high)
+        return size, value, (low, high)
 
     curves = {
         THROUGHPUT: tuple((size, rate / most, None) for size, rate in rates.items()),
@@ -139,7 +140,7 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
         if curve:
             timed, values, intervals = zip(*curve, strict=True)
             color, marker = series_style(index)
-            draw.band(upper, timed, [draw.ends(one) for one in intervals], color)
+            draw.band(upper, timed, intervals, color)
             draw.points(upper, timed, values, color, marker, size=5, line="-", label=label)
     upper.set_ylim(0, 1.06)
     upper.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
@@ -156,7 +157,7 @@ def plot_limits(recommendation: Recommendation, ax: Axes | None = None) -> Axes:
 
 
 def _ends(limit: Limit) -> tuple[float, ...]:
-    return draw.ends(limit.interval) or ()
+    return limit.ends or ()
 
 
 def _draw_limits(panel: Axes, found: Recommendation) -> None:

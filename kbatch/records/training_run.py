@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.throughput import Throughput, throughput_of_windows
@@ -69,7 +69,7 @@ def cost_to_target(target: Target, epochs: Sequence["EpochRecord"]) -> Cost | No
     return None
 
 
-def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Ratio | None:
+def noise_scale(runs: Sequence[Sequence["EpochRecord"]]) -> Estimate[float | None] | None:
     """Estimate the noise scale of the late half of each run, all together; None without moments."""
     # Of an epoch's updates every n-th is measured, so they weigh as the measured ones do.
     measured = [[(*m, max(1, e.updates)) for e in run if (m := _moments(e))] for run in runs]
@@ -292,7 +292,7 @@ class ExecutionRecord:
         return self.throughput and self.throughput.median
 
     @property
-    def samples_per_second_interval(self) -> Interval | None:
+    def samples_per_second_interval(self) -> Estimate[float] | None:
         """First and third quartile over the windows, None for fewer than two windows.
 
         They are drawn out to `samples_per_second`, which few slow steps take out of them.
@@ -300,7 +300,7 @@ class ExecutionRecord:
         found = self.throughput
         if found is None or found.windows < 2:
             return None
-        return Interval(min(found.low, found.mean), max(found.high, found.mean))
+        return Estimate(found.mean, min(found.low, found.mean), max(found.high, found.mean))
 
     @property
     def data_wait_share(self) -> float | None:
@@ -322,7 +322,7 @@ class ExecutionRecord:
         return self.usage and self.usage.joules_per_sample(self.examples_seen)
 
     @property
-    def noise_scale(self) -> Ratio | None:
+    def noise_scale(self) -> Estimate[float | None] | None:
         """Gradient noise scale of the late half of its epochs, None if it was not measured."""
         return noise_scale([self.epochs])
 

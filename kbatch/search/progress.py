@@ -312,7 +312,8 @@ def trial_line(
     parts += _speed(record.samples_per_second, memory_bytes)
     for metric, value in _shown(record.metrics).items():
         interval = record.metric_interval(metric)
-        half_width = f" ± {(interval.high - interval.low) / 2:.2g}" if interval else ""
+        ends = interval and interval.ends
+        half_width = f" ± {(ends[1] - ends[0]) / 2:.2g}" if ends else ""
         parts.append(f"{metric} {value:.4f}{half_width}")
     count = len(record.executions)
     which = "best epoch" if count == 1 else f"best epochs, mean of {count} executions"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple, TypeVar
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval, ratio_over_rounds
+from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
 from kbatch.analysis.race_rounds import first_seed, judge_race
 from kbatch.records.training_run import ExecutionRecord
@@ -32,11 +32,11 @@ class SizeChange(NamedTuple):
     """What another batch size changes against the base size; a number that is not known is None."""
 
     speedup: float | None  #: Training time of the base size over that of this one.
-    speedup_interval: Interval | None  #: Its interval of 95 % confidence.
+    speedup_interval: Estimate[float] | None  #: Its interval of 95 % confidence.
     #: Objective of this size minus that of the base size, in the metric's unit. None where the
     #: objective is a time, or training ended at a target, where metrics are alike by design.
     difference: float | None
-    difference_interval: Interval | None  #: Its interval of 95 % confidence.
+    difference_interval: Estimate[float] | None  #: Its interval of 95 % confidence.
 
 
 class Page(NamedTuple):
@@ -275,15 +275,15 @@ def _changes(
             verdict = judge(pair, larger_is_better=larger, tolerance=0.0, confidence=0.975)
             bounds = next((gap for key, gap in verdict.gaps.items() if key != verdict.leader), None)
             if bounds is not None and (verdict.leader[0] == trial.batch_size) != larger:
-                bounds = Interval(-bounds.high, -bounds.low)
+                bounds = Estimate(-bounds.value, -(bounds.high or 0.0), -(bounds.low or 0.0))
             difference = (trial.objective_value or 0.0) - (base.objective_value or 0.0)
             if bounds is not None:
-                difference = (bounds.low + bounds.high) / 2
+                difference = bounds.value
         found[trial.batch_size] = SizeChange(*_speedup(base, trial), difference, bounds)
     return found
 
 
-def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Interval | None]:
+def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Estimate[float] | None]:
     """Divide the base size's time by that of another size, over executions or timing windows."""
     seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
     pairs = zip(base.executions, other.executions, strict=False)
@@ -294,11 +294,14 @@ def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Inter
     numerators, denominators = zip(*times, strict=True)
     ratio = fmean(numerators) / fmean(denominators)
     if len(times) >= FEWEST_VALUES and (found := ratio_over_rounds(numerators, denominators)):
-        return found.value, found.interval
-    rates = [trial.executions[0].samples_per_second_interval for trial in (base, other)]
+        return found.value, found if found.ends else None
+    rates = [
+        draw and draw.ends
+        for draw in (t.executions[0].samples_per_second_interval for t in (base, other))
+    ]
     # The windows do not show how many updates another execution needs to a target.
     if len(times) > 1 or base.target is not None or rates[0] is None or rates[1] is None:
         return ratio, None
     middle = other.throughputs[0] / base.throughputs[0]
-    low, high = rates[1].low / rates[0].high, rates[1].high / rates[0].low
-    return ratio, Interval(ratio * low / middle, ratio * high / middle)
+    low, high = rates[1][0] / rates[0][1], rates[1][1] / rates[0][0]
+    return ratio, Estimate(ratio, ratio * low / middle, ratio * high / middle)

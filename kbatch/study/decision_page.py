@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, percent, pluralize, setting
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
@@ -207,7 +207,8 @@ def _change(found: Decision, plain_s: Mapping[int, float]) -> str:
     speedup, bounds, parts = change.speedup, change.speedup_interval, []
     if speedup is not None:
         if speedup < 1:
-            bounds = bounds and Interval(1 / bounds.high, 1 / bounds.low)
+            ends = bounds and bounds.ends
+            bounds = ends and Estimate(1 / speedup, 1 / ends[1], 1 / ends[0])
         parts.append(f"{_times(speedup)}{in_brackets(bounds, 2)}")
     if plain_s.keys() == {found.base_batch_size, found.batch_size} and change.speedup:
         plain = plain_s[found.base_batch_size] / plain_s[found.batch_size or 0]
@@ -243,8 +244,8 @@ def difference_text(found: Decision, change: SizeChange) -> str:
     fraction = is_fraction(found.best.objective.name)
     unit = " %" if fraction else ""
     between = ""
-    if bounds is not None:
-        between = f" ({_signed(bounds.low, fraction)} to {_signed(bounds.high, fraction)})"
+    if bounds is not None and bounds.ends is not None:
+        between = " ({} to {})".format(*(_signed(end, fraction) for end in bounds.ends))
     return f"{_signed(value, fraction)}{unit}{between}".replace("-0.0 ", "0.0 ")
 
 
@@ -304,8 +305,8 @@ def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) ->
         behind = ""
         if pair == judgement.leader:
             behind = "best mean"
-        elif gap is not None:
-            behind = f"{_signed(gap.low, fraction)} to {_signed(gap.high, fraction)}"
+        elif gap is not None and gap.ends is not None:
+            behind = " to ".join(_signed(end, fraction) for end in gap.ends)
         cost = judgement.costs.get(pair)
         # What the bounds are about, without the runs that chose the pairs of a race.
         value = trial.objective_value if is_time(objective) else judgement.means[pair]

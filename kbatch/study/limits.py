@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 
 from kbatch.analysis.batch_sizes import equal_parts
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, percent
 from kbatch.study.comparison import is_time
 from kbatch.study.decision import Decision
@@ -40,7 +40,7 @@ def binding_limits(
         and len(device_kinds([trial, best])) < 2
     ]
     noise, scale = None, best.noise_scale
-    if scale is not None and scale.interval is not None and best.batch_size > scale.interval.high:
+    if scale is not None and scale.ends is not None and best.batch_size > scale.ends[1]:
         noise = (
             "The gradient noise binds: the batch size lies above the noise scale of "
             f"{noise_scale_text(scale)} examples, beyond which a larger batch saves ever fewer "
@@ -74,15 +74,17 @@ def _saturation(best: TrialRecord, larger: Sequence[TrialRecord]) -> str | None:
     """The device is saturated where no larger micro-batch is faster, spread taken into account."""
     own, rows = best.samples_per_second_interval, best.micro_batch_size
     timed = [
-        (rates.high, trial.micro_batch_size)
+        (rates.ends[1], trial.micro_batch_size)
         for trial in larger
         if trial.status == "completed"
         and rows
         # A larger batch of equal micro-batches gives the device no more to do at once.
         and (trial.micro_batch_size or 0) >= 2 * rows
         and (rates := trial.samples_per_second_interval) is not None
+        and rates.ends is not None
     ]
-    if own is None or not timed or max(high for high, _ in timed) / own.low - 1 >= _SMALL_GAIN:
+    low = own and own.low
+    if low is None or not timed or max(high for high, _ in timed) / low - 1 >= _SMALL_GAIN:
         return None
     return (
         f"The hardware is saturated: up to {max(size or 0 for _, size in timed):,} examples at "
@@ -119,6 +121,7 @@ def _updates(
     )
 
 
-def _above(first: Interval | None, second: Interval | None) -> bool:
+def _above(first: Estimate[float] | None, second: Estimate[float] | None) -> bool:
     """Return whether an interval is known to lie above another."""
-    return first is not None and second is not None and first.low > second.high
+    ends = first and first.ends, second and second.ends
+    return ends[0] is not None and ends[1] is not None and ends[0][0] > ends[1][1]

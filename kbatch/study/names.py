@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Ratio
+from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.page import numbers
 from kbatch.page.environment import UNKNOWN_DEVICE, versions_text
@@ -112,12 +112,12 @@ def is_fraction(name: str) -> bool:
     return "acc" in name
 
 
-def noise_scale_text(scale: Ratio) -> str:
+def noise_scale_text(scale: Estimate[float | None]) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
-    if scale.value is not None and scale.interval is not None:
-        return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale.interval, 2)}"
-    if scale.at_least:
-        return f"n/a (unresolved: at least {numbers.format_number(scale.at_least, 2)})"
+    if scale.value is not None:
+        return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale, 2)}"
+    if scale.low:
+        return f"n/a (unresolved: at least {numbers.format_number(scale.low, 2)})"
     return "n/a (unresolved)"
 
 

@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from typing import Any
 
-from kbatch.analysis.intervals import Interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.rate_search import FACTOR_NAME, RateModel
 from kbatch.page.numbers import (
     format_number,
     in_brackets,
-    interval_text,
     join_words,
     percent,
     setting,
@@ -130,14 +129,14 @@ def _cell(
 
 
 def _measured(
-    trial: TrialRecord, value: float | None, interval: Interval | None, digits: int = 3
+    trial: TrialRecord, value: float | None, interval: Estimate[float] | None, digits: int = 3
 ) -> Cell:
     """Write a value with its spread over executions, or in brackets with that within one."""
     if value is None:
         return _cell(trial, None)
     spread = in_brackets(interval)
-    if interval is not None and len(trial.executions) > 1:
-        spread = f" ± {format_number((interval.high - interval.low) / 2, 2)}"
+    if interval is not None and interval.ends is not None and len(trial.executions) > 1:
+        spread = f" ± {format_number((interval.ends[1] - interval.ends[0]) / 2, 2)}"
     return Cell(f"{format_number(value, digits)}{spread}", value)
 
 
@@ -366,9 +365,9 @@ def _slope_text(
     model = RateModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
     if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
         return ""
-    slope, interval = model.slope(_SLOPES[scaling.rule])
+    slope = model.slope(_SLOPES[scaling.rule])
     return (
         "The best learning rate grows as the batch size to the power of "
-        f"{format_number(slope, 2)} ({interval_text(interval, 2)}); the linear rule takes 1, the "
+        f"{format_number(slope.value, 2)}{in_brackets(slope, 2)}; the linear rule takes 1, the "
         f"sqrt rule 0.5, both from the model's rate at batch size {scaling.base_batch_size:,}."
     )

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from operator import attrgetter
 from statistics import fmean
 
-from kbatch.analysis.intervals import Interval, Ratio, mean_interval
+from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Target, noise_scale
 
@@ -130,7 +130,7 @@ class TrialRecord:
         return self.mean(lambda e: e.window_samples_per_second)
 
     @functools.cached_property
-    def samples_per_second_interval(self) -> Interval | None:
+    def samples_per_second_interval(self) -> Estimate[float] | None:
         """A 95 % interval over executions; of a single one, the quartiles of its windows."""
         if len(self.executions) == 1:
             return self.executions[0].samples_per_second_interval
@@ -160,7 +160,7 @@ class TrialRecord:
         return fmean(known) if known and not missing else None
 
     @functools.cached_property
-    def objective_interval(self) -> Interval | None:
+    def objective_interval(self) -> Estimate[float] | None:
         """The 95 % interval of the objective over executions, None for fewer than three."""
         return mean_interval([value for value in self.objective_values if value is not None])
 
@@ -179,7 +179,7 @@ class TrialRecord:
         return (max if direction == "max" else min)(values, default=None)
 
     @functools.cached_property
-    def noise_scale(self) -> Ratio | None:
+    def noise_scale(self) -> Estimate[float | None] | None:
         """Gradient noise scale of the late halves of all executions, None if not measured."""
         return noise_scale([e.epochs for e in self.executions])
 
@@ -197,11 +197,11 @@ class TrialRecord:
         """Return a metric at the best epoch of each execution that has it."""
         return tuple(metrics[name] for metrics in self._best_metrics if name in metrics)
 
-    def metric_interval(self, name: str) -> Interval | None:
+    def metric_interval(self, name: str) -> Estimate[float] | None:
         """Return the 95 % interval of a metric over executions, None for fewer than three."""
         return mean_interval(self.metric_values(name))
 
-    def examples_interval(self, name: str) -> Interval | None:
+    def examples_interval(self, name: str) -> Estimate[float] | None:
         """Return the 95 % interval of a metric over the validation examples of one execution.
 
         What another seed would change is not in it. None without outcomes of that metric.
@@ -255,8 +255,8 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         **{name: cost(name) for name in COST_NAMES},
         "noise_scale": scale and scale.value,
         # An unresolved one has a lower bound alone.
-        "noise_scale_low": scale and scale.at_least,
-        "noise_scale_high": scale and scale.interval and scale.interval.high,
+        "noise_scale_low": scale and scale.low,
+        "noise_scale_high": scale and scale.high,
         **{name: mean(attrgetter(name)) for name in joules},
         **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
         "epochs": mean(lambda e: len(e.epochs)),

@@ -9,7 +9,7 @@ import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
 
-from kbatch.analysis.intervals import RoundEstimate, ratio_over_rounds
+from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
@@ -21,7 +21,7 @@ class MicroBatchChoice:
 
     micro_batch_size: int
     fastest: int  # By median time an example: the same, or smaller and no faster beyond the noise.
-    gain: RoundEstimate | None  # Time of the largest size over its own; None if it is that.
+    gain: Estimate[float] | None  # Time of the largest size over its own; None if it is that.
 
 
 def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatchChoice:
@@ -45,6 +45,4 @@ def choose_micro_batch(times_s: Mapping[int, Mapping[int, float]]) -> MicroBatch
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
     """Return whether it is slower for certain; with too few rounds nothing is."""
     ratio = ratio_over_rounds(times_s, reference_s)
-    if ratio is None or ratio.interval is None:
-        return False
-    return ratio.interval.low > 1 and ratio.value > 1 + _NEGLIGIBLE
+    return ratio is not None and (ratio.low or 0.0) > 1 and ratio.value > 1 + _NEGLIGIBLE

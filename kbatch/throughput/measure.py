@@ -60,7 +60,7 @@ def profile_training(
     Example:
 
     >>> profile = kbatch.profile_training(build, x, y)
-    >>> profile.efficient.batch_size, profile.step_time.intercept
+    >>> profile.efficient.value, profile.step_time.intercept
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:

@@ -5,10 +5,9 @@ import statistics
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import Interval, Ratio, median_interval
+from kbatch.analysis.intervals import Estimate, median_interval
 from kbatch.analysis.line_fit import Line
 from kbatch.analysis.scaling_curve import (
-    BatchAnswer,
     Latency,
     efficient_batch_size,
     fastest_batch_size,
@@ -75,7 +74,7 @@ class TrainingPoint:
         return statistics.median(self.step_times_s) if self.measured else None
 
     @property
-    def step_time_interval_s(self) -> Interval | None:
+    def step_time_interval_s(self) -> Estimate[float] | None:
         """The 95 % interval of that median, None from fewer than six rounds."""
         return median_interval(self.step_times_s)
 
@@ -91,10 +90,9 @@ class TrainingPoint:
         return None if self.step_time_s is None else self.batch_size / self.step_time_s
 
     @property
-    def samples_per_second_interval(self) -> Interval | None:
+    def samples_per_second_interval(self) -> Estimate[float] | None:
         """The 95 % interval of that rate, None from fewer than six rounds."""
-        found = self.step_time_interval_s
-        return found and Interval(self.batch_size / found.high, self.batch_size / found.low)
+        return median_interval([self.batch_size / step_s for step_s in self.step_times_s])
 
     @property
     def compile_s(self) -> float | None:
@@ -113,7 +111,7 @@ class TrainingProfile(SavedRecord):
     Example:
 
     >>> profile = kbatch.TrainingProfile.load("profile.json")
-    >>> profile.efficient.batch_size, profile.fastest.batch_size
+    >>> profile.efficient.value, profile.fastest.value
     """
 
     model_name: str  #: The model's name.
@@ -154,22 +152,22 @@ class TrainingProfile(SavedRecord):
         return self._latency.line
 
     @property
-    def peak_samples_per_second(self) -> Ratio:
+    def peak_samples_per_second(self) -> Estimate[float | None]:
         """The throughput 1 / b that the fit reaches with unboundedly large micro-batches."""
         return self._latency.peak_throughput
 
     @property
-    def knee(self) -> BatchAnswer:
+    def knee(self) -> Estimate[float | None]:
         """The size of the largest throughput over step time."""
         return knee_batch_size(self._latency)
 
     @property
-    def efficient(self) -> BatchAnswer:
+    def efficient(self) -> Estimate[float | None]:
         """The smallest size with 90 % of the peak throughput, where the plateau begins."""
         return efficient_batch_size(self._latency)
 
     @property
-    def fastest(self) -> BatchAnswer:
+    def fastest(self) -> Estimate[float | None]:
         """The measured size of the largest throughput; its interval holds those that tie."""
         return fastest_batch_size(self._latency)
 

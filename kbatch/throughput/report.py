@@ -117,12 +117,12 @@ def _speed(profile: TrainingProfile) -> list[str]:
 
 def _saturation(profile: TrainingProfile) -> str:
     efficient, largest = profile.efficient, profile.measured[-1].micro_batch_size
-    if efficient.batch_size is None:
+    if efficient.value is None:
         return "Where throughput saturates cannot be told: the noise hides how the time grows."
-    size = f"{efficient.batch_size:,}"
-    if found := efficient.interval:
-        size += f" ({found.low:,.0f} to {found.high:,.0f})"
-    if efficient.batch_size > largest:
+    size = f"{efficient.value:,}"
+    if efficient.ends:
+        size += " ({:,.0f} to {:,.0f})".format(*efficient.ends)
+    if efficient.value > largest:
         return (
             f"Throughput still grows at {largest:,}: 90 % of its peak is expected from about "
             f"{size} examples on."
@@ -191,9 +191,13 @@ def training_profile_info(profile: TrainingProfile) -> TrainingProfileInfo:
                 places = np.geomspace(*ends, _LINE_POINTS)
                 line_s = tuple((float(size), fit(size)) for size in places)
         answers = tuple(
-            (name, answer.batch_size, not answer.extrapolated)
+            (
+                name,
+                int(answer.value),
+                points[0].micro_batch_size <= answer.value <= points[-1].micro_batch_size,
+            )
             for name, answer in (("90 % of peak", profile.efficient), ("fastest", profile.fastest))
-            if answer.batch_size is not None
+            if answer.value is not None
         )
     parts = where_measured(profile.environment)
     batches = sorted({p.batch_size for p in points if p.accumulated})

@@ -60,9 +60,7 @@ def test_units_pass_through(x_unit, y_unit):
     plain, other = fit_line(x, y), fit_line(x * x_unit, y * y_unit)
     np.testing.assert_allclose(other.intercept, plain.intercept * y_unit)
     np.testing.assert_allclose(other.slope, plain.slope * y_unit / x_unit)
-    np.testing.assert_allclose(
-        other.intercept_in_x.interval.high, plain.intercept_in_x.interval.high * x_unit
-    )
+    np.testing.assert_allclose(other.intercept_in_x.high, plain.intercept_in_x.high * x_unit)
     np.testing.assert_allclose(other.departure.noise, plain.departure.noise)
 
 
@@ -78,9 +76,9 @@ def test_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
     for found in (
         [covered(line.intercept_interval, A) for line in lines],
         [covered(line.slope_interval, B) for line in lines],
-        [covered(line.intercept_in_x.interval, A / B) for line in lines],
-        [covered(line.slope_over_intercept.interval, B / A) for line in lines],
-        [covered(line.reaches(target).interval, 100) for line in lines],
+        [covered(line.intercept_in_x, A / B) for line in lines],
+        [covered(line.slope_over_intercept, B / A) for line in lines],
+        [covered(line.reaches(target), 100) for line in lines],
     ):
         assert 0.90 < np.mean(found) < 0.97
 

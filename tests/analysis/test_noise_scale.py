@@ -38,8 +38,8 @@ def test_the_unit_of_the_gradient_does_not_matter(unit):
     m, batch = norms()
     one, other = (gradient_noise_scale(u * m, u * batch, **SIZES) for u in (1.0, unit))
     np.testing.assert_allclose(
-        [other.value, other.interval.low, other.interval.high],
-        [one.value, one.interval.low, one.interval.high],
+        [other.value, other.low, other.high],
+        [one.value, one.low, one.high],
     )
 
 
@@ -49,7 +49,7 @@ def test_examples_counted_in_other_units_scale_it(copies):
     one = gradient_noise_scale(m, batch, **SIZES)
     many = gradient_noise_scale(m, batch, batch_size=copies * 32, accumulation_steps=4)
     np.testing.assert_allclose(many.value, copies * one.value)
-    np.testing.assert_allclose(many.interval.high, copies * one.interval.high)
+    np.testing.assert_allclose(many.high, copies * one.high)
 
 
 @pytest.mark.parametrize(
@@ -65,37 +65,37 @@ def test_the_interval_covers_the_true_scale_in_95_of_100_cases(sizes, steps, noi
     found = scales(noise_scale, sizes=sizes, steps=steps, repetitions=250)
     resolved = [scale for scale in found if scale.value is not None]
     assert len(resolved) > 0.99 * len(found)
-    covered = np.mean([s.interval.low <= noise_scale <= s.interval.high for s in resolved])
+    covered = np.mean([s.low <= noise_scale <= s.high for s in resolved])
     assert 0.90 < covered < 0.97
 
 
 @pytest.mark.parametrize("noise_scale", [300.0, 1e6])
 def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise_scale):
     found = scales(noise_scale, sizes=[8] * 4, steps=30, repetitions=250)
-    wrong = [s for s in found if s.value and not s.interval.low <= noise_scale <= s.interval.high]
+    wrong = [s for s in found if s.value and not s.low <= noise_scale <= s.high]
     assert len(wrong) < 0.06 * len(found)
-    bounded = [s.at_least is None or s.at_least <= noise_scale for s in found]
+    bounded = [s.low is None or s.low <= noise_scale for s in found]
     assert np.mean(bounded) > 0.95
     unresolved = [s for s in found if s.value is None]
     assert len(unresolved) > 0.5 * len(found)
-    assert np.mean([(s.at_least or 0.0) > 8 for s in unresolved]) > 0.9
+    assert np.mean([(s.low or 0.0) > 8 for s in unresolved]) > 0.9
 
 
 def test_unresolved_has_neither_value_nor_interval():
     for scale in scales(1e6, sizes=[8] * 4, steps=30, repetitions=60):
-        assert (scale.value is None) == (scale.interval is None)
+        assert (scale.value is None) == (scale.ends is None)
 
 
 def test_a_lower_bound_is_the_end_of_the_interval_where_there_is_one():
     scale = gradient_noise_scale(*norms(), **SIZES)
-    assert scale.at_least == scale.interval.low < scale.value < scale.interval.high
+    assert scale.low < scale.value < scale.high
 
 
 def test_more_steps_make_it_narrower():
     widths = []
     for steps in (50, 500, 5000):
         scale = gradient_noise_scale(*norms(steps), **SIZES)
-        widths.append(scale.interval.high / scale.interval.low)
+        widths.append(scale.high / scale.low)
     assert widths == sorted(widths, reverse=True)
     assert widths[-1] < 1.2
 
@@ -103,21 +103,21 @@ def test_more_steps_make_it_narrower():
 def test_steps_that_follow_each_other_widen_it():
     # Each step repeated eight times: the information of an eighth of the steps.
     m, batch = norms(steps=125)
-    once = gradient_noise_scale(m, batch, **SIZES).interval
-    copied = gradient_noise_scale(np.repeat(m, 8), np.repeat(batch, 8), **SIZES).interval
+    once = gradient_noise_scale(m, batch, **SIZES)
+    copied = gradient_noise_scale(np.repeat(m, 8), np.repeat(batch, 8), **SIZES)
     np.testing.assert_allclose(copied.high / copied.low, once.high / once.low, rtol=0.25)
 
 
 def test_gradients_without_noise_have_scale_zero():
     scale = gradient_noise_scale([2.0] * 30, [2.0] * 30, **SIZES)
-    assert scale.value == scale.interval.low == scale.interval.high == 0
+    assert scale.value == scale.low == scale.high == 0
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
 def test_fewer_than_three_steps_are_unresolved(steps):
     scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
     assert scale.value is None
-    assert scale.at_least is None
+    assert scale.low is None
 
 
 def test_epochs_of_constant_moments_give_their_ratio():
@@ -135,7 +135,7 @@ def test_epochs_agree_with_the_steps_they_are_the_means_of():
     )
     by_step = gradient_noise_scale(m, batch, **SIZES)
     np.testing.assert_allclose(by_epoch.value, by_step.value)
-    assert 0.4 < by_epoch.interval.high / by_step.interval.high < 2.5
+    assert 0.4 < by_epoch.high / by_step.high < 2.5
 
 
 def test_epochs_count_by_their_measured_updates():
@@ -185,9 +185,7 @@ def correlated_moments(rng, count, rho, shape=()):
 
 
 def share_covered(found):
-    return np.mean(
-        [s.interval is not None and s.interval.low <= 100 <= s.interval.high for s in found]
-    )
+    return np.mean([s.ends is not None and s.low <= 100 <= s.high for s in found])
 
 
 @pytest.mark.parametrize("late", [10, 50])
@@ -211,7 +209,7 @@ def test_epochs_unlike_their_neighbours_keep_their_number():
     moments = correlated_moments(np.random.default_rng(0), 40, 0.0, (200,))
     found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
     assert 0.92 < share_covered(found) < 0.98
-    widths = [scale.interval.high - scale.interval.low for scale in found]
+    widths = [scale.high - scale.low for scale in found]
     assert np.median(widths) < 1.1 * 2 * 2.09 * 100 * np.hypot(0.2, 0.1) / np.sqrt(20)
 
 

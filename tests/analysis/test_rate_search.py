@@ -23,17 +23,17 @@ def test_the_slope_is_found(steeper):
         for b, a in pairs
     ]
     model = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01)
-    slope, interval = model.slope(0.5)
-    assert interval.low <= 0.5 + steeper <= interval.high
-    assert slope == pytest.approx(0.5 + steeper, abs=0.15)
-    assert interval.high - interval.low < 0.7
+    slope = model.slope(0.5)
+    assert slope.low <= 0.5 + steeper <= slope.high
+    assert slope.value == pytest.approx(0.5 + steeper, abs=0.15)
+    assert slope.high - slope.low < 0.7
 
 
 def test_the_slope_of_a_flat_table_is_not_known():
     pairs = [(b, a) for b in SIZES for a in FACTORS]
     runs = [Run(b, a, 0, 0.95) for b, a in pairs]
-    interval = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01).slope(0.5)[1]
-    assert interval.high - interval.low > 1
+    slope = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01).slope(0.5)
+    assert slope.high - slope.low > 1
 
 
 def peaked(best=2.0):

@@ -95,7 +95,7 @@ def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
         kept = without_slow_rounds(rounds_of(seed, noise=noise, slower=slower))
         pairs = [(size, time_s) for size, one in zip(SIZES, kept, strict=True) for time_s in one]
         rate = fit_latency(*zip(*pairs, strict=True)).peak_throughput
-        held.append(rate.interval.low <= PEAK_RATE <= rate.interval.high)
+        held.append(rate.low <= PEAK_RATE <= rate.high)
         found.append(rate.value / PEAK_RATE)
     assert np.mean(held) > 0.88
     assert np.mean(found) == pytest.approx(1, abs=0.01)

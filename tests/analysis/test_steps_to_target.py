@@ -38,7 +38,7 @@ def test_the_interval_covers_the_critical_size_in_95_of_100_cases():
     covered = []
     for _ in range(150):
         found = fit_steps_to_target(sizes, steps(sizes) * rng.lognormal(0, 0.1, len(sizes)))
-        interval = found.critical_batch_size.interval
+        interval = found.critical_batch_size
         covered.append(interval.low <= 128 <= interval.high)
     assert 0.90 < np.mean(covered) < 0.97
 
@@ -49,7 +49,7 @@ def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
     trials = steps(sizes, fewest=1.0, critical=50_000) * rng.lognormal(0, 0.05, len(sizes))
     critical = fit_steps_to_target(sizes, trials).critical_batch_size
     assert critical.value is None
-    assert 32 < critical.at_least < 50_000
+    assert 32 < critical.low < 50_000
 
 
 def test_the_digits_curve_has_a_critical_size_near_its_bend():

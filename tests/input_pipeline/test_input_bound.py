@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from input_profile_factory import make_profile
 
-from kbatch.analysis.intervals import Interval, RoundEstimate, ratio_over_rounds
+from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.input_pipeline.rates import (
     crossing_batch_size,
     input_verdict,
@@ -12,7 +12,7 @@ from kbatch.input_pipeline.rates import (
 
 
 def estimate(low, high):
-    return RoundEstimate((low * high) ** 0.5, Interval(low, high), 7)
+    return Estimate((low * high) ** 0.5, low, high, 7)
 
 
 def noisy(rate, seed=0, rounds=7):
@@ -77,14 +77,14 @@ def test_a_narrower_interval_never_takes_a_verdict_back():
 )
 def test_where_a_long_reading_differs_its_bounds_decide(middle, low, high, verdict):
     ratio = estimate(middle / 1.02, middle * 1.02)
-    assert input_verdict(ratio, long_run=Interval(low, high)) == verdict
+    assert input_verdict(ratio, long_run=(low, high)) == verdict
     turned = estimate(1 / middle / 1.02, 1.02 / middle)
-    assert input_verdict(turned, long_run=Interval(1 / high, 1 / low)) == OPPOSITE[verdict]
+    assert input_verdict(turned, long_run=(1 / high, 1 / low)) == OPPOSITE[verdict]
 
 
 def test_without_an_interval_nothing_is_determined():
     assert input_verdict(None) == "undetermined"
-    assert input_verdict(RoundEstimate(0.1, None, 2)) == "undetermined"
+    assert input_verdict(Estimate(0.1, n=2)) == "undetermined"
 
 
 SIZES = (64, 16, 4)
@@ -113,21 +113,20 @@ def test_both_take_as_long_at_the_crossing():
         assert step_s(2 * size) < example_s * 2 * size
         assert step_s(size / 2) > example_s * size / 2
         assert not found.never
-        interval = found.batch_size.interval
-        assert (interval.low, interval.high) == pytest.approx((size, size))
+        assert found.batch_size.ends == pytest.approx((size, size))
         assert found.step.holds is (True if len(sizes) == 3 else None)
 
 
 def test_a_pipeline_faster_than_the_steps_slope_never_crosses():
     found = crossing(lambda size: 0.006 + 0.001 * size, 5e-4)
     assert found.never
-    assert (found.batch_size.value, found.batch_size.at_least) == (None, None)
+    assert (found.batch_size.value, found.batch_size.low) == (None, None)
 
 
 def test_a_step_without_a_fixed_part_is_outrun_at_every_size():
     found = crossing(lambda size: 1e-3 * size - 1e-3, 2e-3)
     assert found.batch_size.value == 0.0
-    assert found.batch_size.interval.high == pytest.approx(0.0, abs=1e-6)
+    assert found.batch_size.high == pytest.approx(0.0, abs=1e-6)
     assert not found.never
 
 
@@ -155,11 +154,7 @@ def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
     for _ in range(150):
         sizes, times_s, examples_s = measured_rounds(rng, example_s=example_s, drift=drift)
         ratio = crossing_batch_size(sizes, times_s, example_s=examples_s).batch_size
-        held.append(
-            ratio.interval.low <= truth <= ratio.interval.high
-            if ratio.interval
-            else truth >= (ratio.at_least or 0)
-        )
+        held.append(ratio.low <= truth <= ratio.high if ratio.ends else truth >= (ratio.low or 0))
     assert np.mean(held) >= 0.93
 
 
@@ -173,8 +168,7 @@ def test_the_interval_is_that_of_draws_from_the_fit():
     middle = [line.intercept, line.slope]
     drawn = middle + shrunk * rng.multivariate_normal([0, 0], line.covariance, 100_000)
     low, high = np.percentile(drawn[:, 0] / (2e-4 - drawn[:, 1]), [2.5, 97.5])
-    interval = found.batch_size.interval
-    np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=0.01)
+    np.testing.assert_allclose(found.batch_size.ends, [low, high], rtol=0.01)
 
 
 def test_where_the_rates_approach_each_other_there_is_a_lower_bound():
@@ -183,7 +177,7 @@ def test_where_the_rates_approach_each_other_there_is_a_lower_bound():
     )
     found = crossing_batch_size(sizes, times_s, example_s=examples_s)
     assert found.batch_size.value is None
-    assert 0 < found.batch_size.at_least < 5e-3 / 2e-6
+    assert 0 < found.batch_size.low < 5e-3 / 2e-6
     assert not found.never
 
 

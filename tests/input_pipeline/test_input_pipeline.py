@@ -134,8 +134,8 @@ def test_changes_were_tried_and_what_was_not_has_a_reason(starved):
     assert "prefetch" in tried
     told = tried | {one.name for one in found.untried}
     assert {"prefetch", "parallel map", "private thread pool"} <= told
-    assert all(remedy.gain.rounds >= 3 for remedy in found.remedies)
-    gains = [remedy.gain.interval.low for remedy in found.best_first]
+    assert all(remedy.gain.n >= 3 for remedy in found.remedies)
+    gains = [remedy.gain.low for remedy in found.best_first]
     assert gains == sorted(gains, reverse=True)
     assert {one.name for one in found.untried} & tried == set()
     assert all(one.reason for one in found.untried)
@@ -304,7 +304,7 @@ def test_arrays_have_costs_of_slicing_and_copying(coarse):
     found = profile(models.linear(), models.rows(100), batch_size=16)
     assert (found.source, found.batch_size) == ("arrays", 16)
     assert [cost.name.split()[0] for cost in found.costs] == ["slicing", "gathering", "copying"]
-    assert all(cost.batch_s.value > 0 and cost.batch_s.rounds == 9 for cost in found.costs)
+    assert all(cost.batch_s.value > 0 and cost.batch_s.n == 9 for cost in found.costs)
 
 
 @pytest.mark.parametrize("at", [0, 3])

@@ -61,7 +61,7 @@ def test_remedies_come_best_first_with_paired_gains():
     assert [r.name for r in make_profile().best_first] == ["cache", "parallel map", "prefetch"]
     gain = make_remedy(gain=1.9).gain
     assert gain.value == pytest.approx(1.9)
-    assert (gain.interval.low, gain.interval.high) == pytest.approx((1.9, 1.9))
+    assert (gain.low, gain.high) == pytest.approx((1.9, 1.9))
 
 
 def test_what_was_not_measured_is_none():

@@ -3,7 +3,7 @@ import math
 
 import pytest
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.recommendation.limits import (
     INPUT,
     LIMITS,
@@ -25,8 +25,7 @@ def timed(batch_size, micro_batch_size, seconds):
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):
-    interval = None if value is None else Interval(low or value, high or value)
-    return Ratio(value, interval, low if value else at_least)
+    return Estimate(value, at_least or low or value, high or value)
 
 
 def device(n_half, *, fits=SIZES[-1]):
@@ -41,18 +40,17 @@ def device(n_half, *, fits=SIZES[-1]):
 
 
 def limits(updates, noise, *, saturation=None, input_rate=None):
-    rates = (input_rate.low, input_rate.high) if input_rate else ()
     return binding_limits(
         updates,
         noise,
         saturation=saturation,
-        rates=rates,
+        rates=input_rate or (),
         without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
     )
 
 
 def exactly(value):
-    return Interval(value, value)
+    return value, value
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_what_the_intervals_do_not_tell_apart_is_named_together():
     both = (SATURATION, NOISE)
     updates = device(100)
     assert limits(updates, noise_scale(90, 50, 150), saturation=exactly(100)) == both
-    assert limits(updates, noise_scale(90), saturation=Interval(50, 150)) == both
+    assert limits(updates, noise_scale(90), saturation=(50, 150)) == both
     assert limits(updates, noise_scale(90), saturation=None) == both
     assert limits(updates, noise_scale(at_least=20), saturation=exactly(100)) == both
     # A lower bound is enough where it lies above.
@@ -89,7 +87,7 @@ def test_memory_binds_where_more_of_it_would_help():
 
 def test_the_pipeline_binds_where_a_faster_one_would_help():
     updates, noise = device(100), noise_scale(300)
-    slow, fast, vague = exactly(20_000.0), exactly(200_000.0), Interval(20_000.0, 200_000.0)
+    slow, fast, vague = exactly(20_000.0), exactly(200_000.0), (20_000.0, 200_000.0)
     assert limits(updates, noise, saturation=exactly(100), input_rate=slow) == (INPUT,)
     assert limits(updates, noise, saturation=exactly(100), input_rate=fast) == (SATURATION,)
     found = limits(updates, noise, saturation=exactly(100), input_rate=vague)

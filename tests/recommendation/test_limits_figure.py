@@ -27,8 +27,8 @@ def test_progress_is_throughput_times_worth():
     np.testing.assert_allclose(progress, product / product.max())
     assert max(throughput) == worth[0] == 1
     assert progress[SIZES.index(found.batch_size)] >= 1 / 1.05
-    for _, value, interval in curves[WORTH]:
-        assert interval.low <= value <= interval.high
+    for _, value, (low, high) in curves[WORTH]:
+        assert low <= value <= high
 
 
 def test_without_a_noise_scale_throughput_is_drawn_alone():
@@ -47,7 +47,7 @@ def test_the_limits_have_their_places_on_the_axis():
     assert rows["memory"].batch_size == 1437
     assert rows["hardware saturation"].batch_size == pytest.approx(900, abs=1)
     noise = rows["gradient noise"]
-    assert noise.interval.low < noise.batch_size < noise.interval.high
+    assert noise.ends[0] < noise.batch_size < noise.ends[1]
     assert rows["input pipeline"].batch_size is None
     # The device makes as much from 100 examples on.
     slow = make_recommendation(input_rate=50_000.0).limits[-1]

@@ -94,7 +94,7 @@ def test_single_times_of_each_size_name_no_saturation():
     assert once.saturation is None
     assert once.binding == ("hardware saturation", "gradient noise")
     twice = [TimedRounds(b, b, (0, 1), (s, 1.01 * s)) for b, s in times]
-    assert make_recommendation(timings=twice).saturation.batch_size == 29
+    assert make_recommendation(timings=twice).saturation.value == 29
 
 
 def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
@@ -185,7 +185,7 @@ def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
     found = make_recommendation(pilot=dataclasses.replace(few, **rows))
     noise = found.noise_scale
     assert noise.value is None
-    assert noise.at_least > 32
+    assert noise.low > 32
     assert found.batch_size > 32
     assert "or more wastes half of its examples." in words_of(found)
 

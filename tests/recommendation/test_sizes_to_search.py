@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.goodput import goodput
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.recommendation.limits import (
     fastest_of_each,
     noise_bounds,
@@ -24,8 +24,7 @@ def timed(batch_size, micro_batch_size, seconds):
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):
-    interval = None if value is None else Interval(low or value, high or value)
-    return Ratio(value, interval, low if value else at_least)
+    return Estimate(value, at_least or low or value, high or value)
 
 
 def on_a_line(n_half=100.0, per_example_s=1e-5):

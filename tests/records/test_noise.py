@@ -74,9 +74,9 @@ def test_the_table_has_it_with_its_interval(tmp_path):
         table = read_record(Study, tmp_path / "study.json").to_dataframe(executions=executions)
         columns = ["noise_scale", "noise_scale_low", "noise_scale_high"]
         first, second, third = table[columns].astype(float).to_numpy()
-        np.testing.assert_allclose(first, [scale.value, scale.interval.low, scale.interval.high])
-        np.testing.assert_allclose(second, [np.nan, noisy.noise_scale.at_least, np.nan])
-        assert noisy.noise_scale.at_least > 0
+        np.testing.assert_allclose(first, [scale.value, scale.low, scale.high])
+        np.testing.assert_allclose(second, [np.nan, noisy.noise_scale.low, np.nan])
+        assert noisy.noise_scale.low > 0
         assert np.isnan(third).all()
 
 

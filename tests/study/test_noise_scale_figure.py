@@ -35,9 +35,7 @@ def test_the_late_half_is_that_of_the_record_with_its_interval():
         assert len(curve.runs) == 3
     bars = [segment for c in panel.collections for segment in c.get_segments()]
     spans = [(bar[0][1], bar[1][1]) for bar in bars]
-    assert spans == [
-        pytest.approx((c.late.interval.low, c.late.interval.high)) for c in info.curves
-    ]
+    assert spans == [pytest.approx((c.late.low, c.late.high)) for c in info.curves]
     assert min(bar[0][0] for bar in bars) > info.epochs
     assert panel.get_ylabel() == "Gradient noise scale\n(examples)"
 
@@ -49,7 +47,7 @@ def test_an_unresolved_scale_is_an_arrow_from_its_lower_bound():
     assert late.value is None
     panel = plot_noise_scale(study)
     arrows = [text for text in panel.texts if text.arrow_patch is not None]
-    assert [arrow.xy[1] for arrow in arrows] == [late.at_least]
+    assert [arrow.xy[1] for arrow in arrows] == [late.low]
 
 
 def test_a_study_without_moments_says_what_to_run():
@@ -77,8 +75,8 @@ def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
 
     values = [one.value for one in found.values.values()]
     np.testing.assert_allclose(values, expected(scale.value), rtol=1e-12)
-    bars = [one.bar for one in found.values.values()]
-    ends = zip(expected(scale.interval.low), expected(scale.interval.high), strict=True)
+    bars = [one.ends for one in found.values.values()]
+    ends = zip(expected(scale.low), expected(scale.high), strict=True)
     np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
     assert found.best == max(found.values, key=lambda size: found.values[size].value)
     assert f"of the late half at batch size {study.best_trial().batch_size:,};" in found.note

@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.analysis.intervals import Interval, Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.study.caveats import caveats
 from kbatch.study.names import noise_scale_text
 from kbatch.study.table import trial_table
@@ -24,17 +24,13 @@ def trial(batch_size, moments, **changed):
     return make_trial(batch_size, make_execution(batch_size, epochs=epochs, **changed))
 
 
-def scale(value=None, interval=None, at_least=None):
-    return Ratio(value, interval, at_least)
-
-
 @pytest.mark.parametrize(
     ("found", "text"),
     [
-        (scale(95.04, Interval(70.2, 131.0), 70.2), "95 (70 to 130)"),
-        (scale(0.0, Interval(0.0, 1.2), 0.0), "0 (0 to 1.2)"),
-        (scale(at_least=212.0), "n/a (unresolved: at least 210)"),
-        (scale(), "n/a (unresolved)"),
+        (Estimate(95.04, 70.2, 131.0), "95 (70 to 130)"),
+        (Estimate(0.0, 0.0, 1.2), "0 (0 to 1.2)"),
+        (Estimate(None, 212.0), "n/a (unresolved: at least 210)"),
+        (Estimate(None), "n/a (unresolved)"),
     ],
 )
 def test_its_words(found, text):

@@ -73,7 +73,7 @@ def test_sizes_are_compared_in_the_rounds_that_all_have():
     large = dict.fromkeys(range(4), 2.0)
     found = choose_micro_batch({8: small, 16: large})
     assert (found.fastest, found.micro_batch_size) == (8, 8)
-    assert (found.gain.value, found.gain.rounds) == (2.0, 4)
+    assert (found.gain.value, found.gain.n) == (2.0, 4)
 
 
 def test_a_size_alone_is_the_choice():

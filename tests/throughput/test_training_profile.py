@@ -40,9 +40,9 @@ def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     assert fit.slope == pytest.approx(1e-4, rel=0.02)
     assert fit.holds
     assert profile.peak_samples_per_second.value == pytest.approx(1e4, rel=0.02)
-    assert profile.knee.batch_size == pytest.approx(20, abs=1)
-    assert profile.efficient.batch_size == pytest.approx(180, abs=6)
-    assert profile.fastest.batch_size == 256
+    assert profile.knee.value == pytest.approx(20, abs=1)
+    assert profile.efficient.value == pytest.approx(180, abs=6)
+    assert profile.fastest.value == 256
 
 
 def test_where_no_line_holds_it_says_so_and_sizes_are_read_off_what_was_measured():
@@ -50,8 +50,8 @@ def test_where_no_line_holds_it_says_so_and_sizes_are_read_off_what_was_measured
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
     profile = training_profile(points=tuple(point(b, s) for b, s in times_s.items()))
     assert profile.step_time.holds is False
-    assert profile.fastest.batch_size == 32
-    assert profile.efficient.batch_size <= 16
+    assert profile.fastest.value == 32
+    assert profile.efficient.value <= 16
     assert profile.choice.micro_batch_size == 32
 
 

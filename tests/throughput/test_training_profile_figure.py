@@ -96,7 +96,7 @@ def test_a_line_is_drawn_where_one_holds():
 
 def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
     profile = training_profile(points=tuple(point(b, 2e-3 + 1e-4 * b) for b in (1, 4, 16)))
-    size = profile.efficient.batch_size
+    size = profile.efficient.value
     assert size > 16
     info = training_profile_info(profile)
     assert info.answers == (("90 % of peak", size, False), ("fastest", 16, True))

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Interval
+from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
@@ -150,29 +150,25 @@ def bars_text(trials: Iterable[TrialRecord]) -> str:
     return f"{'; '.join(texts)}." if texts else ""
 
 
-class PlottedEstimate(NamedTuple):
-    """A value with both ends of its interval, None if it has none."""
-
-    value: float
-    bar: tuple[float, float] | None
-
-
-def throughput_estimate(trial: TrialRecord) -> PlottedEstimate | None:
+def throughput_estimate(trial: TrialRecord) -> Estimate[float] | None:
     """Return the throughput of a trial in examples per second, None if it was not measured."""
     rate, interval = trial.samples_per_second, trial.samples_per_second_interval
     return estimate("samples_per_second", rate, interval)
 
 
-def metric_estimate(trial: TrialRecord, name: str) -> PlottedEstimate | None:
+def metric_estimate(trial: TrialRecord, name: str) -> Estimate[float] | None:
     """Return a metric of a trial at its best epoch, None if it was not measured."""
     interval = trial.metric_interval(name) or trial.examples_interval(name)
     return estimate(name, trial.metrics.get(name), interval)
 
 
-def estimate(name: str, value: float | None, interval: Interval | None) -> PlottedEstimate | None:
+def estimate(
+    name: str, value: float | None, interval: Estimate[float] | None
+) -> Estimate[float] | None:
     """Join a value and its interval, which ends where accuracies end."""
-    if value is None or interval is None:
-        return None if value is None else PlottedEstimate(value, None)
+    if value is None or interval is None or interval.ends is None:
+        return None if value is None else Estimate(value)
+    low, high = interval.ends
     if is_fraction(name) and 0 <= value <= 1:
-        return PlottedEstimate(value, (max(0.0, interval.low), min(1.0, interval.high)))
-    return PlottedEstimate(value, (interval.low, interval.high))
+        low, high = max(0.0, low), min(1.0, high)
+    return Estimate(value, low, high)

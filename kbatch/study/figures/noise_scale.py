@@ -5,13 +5,13 @@ from typing import Any, NamedTuple
 from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
-from kbatch.analysis.intervals import Ratio
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.figures import common
-from kbatch.study.figures.common import PlottedEstimate, bars_text, throughput_estimate
+from kbatch.study.figures.common import bars_text, throughput_estimate
 from kbatch.study.names import noise_scale_text
 from kbatch.study.study import Study, refuse_empty
 
@@ -29,14 +29,14 @@ class NoiseCurve(NamedTuple):
     batch_size: int
     # For each execution its epochs, from 1, and their noise scales; without those lost in noise.
     runs: tuple[tuple[tuple[int, float], ...], ...]
-    late: Ratio  # That of the late half.
+    late: Estimate[float | None]  # That of the late half.
 
 
 class Goodput(NamedTuple):
     """Throughput times what an example is worth, by batch size, both in samples/s."""
 
-    throughput: dict[int, PlottedEstimate]
-    values: dict[int, PlottedEstimate]  # In samples of the smallest batch size.
+    throughput: dict[int, Estimate[float]]
+    values: dict[int, Estimate[float]]  # In samples of the smallest batch size.
     best: int  # The batch size of the largest.
     note: str
 
@@ -98,22 +98,22 @@ def _goodput(study: Study) -> Goodput | None:
             size: goodput(size, size / rate.value, noise_scale=end, base_batch_size=min(rates))
             for size, rate in rates.items()
         }
-        for end in (scale.value, *(draw.ends(scale.interval) or ()))
+        for end in (scale.value, *(scale.ends or ()))
     ]
     bests = [max(curve, key=lambda size, curve=curve: (curve[size], -size)) for curve in curves]
     values = {}
     for size in rates:
         value, *bounds = (curve[size] for curve in curves)
-        values[size] = PlottedEstimate(value, (min(bounds), max(bounds)) if bounds else None)
+        values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
     note = (
         f"Goodput: in samples of batch size {min(rates):,}, by the noise scale "
         f"{format_number(scale.value)} of the late half at batch size {trial.batch_size:,}."
     )
-    if scale.interval is not None:
+    if scale.ends is not None:
         low, high = min(bests), max(bests)
         largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
         note = (
-            f"{note.removesuffix('.')}; band: over its interval{in_brackets(scale.interval)}, in "
+            f"{note.removesuffix('.')}; band: over its interval{in_brackets(scale)}, in "
             f"which it is largest at {largest}."
         )
     decided = study.decide().batch_size
@@ -182,14 +182,14 @@ def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
             panel.plot(epochs, values, color=color, marker=marker if marked else None, **look)
         share = (number + 0.5) / len(sizes)
         place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
-        late, bounds = curve.late, draw.ends(curve.late.interval)
+        late, bounds = curve.late, curve.late.ends
         if late.value is not None:
             bounds = bounds and (max(bounds[0], late.value / 100), bounds[1])
             draw.bars(panel, [place], [bounds], color)
             draw.points(panel, [place], [late.value], color, marker, size=6.5, zorder=3)
-        elif late.at_least:
-            draw.arrow(panel, (place, late.at_least), 22, color)
-            panel.plot([place], [late.at_least], marker="_", color=color, markersize=7)
+        elif late.low:
+            draw.arrow(panel, (place, late.low), 22, color)
+            panel.plot([place], [late.low], marker="_", color=color, markersize=7)
     common.name_sizes(panel, sizes, most=14)
     begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
@@ -220,10 +220,10 @@ def _draw_goodput(panel: Axes, found: Goodput) -> None:
     sizes = list(found.values)
     batch_axis(panel, sizes, common.BATCH_LABEL)
     rates, values = list(found.throughput.values()), list(found.values.values())
-    bars = [one.bar for one in rates]
+    bars = [one.ends for one in rates]
     draw.series(panel, 1, sizes, [one.value for one in rates], label="throughput", bounds=bars)
     draw.series(panel, 0, sizes, [one.value for one in values], label="goodput")
-    draw.band(panel, sizes, [one.bar for one in values], series_style(0).color)
+    draw.band(panel, sizes, [one.ends for one in values], series_style(0).color)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
     panel.set_ylabel("Rate\n(samples/s)")

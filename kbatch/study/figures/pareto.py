@@ -6,6 +6,7 @@ from typing import NamedTuple
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
@@ -14,7 +15,6 @@ from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.comparison import best_of_rates
 from kbatch.study.figures import common
 from kbatch.study.figures.common import (
-    PlottedEstimate,
     bars_text,
     metric_estimate,
     throughput_estimate,
@@ -32,8 +32,8 @@ class ParetoPoint(NamedTuple):
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
     series: int  # Number of its series.
-    throughput: PlottedEstimate  # In examples per second.
-    quality: PlottedEstimate
+    throughput: Estimate[float]  # In examples per second.
+    quality: Estimate[float]
     on_front: bool  # Whether no other trial is both faster and better.
 
 
@@ -140,8 +140,8 @@ def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
         alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
         rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
         color, marker = series_style(number)
-        draw.bars(panel, rates, [p.quality.bar for p in alike], color)
-        draw.bars(panel, values, [p.throughput.bar for p in alike], color, across=True)
+        draw.bars(panel, rates, [p.quality.ends for p in alike], color)
+        draw.bars(panel, values, [p.throughput.ends for p in alike], color, across=True)
         hollow, size, zorder = (False, 7, 3) if on_front else (True, 5.5, 2.5)
         draw.points(panel, rates, values, color, marker, size=size, hollow=hollow, zorder=zorder)
     panel.margins(y=0.14)

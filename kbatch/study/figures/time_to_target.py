@@ -7,14 +7,14 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
-from kbatch.analysis.intervals import mean_interval
+from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.figures import common
-from kbatch.study.figures.common import BARS, PlottedEstimate
+from kbatch.study.figures.common import BARS
 from kbatch.study.names import metric_words, outcome
 from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
@@ -28,8 +28,8 @@ class TargetPoint(NamedTuple):
     batch_size: int
     trial_id: str
     met: bool
-    seconds: PlottedEstimate
-    updates: PlottedEstimate
+    seconds: Estimate[float]
+    updates: Estimate[float]
     runs: tuple[int, ...]  # Updates of each execution that met it.
 
 
@@ -80,13 +80,13 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
         )
     else:
         critical, fit_text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
-        if critical.value is None or critical.interval is None:
-            bound = f", above {format_number(critical.at_least)}" if critical.at_least else ""
+        if critical.value is None:
+            bound = f", above {format_number(critical.low)}" if critical.low else ""
             fit_text += f"; B_crit is larger than these batch sizes can tell{bound}."
         else:
             fit_text += (
                 f", S_min {format_number(fit.fewest_steps)}, B_crit "
-                f"{format_number(critical.value)}{in_brackets(critical.interval)}."
+                f"{format_number(critical.value)}{in_brackets(critical)}."
             )
             if fit.holds is False:
                 fit_text += " The trials deviate from this curve by more than their noise."
@@ -96,7 +96,7 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     ]
     if len(study.trials) > len({trial.batch_size for trial in study.trials}):
         notes.append("Shown: the trial of each batch size that needed the fewest updates.")
-    if any(point.updates.bar for point in points):
+    if any(point.updates.ends for point in points):
         notes.append(f"{BARS}.")
     runs = [run for trial in study.trials for run in trial.executions]
     if {run.scaling.rule if run.scaling else run.learning_rate_scaling for run in runs} == {None}:
@@ -152,13 +152,13 @@ def _point(trial: TrialRecord, target: Target) -> TargetPoint | None:
     return TargetPoint(trial.batch_size, trial.trial_id, met, seconds, updates, runs)
 
 
-def _mean(values: Sequence[float]) -> PlottedEstimate:
+def _mean(values: Sequence[float]) -> Estimate[float]:
     interval, mean = mean_interval(values), sum(values) / len(values)
-    if interval is None:
-        return PlottedEstimate(mean, None)
+    if interval is None or interval.low is None:
+        return Estimate(mean)
     # A logarithmic axis has no place for what is not positive.
     low = interval.low if interval.low > 0 else min(values)
-    return PlottedEstimate(mean, (low, interval.high))
+    return Estimate(mean, low, interval.high)
 
 
 def alt_text(info: TimeToTargetInfo) -> str:
@@ -214,7 +214,7 @@ def plot_time_to_target(
 
 
 def _draw_costs(
-    panel: Axes, info: TimeToTargetInfo, costs: Sequence[PlottedEstimate], fit: StepsToTarget | None
+    panel: Axes, info: TimeToTargetInfo, costs: Sequence[Estimate[float]], fit: StepsToTarget | None
 ) -> None:
     panel.set_yscale("log")
     sizes, (color, marker) = [p.batch_size for p in info.points], series_style(0)
@@ -222,7 +222,7 @@ def _draw_costs(
     missed = [(p.batch_size, c.value) for p, c in zip(info.points, costs, strict=True) if not p.met]
     if met:
         places, values = [size for size, _ in met], [cost.value for _, cost in met]
-        bars = [cost.bar for _, cost in met]
+        bars = [cost.ends for _, cost in met]
         draw.series(panel, 0, places, values, label="target met", bounds=bars, joined=fit is None)
         if places[0] < sizes[-1]:
             ends = np.array([places[0], sizes[-1]], float)
@@ -238,17 +238,17 @@ def _draw_costs(
         steps = np.array([fit.steps(place) for place in places])
         shown, color = steps > 0, series_style(0).color
         panel.plot(places[shown], steps[shown], color=color, linewidth=1.4, zorder=1.5)
-        critical, interval = fit.critical_batch_size.value, fit.critical_batch_size.interval
+        critical, ends = fit.critical_batch_size.value, fit.critical_batch_size.ends
         if critical is not None and sizes[0] <= critical <= sizes[-1]:
-            if interval is not None:
-                low, high = np.clip((interval.low, interval.high), sizes[0], sizes[-1])
+            if ends is not None:
+                low, high = np.clip(ends, sizes[0], sizes[-1])
                 panel.axvspan(low, high, color=GRID, alpha=0.5, linewidth=0, zorder=0.2)
             draw.guide(panel, critical)
             words, top = f"B_crit {critical:,.0f}", panel.get_xaxis_transform()
             draw.text(panel, words, (critical, 1), (4, -3), ha="left", va="top", xycoords=top)
     # The line of perfect scaling leaves the panel: what was measured is what matters.
-    low = min(cost.bar[0] if cost.bar else cost.value for cost in costs)
-    high = max(cost.bar[1] if cost.bar else cost.value for cost in costs)
+    low = min(cost.low or cost.value for cost in costs)
+    high = max(cost.high or cost.value for cost in costs)
     stretch = max(1.15, (high / low) ** 0.1)
     below = stretch**3 if info.incomplete_sizes else stretch**1.5
     panel.set_ylim(low / below, high * (stretch**3 if missed else stretch))

@@ -9,6 +9,7 @@ from typing import Any
 
 from matplotlib.axes import Axes
 
+from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
@@ -18,7 +19,7 @@ from kbatch.study.comparison import best_of_rates
 from kbatch.study.decision import starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.figures.common import PlottedEstimate, metric_estimate, throughput_estimate
+from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import at_most, metric_words, outcome, trial_names
 from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
@@ -61,7 +62,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
     places = _places(series, shown)
     completed = [trial for trial in shown if trial.status == "completed"]
 
-    def quality_of(trial: TrialRecord) -> PlottedEstimate | None:
+    def quality_of(trial: TrialRecord) -> Estimate[float] | None:
         return metric_estimate(trial, quality.name) if quality else None
 
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
@@ -73,7 +74,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
             found = [(trial, e) for trial in members if (e := measure(trial))]
             at, values = [places[t.trial_id] for t, _ in found], [e.value for _, e in found]
             if found:
-                bars = [e.bar for _, e in found]
+                bars = [e.ends for _, e in found]
                 look = {"label": one.label, "joined": one.joined}
                 draw.series(panel, index, at, values, bounds=bars, **look)
             for (trial, estimate), place in zip(found, at, strict=True):
