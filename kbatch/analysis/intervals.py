@@ -100,10 +100,7 @@ def median_interval(values: Sequence[float]) -> Estimate[float] | None:
 
 
 def over_rounds(values: Sequence[float]) -> Estimate[float] | None:
-    """Return the median of positive values, one a round; of fewer than three without ends.
-
-    The interval is Student's of the logarithms, from nine rounds on that of the median.
-    """
+    """Summarise positive values of rounds: Student's t of logarithms; from nine on the median."""
     count = len(values)
     if count >= _ROUNDS_FOR_ORDER:
         return median_interval(values)
@@ -165,11 +162,7 @@ def calls_for_quantile(quantile: float, *, confidence: float = 0.95) -> int:
 def ratio_of_estimates(
     numerator: float, denominator: float, *, covariance: np.ndarray, degrees_of_freedom: int
 ) -> Estimate[float | None]:
-    """Divide two numbers with a covariance, of which the ratio cannot be negative.
-
-    The value is None where the denominator is not told apart from 0: then a lower end, with 97.5 %
-    confidence, may be all that is known.
-    """
+    """Divide, for a ratio that is never negative; no value where the denominator may be 0."""
     estimates = np.array([numerator, denominator])
     # Squares of squares follow: in units of the estimates themselves they stay in range.
     unit = np.sqrt(estimates**2 + np.diag(covariance))
