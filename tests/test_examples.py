@@ -48,8 +48,10 @@ def test_mnist(tmp_path, capsys):
     x, y = module.load()
     assert x.shape == (5000, 28, 28, 1)
     assert (x.min(), x.max()) == (0, 1)
-    np.testing.assert_allclose(np.bincount(y[:4000]), 400, atol=40)
-    study = module.search(x[:400], y[:400], tmp_path, batch_sizes=(64, 256), epochs=2)
+    np.testing.assert_allclose(np.bincount(y[:3000]), 300, atol=40)
+    study = module.search(
+        x[:500], y[:500], tmp_path, batch_sizes=(64, 256), epochs=2, strategy="grid"
+    )
     assert [trial.accumulation_steps for trial in study.trials] == [1, 2]
     check(module, study, tmp_path, capsys)
 
@@ -69,7 +71,9 @@ def test_python_functions(tmp_path, capsys):
     assert len(x) > 2000
     assert set(y) == set(range(len(module.PACKAGES)))
     assert 0.2 < (x == 0).mean() < 0.6  # Padding, which is masked.
-    study = module.search(x[:400], y[:400], tmp_path, batch_sizes=(64, 256), epochs=1)
+    study = module.search(
+        x[:500], y[:500], tmp_path, batch_sizes=(64, 256), epochs=1, strategy="grid"
+    )
     check(module, study, tmp_path, capsys)
 
 

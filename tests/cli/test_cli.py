@@ -36,7 +36,7 @@ def demo(tmp_path_factory):
 
 def few_images(patch):
     rng = np.random.default_rng(0)
-    images = rng.random((700, 28, 28, 1), "float32"), rng.integers(0, 10, 700)
+    images = rng.random((900, 28, 28, 1), "float32"), rng.integers(0, 10, 900)
     patch.setitem(TASKS, "images", (lambda: images, *TASKS["images"][1:]))
 
 
@@ -117,9 +117,10 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path, monkeypatch, cap
     with pytest.raises(SystemExit):
         cli.main(["demo", "--help"])
     assert f"({','.join(map(str, names['SIZES']))})" in capsys.readouterr().out
-    studies = [names["search"](*names["load"](), tmp_path, batch_sizes=(256,))]
+    quick = {"batch_sizes": (256,), "epochs": 2, "strategy": "grid"}
+    studies = [names["search"](*names["load"](), tmp_path, **quick)]
     # The demo's own choice depends on how fast the processor is in float16.
-    flags = ["--batch-sizes", "256", "--policy", studies[0].trials[0].dtype_policy]
+    flags = ["--quick", "--batch-sizes", "256", "--policy", studies[0].trials[0].dtype_policy]
     assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
     studies.append(kbatch.load_study(tmp_path / "demo-search"))
     first, second = (study.search.settings | {"dtype_policy": None} for study in studies)
@@ -131,4 +132,4 @@ def test_the_example_is_the_script_that_the_demo_runs(tmp_path, monkeypatch, cap
     assert (first.updates, first.examples_seen) == (second.updates, second.examples_seen)
     # Two threads add the parts of a gradient up in another order in each run.
     assert example.metrics["val_loss"] == pytest.approx(demo.metrics["val_loss"], rel=0.02)
-    assert example.metrics["val_accuracy"] > 0.85
+    assert example.metrics["val_accuracy"] > 0.7
