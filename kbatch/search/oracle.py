@@ -149,6 +149,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return trial
 
     @keras_tuner.synchronized
+    def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Any:
+        """Keep the metrics of a trial; keras-tuner would build those whose direction it lacks."""
+        trial = self.trials[trial_id]
+        for name in metrics:
+            direction = None if name == self.objective.name else metric_direction(name)
+            if direction is not None and not trial.metrics.exists(name):
+                trial.metrics.register(name, direction)
+        return super().update_trial(trial_id, metrics, step)
+
+    @keras_tuner.synchronized
     def end_trial(self, trial: Any) -> None:
         """Keep how a trial ended, and the checkpoints of those that may be decided on."""
         super().end_trial(trial)
@@ -237,13 +247,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
 def _with_direction(objective: Any) -> Any:
     """Add the direction to a Keras metric's name; other names are left to keras-tuner."""
-    # keras-tuner would build the metric, which takes the GPU.
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]
-    if not isinstance(objective, str):
-        return objective
-    kind = keras_metric_kind(objective.removeprefix("val_").removeprefix("weighted_"))
+    direction = metric_direction(objective) if isinstance(objective, str) else None
+    return objective if direction is None else keras_tuner.Objective(objective, direction)
+
+
+def metric_direction(name: str) -> str | None:
+    """Return the direction of one of Keras's metrics by its name, None for other names."""
+    # By a name keras-tuner would build the metric, whose variables take the GPU.
+    kind = keras_metric_kind(name.removeprefix("val_").removeprefix("weighted_"))
     if not isinstance(kind, type):
-        return objective
-    direction = "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)
-    return keras_tuner.Objective(objective, direction)
+        return None
+    return "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)

@@ -355,7 +355,7 @@ def _agree(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
 
 
 def trial_of(record: TrialRecord) -> Any:
-    """Make keras-tuner's trial from our record."""
+    """Make keras-tuner's trial from our record; to infer a direction it would build the metric."""
     hyperparameters = keras_tuner.HyperParameters()
     hyperparameters.values = dict(record.hyperparameters)
     trial: Any = Trial(hyperparameters, record.trial_id, TrialStatus.RUNNING)
@@ -368,7 +368,7 @@ def trial_of(record: TrialRecord) -> Any:
     metrics, step = result
     name, direction = record.objective.name, record.objective.direction
     for metric, value in metrics.items():
-        trial.metrics.register(metric, direction if metric == name else None)
+        trial.metrics.register(metric, direction if metric == name else "min")
         trial.metrics.update(metric, value, step=step)
     trial.status, trial.best_step = TrialStatus.COMPLETED, step
     trial.score = record.objective_value

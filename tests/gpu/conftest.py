@@ -105,6 +105,7 @@ def _run_in_fresh_process(item):
 
         environment |= limited_cpu(Scale(on_gpu=False).limit_bytes)
         environment["CUDA_VISIBLE_DEVICES"] = "-1"
+        environment["TF_ENABLE_ONEDNN_OPTS"] = "0"  # Where its memory ends, its units crash.
     started_s = time.perf_counter()
     process = subprocess.Popen(
         [sys.executable, *words],

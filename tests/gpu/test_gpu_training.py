@@ -57,15 +57,18 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
     size = 1024 if limited.on_gpu else 512
     held = []
 
-    # What fits whole, or half of a batch that does not, takes at least 0.45 of the memory.
-    taken = 0.6 if limited.on_gpu else 0.5
+    # What fits whole, or half of a batch that does not, takes at least 0.45 of the memory. On a
+    # CPU a gradient of a convolution takes 0.25 more, however few the examples.
+    taken = 0.6 if limited.on_gpu else 0.3
 
     class TakesMemory(keras.callbacks.Callback):
         """Takes memory when training begins, wherever the size was looked for."""
 
         def on_train_begin(self, logs=None):
             if not held:
-                held.append(tf.zeros([int(taken * limited.limit_bytes / 4)]))
+                # In pieces: what is free lies between tensors of the plan.
+                pieces = int(taken * limited.limit_bytes / 2**20)
+                held.extend(tf.zeros([2**18]) for _ in range(pieces))
 
     study = search(
         tmp_path,
@@ -78,10 +81,9 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
     )
     record_property("trials", facts(study))
     ((run,),) = [trial.executions for trial in study.trials]
-    assert len(held) == 1
     assert (run.status, run.batch_size_seen) == ("completed", size)
-    assert any("ran out in training" in note for note in run.notes)
-    assert run.micro_batch_size <= size // (2 if limited.on_gpu else 4)
+    (note,) = [note for note in run.notes if note.code == "memory_ran_out"]
+    assert run.micro_batch_size <= note.values["after"] <= note.values["before"] // 2
 
 
 @pytest.mark.parametrize("isolate", [False, True], ids=["in one process", "isolated"])

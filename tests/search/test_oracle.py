@@ -1,11 +1,12 @@
 import random
 
+import keras
 import keras_tuner
 import pytest
 from keras_tuner.src.engine.trial import Trial, TrialStatus
 
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_files import trial_result
+from kbatch.search.trial_files import trial_of, trial_result
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 from tests.records_factory import make_execution, make_study, make_trial
@@ -94,3 +95,21 @@ def test_the_order_of_a_studys_trials_does_not_decide_its_best():
 )
 def test_the_name_of_a_metric_tells_its_direction(objective, direction):
     assert BatchSizeOracle(objective, None).objective.direction == direction
+
+
+def test_no_metric_is_built_where_trials_are_kept(monkeypatch, tmp_path):
+    """On a GPU its variables would take the memory that isolated trials need."""
+
+    def build(*args, **kwargs):
+        raise AssertionError("a metric was built")
+
+    monkeypatch.setattr(keras.metrics, "deserialize", build)
+    speed = Objective("samples_per_second", "max")
+    record = make_trial(8, accuracies=(0.5,), objective=speed)
+    expected = {speed.name: "max", "val_accuracy": "max", "val_mean_absolute_error": "min"}
+    oracle = searched((), speed)
+    oracle._set_project_dir(str(tmp_path), "search")
+    trial = oracle.trials["8"] = Trial(keras_tuner.HyperParameters(), "8")
+    oracle.update_trial("8", dict.fromkeys(expected, 0.5))
+    assert {name: trial.metrics.get_direction(name) for name in expected} == expected
+    assert trial_of(record).metrics.exists("val_accuracy")
