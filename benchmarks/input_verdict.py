@@ -194,7 +194,7 @@ def tell_case(name, ratio, profile, step_s):
     found = profile.ratio
     interval = f"{found.low:.2f} to {found.high:.2f}"
     long_run = profile.long_run_ratio
-    uneven = "" if profile.is_even else f"  (long: {long_run.low:.2f} to {long_run.high:.2f})"
+    uneven = "" if profile.is_even else f"  (long: {long_run[0]:.2f} to {long_run[1]:.2f})"
     print(
         f"{name:<20}{1e3 * step_s:10.0f}{ratio:7.2f}{found.value:7.2f}  {interval:<17}"
         f"{profile.verdict}{uneven}",

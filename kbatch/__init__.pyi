@@ -15,9 +15,9 @@ from kbatch.inference.figures import plot_inference_tails as plot_inference_tail
 from kbatch.inference.figures import plot_inference_throughput as plot_inference_throughput
 from kbatch.inference.measure import profile_inference as profile_inference
 from kbatch.inference.profile import InferenceProfile as InferenceProfile
+from kbatch.input_pipeline.figure import plot_input_pipeline as plot_input_pipeline
 from kbatch.input_pipeline.measure import profile_input_pipeline as profile_input_pipeline
-from kbatch.input_pipeline.record import InputPipelineProfile as InputPipelineProfile
-from kbatch.input_pipeline.report import plot_input_pipeline as plot_input_pipeline
+from kbatch.input_pipeline.result import InputPipelineProfile as InputPipelineProfile
 from kbatch.memory.figure import plot_memory as plot_memory
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
 from kbatch.memory.result import MaxBatchSizeResult as MaxBatchSizeResult

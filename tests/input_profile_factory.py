@@ -3,15 +3,13 @@
 from records_factory import make_study
 
 from kbatch.input_pipeline.rates import LongRun
-from kbatch.input_pipeline.record import (
+from kbatch.input_pipeline.result import (
+    ChangeRecord,
     InputPipelineProfile,
-    LongRunRecord,
     RateRecord,
-    RemedyRecord,
-    SmallerStepRecord,
     StepSpan,
-    UntriedRecord,
 )
+from kbatch.records.notes import Note
 
 SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
 
@@ -26,8 +24,11 @@ def make_rate(rate, *, examples=640, wait_share=None, cores=1.5, rounds=5):
     )
 
 
-def make_remedy(name="parallel map", gain=1.9, *, condition=None):
-    return RemedyRecord(
+def make_change(name="parallel map", gain=1.9, *, condition=None):
+    """A change that makes training so many times as fast, None where it was not tried."""
+    if gain is None:
+        return ChangeRecord(name, f"code of {name}", reason="no time")
+    return ChangeRecord(
         name=name,
         code=f"code of {name}",
         condition=condition,
@@ -38,13 +39,11 @@ def make_remedy(name="parallel map", gain=1.9, *, condition=None):
 
 def make_long_run(low, high=None, *, waiting=None):
     """A reading of three seconds with these bounds, in examples/s."""
-    counted = (
-        LongRun("whole chunks", round(3 * low), 3.0, 0, 0.0)
-        if high is None
-        else LongRun("part of the data", round(3 * low), 3.0, round(2 * high), 2.0)
-    )
-    trained = {} if waiting is None else {"training_s": 4.0, "training_wait_s": 4.0 * waiting}
-    return LongRunRecord(counted, 1.0, **trained)
+    counted = ("whole chunks", round(3 * low), 3.0, 0, 0.0)
+    if high is not None:
+        counted = ("part of the data", round(3 * low), 3.0, round(2 * high), 2.0)
+    trained = (None, None) if waiting is None else (4.0, 4.0 * waiting)
+    return LongRun(*counted, 1.0, *trained)
 
 
 def make_smaller_steps(step=2400, *, batch_size=64, overhead_examples=16, rounds=5):
@@ -55,8 +54,7 @@ def make_smaller_steps(step=2400, *, batch_size=64, overhead_examples=16, rounds
         return step * whole_s * size
 
     return tuple(
-        SmallerStepRecord(size, make_rate(rate(size), rounds=rounds))
-        for size in (batch_size // 4, batch_size // 16)
+        make_rate(rate(size), rounds=rounds) for size in (batch_size // 4, batch_size // 16)
     )
 
 
@@ -67,13 +65,17 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "pipeline": make_rate(pipeline),
         "step": make_rate(step),
         "together": make_rate(together, wait_share=wait_share),
+        "smaller_sizes": (16, 4),
         "smaller_steps": make_smaller_steps(step),
-        "first_batch_s": (0.01, 0.012),
         "timeline": tuple(StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
-        "remedies": (make_remedy(), make_remedy("prefetch", 1.0), make_remedy("cache", 2.5)),
-        "untried": (UntriedRecord("any order", "code of any order", "no parallel stage"),),
-        "costs": (),
-        "notes": ("5 of 9 rounds were made.",),
+        "changes": (
+            make_change(),
+            make_change("prefetch", 1.0),
+            make_change("cache", 2.5),
+            make_change("processes", None),
+        ),
+        "costs": {},
+        "noted": (Note.of("input_one_step", steps=4),),
         "dtype_policy": "float32",
         "budget_s": 20.0,
         "environment": make_study().search.environment,

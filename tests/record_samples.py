@@ -8,7 +8,6 @@ from recommendation_factory import NOTHING, make_pilot, make_recommendation, mak
 from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
-from kbatch.input_pipeline.record import CostRecord
 from kbatch.memory.result import ProbeRecord
 
 # One of each kind, with all that it may hold.
@@ -29,11 +28,9 @@ FORMS = RECORDS | {
         make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
     ),
     "input without extras": inputs.make_profile(
-        remedies=(), untried=(), timeline=(), notes=(), smaller_steps=(), wait_share=None
+        changes=(), timeline=(), noted=(), smaller_sizes=(), smaller_steps=(), wait_share=None
     ),
-    "input of arrays": inputs.make_profile(
-        costs=(CostRecord("slicing", (1e-4, 2e-4)),), source="arrays"
-    ),
+    "input of arrays": inputs.make_profile(costs={"slicing": (1e-4, 2e-4)}, source="arrays"),
     "input of two bounds": inputs.make_profile(long_run=inputs.make_long_run(700, 900)),
     "largest batch of one size": max_batch_result(
         probes=(ProbeRecord(1, 100, "fits", 2.0),),

@@ -119,7 +119,6 @@ def _run_input(options: argparse.Namespace) -> None:
     console = arguments.starting_console()
     with quiet_start():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-    from kbatch.input_pipeline.report import input_section, plot_input_pipeline
     from kbatch.plotting.saving import save_figure
 
     build, data = arguments.named_build(options.build), arguments.named_data(options.data)
@@ -130,8 +129,8 @@ def _run_input(options: argparse.Namespace) -> None:
     )
     record, figure = options.output / "input.json", options.output / "input.png"
     profile.save(record)
-    save_figure(plot_input_pipeline(profile), figure)
-    arguments.print_section(console, input_section(profile))
+    save_figure(profile.plot(), figure)
+    arguments.say(console, str(profile))
     arguments.say(console, f"record: {record}\nfigure: {figure}")
 
 

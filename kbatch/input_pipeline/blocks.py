@@ -1,23 +1,25 @@
-"""One block of a measurement: the pipeline alone, the train step alone, or both together.
+"""Batches taken from a pipeline, alone or with a train step after each, and what counts of them.
 
-Each block starts the pipeline again, so that nothing runs behind the other blocks and none begins
-with batches made before. What the start costs is left out, the first batch and what follows until
-tf.data has tuned itself, unless whole epochs count or all that comes from the start: which of them
-is decided once for a pipeline, so that its rounds count the same. Before the blocks the pipeline is
-read once for long, and some of its batches are held for the train step alone.
+Each block of a measurement starts the pipeline again, so that nothing runs behind the other blocks
+and none begins with batches made before. What the start costs is left out, the first batch and what
+follows until tf.data has tuned itself, unless whole epochs count or all that comes from the start:
+which of them is decided once for a pipeline, so that its rounds count the same. Before the blocks
+the pipeline is read once for long, and some of its batches are held for the train step alone.
 """
 
+import bisect
+import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Generator, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
-from kbatch.input_pipeline.rates import long_run
-from kbatch.input_pipeline.record import LongRunRecord, RateRecord, StepSpan
+from kbatch.input_pipeline.rates import LongRun, long_run
+from kbatch.input_pipeline.result import RateRecord, StepSpan
 from kbatch.timing.rounds import FEWEST_ROUNDS
 from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.data.forms import rows_of
@@ -31,6 +33,40 @@ _SETTLE_SHARE = 0.25
 _LAUNCHED = 8
 
 
+class Taken(NamedTuple):
+    """A batch that was taken, with seconds since the pipeline was started."""
+
+    epoch: int  # How many had ended before it.
+    rows: int
+    numbers: int
+    asked_s: float
+    arrived_s: float
+    end_s: float  # When it was used up, by a train step if there is one.
+    cpu_s: float  # Of this process over all cores, since the batch before.
+    new: bool  # Whether the train step had not seen its shapes, and may have compiled.
+
+
+def taken_batches(
+    source: BatchSource, step: BorrowedStep | None = None, *, read_before: bool = True
+) -> Generator[tuple[Taken, Any], None, None]:
+    """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
+    opened_s, cpu_s, asked_s = time.perf_counter(), time.process_time(), 0.0
+    with BatchStream(source, read_before=read_before) as stream:
+        while True:
+            batch = stream.next()
+            arrived_s = time.perf_counter() - opened_s
+            new = step is not None and not step.has_seen(batch)
+            if step is not None:
+                step(batch)
+            end_s, before_s, cpu_s = time.perf_counter() - opened_s, cpu_s, time.process_time()
+            numbers, times_s = numbers_in(batch), (asked_s, arrived_s, end_s)
+            yield (
+                Taken(stream.epochs, rows_of(batch), numbers, *times_s, cpu_s - before_s, new),
+                batch,
+            )
+            asked_s = time.perf_counter() - opened_s
+
+
 class BlockLength(NamedTuple):
     settle_s: float  # Left out after the first batch, one batch at least.
     measure_s: float  # Measured after that, four batches at least.
@@ -42,14 +78,32 @@ class BlockLength(NamedTuple):
         enough = duration_s >= self.measure_s and batches >= _FEWEST_BATCHES
         return batches > 0 and (enough or duration_s >= self.longest_s)
 
+    def counted(self, taken: Sequence[Taken]) -> tuple[float, Sequence[Taken]] | None:
+        """Return when counting began and the batches that count, None while more are needed."""
+        if not taken:
+            return None
+        last, began_s, left_out = taken[-1], 0.0, 0
+        if self.counting == "epochs":
+            over = last.epoch > 0 and last.end_s >= self.settle_s + self.measure_s
+            return (0.0, [one for one in taken if one.epoch < last.epoch]) if over else None
+        if self.counting == "settled":
+            settled_s = taken[0].end_s + self.settle_s
+            at = bisect.bisect_left(taken, settled_s, lo=1, key=lambda one: one.end_s)
+            if at == len(taken):
+                return None
+            began_s, left_out = taken[at].end_s, at + 1
+        if not self.is_over(last.end_s - began_s, len(taken) - left_out):
+            return None
+        return began_s, taken[left_out:]
+
 
 class Block(NamedTuple):
     examples: int
     duration_s: float
     cpu_s: float  # Of this process, over all cores.
-    first_batch_s: float | None  # None without a pipeline.
+    first_batch_s: float | None = None  # None without a pipeline.
     spans: tuple[StepSpan, ...] = ()  # Of training.
-    batch_numbers: float | None = None  # The mean of the numbers in a batch, of training.
+    batch_numbers: float = 0.0  # The mean of the numbers in a batch, with a pipeline.
 
 
 def block_length(budget_s: float, *, contenders: float, starts_s: float) -> BlockLength:
@@ -62,14 +116,34 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
     )
 
 
-def pipeline_block(source: BatchSource, length: BlockLength) -> Block:
-    """Measure the pipeline alone: batches are taken and dropped."""
-    began_s, counted, first_batch_s = _read(source, length)
+def reading_block(
+    source: BatchSource, length: BlockLength, step: BorrowedStep | None = None
+) -> Block:
+    """Measure the pipeline alone, or training: a step that may have compiled is left out."""
+    if step is not None:
+        step.restore()
+    taken: list[Taken] = []
+    with contextlib.closing(taken_batches(source, step)) as batches:
+        while (found := length.counted(taken)) is None:
+            taken.append(next(batches)[0])
+    began_s, counted = found
+    known = [one for one in counted if not one.new] or counted  # Unless no shape repeats.
+    spans: tuple[StepSpan, ...] = ()
+    # A pipeline works on between two batches, so that of it alone all the time counts.
+    duration_s = counted[-1].end_s - began_s
+    if step is not None:
+        duration_s = sum(one.end_s - one.asked_s for one in known)
+        spans = tuple(
+            StepSpan(o.asked_s - known[0].asked_s, o.arrived_s - o.asked_s, o.end_s - o.arrived_s)
+            for o in known
+        )
     return Block(
-        sum(one.rows for one in counted),
-        counted[-1].end_s - began_s,
-        sum(one.cpu_s for one in counted),
-        first_batch_s,
+        sum(one.rows for one in known),
+        duration_s,
+        sum(one.cpu_s for one in known),
+        taken[0].arrived_s,
+        spans,
+        fmean(one.numbers for one in known),
     )
 
 
@@ -89,25 +163,7 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
             step.wait()
             if length.is_over(time.perf_counter() - began_s, steps):
                 break
-    return Block(rows, time.perf_counter() - began_s, time.process_time() - began_cpu_s, None)
-
-
-def training_block(source: BatchSource, step: BorrowedStep, length: BlockLength) -> Block:
-    """Measure training; a step on new shapes may compile and is left out, unless none repeats."""
-    step.restore()
-    _, counted, first_batch_s = _read(source, length, step)
-    known = [one for one in counted if not one.new] or counted
-    return Block(
-        sum(one.rows for one in known),
-        sum(one.end_s - one.asked_s for one in known),
-        sum(one.cpu_s for one in known),
-        first_batch_s,
-        tuple(
-            StepSpan(o.asked_s - known[0].asked_s, o.arrived_s - o.asked_s, o.end_s - o.arrived_s)
-            for o in known
-        ),
-        fmean(one.numbers for one in known),
-    )
+    return Block(rows, time.perf_counter() - began_s, time.process_time() - began_cpu_s)
 
 
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
@@ -121,59 +177,6 @@ def rate_of(blocks: Sequence[Block]) -> RateRecord:
     )
 
 
-class _Batch(NamedTuple):
-    """A batch that was taken: when it was asked for, when it came and when it was used up."""
-
-    epoch: int
-    rows: int
-    numbers: int
-    asked_s: float
-    arrived_s: float
-    end_s: float
-    cpu_s: float
-    new: bool
-
-
-def _read(
-    source: BatchSource, length: BlockLength, step: BorrowedStep | None = None
-) -> tuple[float, list[_Batch], float]:
-    """Return when counting began, the batches that count, and the seconds to the first of all."""
-    opened_s, cpu_s = time.perf_counter(), time.process_time()
-    batches: list[_Batch] = []
-    with BatchStream(source, read_before=True) as stream:
-
-        def take() -> float:
-            nonlocal cpu_s
-            asked_s = time.perf_counter() if batches else opened_s
-            batch = stream.next()
-            arrived_s, new = time.perf_counter(), step is not None and not step.has_seen(batch)
-            if step is not None:
-                step(batch)
-            end_s, before_s, cpu_s = time.perf_counter(), cpu_s, time.process_time()
-            times = (asked_s, arrived_s, end_s, cpu_s - before_s)
-            numbers = _numbers(_shapes_of(batch))
-            batches.append(_Batch(stream.epochs, rows_of(batch), numbers, *times, new))
-            return end_s
-
-        now_s = first_s = take()
-        first_batch_s = batches[0].arrived_s - opened_s
-        if length.counting == "epochs":
-            until_s = opened_s + length.settle_s + length.measure_s
-            while stream.epochs == 0 or time.perf_counter() < until_s:
-                take()
-            whole = [one for one in batches if one.epoch < stream.epochs]
-            return opened_s, whole, first_batch_s
-        began_s, left_out = opened_s, 0
-        if length.counting == "settled":
-            began_s = take()
-            while began_s - first_s < length.settle_s:
-                began_s = take()
-            left_out = len(batches)
-        while not length.is_over(now_s - began_s, len(batches) - left_out):
-            now_s = take()
-    return began_s, batches[left_out:], first_batch_s
-
-
 # A pause as long as the longest so far would change the rate by less than this share.
 _PAUSE_SHARE = 0.2
 # So long it goes on after a late first batch: a shuffle buffer is drained much faster than filled.
@@ -182,18 +185,17 @@ _BEYOND_FIRST = 1.5
 _FEW_BATCHES, _START_SHARE = 8, 0.05
 # Whether batches grow is seen in so many of them.
 _MANY = 16
-_GROWN = 1.3
 
 
 class InputPass(NamedTuple):
     """What a long reading of a pipeline found, with batches that stand for all of them."""
 
-    record: LongRunRecord
+    record: LongRun
     batches: tuple[Any, ...]
     epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
     duration_s: float
     batch_numbers: float  # The mean of the numbers in a batch.
-    notes: tuple[str, ...]
+    growth: float  # Numbers in the second half of the batches over those in the first one.
 
     def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
         """Decide for all blocks of a pipeline whether whole epochs count."""
@@ -212,112 +214,83 @@ class InputPass(NamedTuple):
 
 def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPass:
     """Read a pipeline from its start, until pauses as long as the longest matter little."""
-    rows: list[int] = []
-    arrivals_s: list[float] = []
-    epochs: list[int] = []
-    held = RepresentativeBatches()
-    longest_s, began_s = 0.0, time.perf_counter()
-    with BatchStream(source) as stream:
-        while True:
-            batch = stream.next()
-            arrived_s = time.perf_counter() - began_s
-            longest_s = max(longest_s, arrived_s - (arrivals_s[-1] if arrivals_s else 0.0))
-            rows.append(rows_of(batch))
-            arrivals_s.append(arrived_s)
-            epochs.append(stream.epochs)
-            if stream.epochs == 0:
-                held.add(batch)
-            even = stream.epochs > 0 or longest_s <= _PAUSE_SHARE * arrived_s
-            over = arrived_s >= max(most_s, _BEYOND_FIRST * arrivals_s[0])
-            if len(rows) > 1 and (over or (even and arrived_s >= least_s)):
+    taken: list[Taken] = []
+    held, longest_s = RepresentativeBatches(), 0.0
+    with contextlib.closing(taken_batches(source, read_before=False)) as batches:
+        for one, batch in batches:
+            longest_s = max(longest_s, one.arrived_s - (taken[-1].arrived_s if taken else 0.0))
+            taken.append(one)
+            if one.epoch == 0:
+                held.add(batch, one.numbers)
+            even = one.epoch > 0 or longest_s <= _PAUSE_SHARE * one.arrived_s
+            over = one.arrived_s >= max(most_s, _BEYOND_FIRST * taken[0].arrived_s)
+            if len(taken) > 1 and (over or (even and one.arrived_s >= least_s)):
                 break
-    first, numbers = epochs.count(0), [_numbers(shapes) for shapes in held.shapes]
-    ended, half = first < len(rows), len(numbers) // 2
-    ratio = sum(numbers[-half:]) / max(1, sum(numbers[:half])) if len(numbers) >= _MANY else 1.0
-    notes = ()
-    if not 1 / _GROWN < ratio < _GROWN:
-        notes = (
-            f"Batches become {'larger' if ratio > 1 else 'smaller'}: of {len(numbers)} that were "
-            f"read, the second half holds {ratio:.2g} times as much as the first. The verdict is "
-            "that of these batches, not of what comes later in the data.",
-        )
+    first = [one for one in taken if one.epoch == 0]
+    numbers, half, begin_s = [one.numbers for one in first], len(first) // 2, taken[0].arrived_s
+    growth = sum(numbers[-half:]) / max(1, sum(numbers[:half])) if len(first) >= _MANY else 1.0
+    ended = len(first) < len(taken)
     return InputPass(
-        LongRunRecord(long_run(rows, arrivals_s, epochs=epochs), arrivals_s[0]),
+        long_run(
+            [one.rows for one in taken],
+            [one.arrived_s for one in taken],
+            epochs=[one.epoch for one in taken],
+        ),
         held.chosen(whole=ended),
-        (first, arrivals_s[first] - arrivals_s[0]) if ended else None,
-        arrivals_s[-1],
+        (len(first), taken[len(first)].arrived_s - begin_s) if ended else None,
+        taken[-1].arrived_s,
         fmean(numbers),
-        notes,
+        growth,
     )
 
 
-# Batches that the train step alone takes turns with: more where their shapes vary.
-_HELD, _HELD_OF_ONE_SHAPE = 8, 4
-_MOST_SHAPES = 2 * _HELD
-
-Shapes = tuple[tuple[int, ...], ...]
+# Batches that the train step alone takes turns with: more where their sizes vary.
+_HELD, _HELD_OF_ONE_SIZE = 8, 4
+_MOST_SIZES = 2 * _HELD
 
 
 class RepresentativeBatches:
-    """Keeps a few batches of many: their shapes are quantiles of all shapes, in order of size."""
+    """Keeps a few batches of many: their sizes, in numbers, are quantiles of all sizes."""
 
     def __init__(self):
-        self.shapes: list[Shapes] = []  # Of all batches.
+        self._sizes: list[int] = []  # Of all batches.
         self._first: list[Any] = []
-        self._by_shapes: dict[Shapes, Any] = {}
+        self._by_size: dict[int, Any] = {}
 
-    def add(self, batch: Any) -> None:
-        """Count a batch, and keep it where its shapes are new and not much like kept ones."""
-        shapes = _shapes_of(batch)
-        self.shapes.append(shapes)
-        if len(self._first) < _HELD_OF_ONE_SHAPE:
+    def add(self, batch: Any, size: int) -> None:
+        """Count a batch, and keep it where its size is new and not much like kept ones."""
+        self._sizes.append(size)
+        if len(self._first) < _HELD_OF_ONE_SIZE:
             self._first.append(batch)
-        self._by_shapes.setdefault(shapes, batch)
-        if len(self._by_shapes) > _MOST_SHAPES:
-            # Drop the shapes whose neighbours in size are nearest to each other; never an end.
-            in_order = sorted(self._by_shapes, key=_size)
-            gaps = [
-                _numbers(after) - _numbers(before)
-                for before, after in zip(in_order, in_order[2:], strict=False)
-            ]
-            del self._by_shapes[in_order[1 + gaps.index(min(gaps))]]
+        self._by_size.setdefault(size, batch)
+        if len(self._by_size) > _MOST_SIZES:
+            # Drop the size whose neighbours are nearest to each other; never an end.
+            kept = sorted(self._by_size)
+            around = zip(kept, kept[1:], kept[2:], strict=False)
+            del self._by_size[min(around, key=lambda three: three[2] - three[0])[1]]
 
     def chosen(self, *, whole: bool) -> tuple[Any, ...]:
         """Return up to eight batches, the one in the middle of the sizes first."""
-        shapes, kept = self.shapes, self._by_shapes
+        sizes = self._sizes
         # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
-        if whole and len(shapes) > _HELD and shapes[-1] not in shapes[:-1]:
-            shapes = shapes[:-1]
-        if len(set(shapes)) == 1:
+        if whole and len(sizes) > _HELD and sizes[-1] not in sizes[:-1]:
+            sizes = sizes[:-1]
+        if len(set(sizes)) == 1:
             return tuple(self._first)
-        in_order = sorted(shapes, key=_size)
-        count = min(_HELD, len(in_order))
+        ordered, count = sorted(sizes), min(_HELD, len(sizes))
 
-        def nearest(wanted: Shapes) -> Any:
-            if wanted in kept:
-                return kept[wanted]
-            numbers = _numbers(wanted)
-            return kept[min(kept, key=lambda one: abs(_numbers(one) - numbers))]
+        def nearest(wanted: int) -> Any:
+            return self._by_size[min(self._by_size, key=lambda size: abs(size - wanted))]
 
-        found = [
-            nearest(in_order[(2 * i + 1) * len(in_order) // (2 * count)]) for i in range(count)
-        ]
+        middles = [(2 * i + 1) * len(ordered) // (2 * count) for i in range(count)]
+        found = [nearest(ordered[place]) for place in middles]
         return tuple(found[count // 2 :] + found[: count // 2])
 
 
-def _shapes_of(batch: Any) -> Shapes:
-    # A ragged or sparse part has no length of its own: those of its values tell how long it is.
-    parts = tf.nest.flatten(batch, expand_composites=True)
-    return tuple(tuple(part.shape) for part in parts if part is not None)
-
-
-def _size(shapes: Shapes) -> tuple[int, str]:
-    return _numbers(shapes), repr(shapes)
-
-
-def _numbers(shapes: Shapes) -> int:
+def numbers_in(batch: Any) -> int:
     """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
-    return sum(math.prod(shape) for shape in shapes)
+    parts = tf.nest.flatten(batch, expand_composites=True)
+    return sum(math.prod(part.shape) for part in parts if part is not None)
 
 
 class PreparedInput(NamedTuple):
@@ -329,7 +302,6 @@ class PreparedInput(NamedTuple):
     batches: tuple[Any, ...]  # To train on in turn, held on the device.
     smaller: dict[int, Any]  # Parts of a batch by their size, the largest first.
     step_s: float
-    notes: tuple[str, ...]
 
     @property
     def batch_size(self) -> int:
@@ -339,7 +311,7 @@ class PreparedInput(NamedTuple):
     def blocks(self) -> dict[str, Callable[[BlockLength], Block]]:
         """Pipeline alone, train step alone and both together, each a block of a given length."""
         return {
-            "pipeline": lambda length: pipeline_block(self.source, length),
+            "pipeline": lambda length: reading_block(self.source, length),
             "step": lambda length: step_block(self.step, self.batches, length),
-            "together": lambda length: training_block(self.source, self.step, length),
+            "together": lambda length: reading_block(self.source, length, self.step),
         }

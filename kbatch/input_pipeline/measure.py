@@ -26,19 +26,13 @@ from kbatch.input_pipeline.blocks import (
     block_length,
     rate_of,
     read_pass,
+    reading_block,
     step_block,
-    training_block,
 )
-from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_remedies
-from kbatch.input_pipeline.record import (
-    CostRecord,
-    InputPipelineProfile,
-    LongRunRecord,
-    RateRecord,
-    SmallerStepRecord,
-    StepSpan,
-)
-from kbatch.page.numbers import format_number, setting
+from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
+from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.result import InputPipelineProfile, RateRecord, StepSpan
+from kbatch.records.notes import Note
 from kbatch.timing.rounds import interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
@@ -48,15 +42,13 @@ from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
 from kbatch.training.train_step import BorrowedStep, borrowed_step, fitting_data
 
-_REMEDIES_SHARE = 0.5
+_CHANGES_SHARE = 0.5
+# Below this share of waiting no change to the pipeline is worth a measurement.
+_LITTLE_WAITING = 0.05
 # Shares of the time for the pipeline as it is: for one long reading, which lasts longer where it is
 # uneven, and what is left to the rounds in any case.
 _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.12, 0.3, 0.4
 _TIMELINE_S, _GPU_S = 1.0, 5.0
-# A measurement that took this much longer than it was given says so.
-_MUCH_LONGER = 1.5
-# A measurement starts the pipeline about so often: where that takes less it is not the cause.
-_SLOW_STARTS = 10
 
 
 def profile_input_pipeline(
@@ -80,7 +72,7 @@ def profile_input_pipeline(
     >>> profile = kbatch.profile_input_pipeline(model, dataset)
     >>> profile.verdict
     'input-bound'
-    >>> kbatch.plot_input_pipeline(profile).figure.savefig("input.png")
+    >>> profile.plot().figure.savefig("input.png")
 
     Args:
         model: A compiled model, or what builds one: a function with or without `hp`, or a
@@ -90,7 +82,7 @@ def profile_input_pipeline(
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
         budget_s: Seconds to spend, beside tracing the model, a second for the timeline and, with
             a GPU, five more. Three rounds are made in any case, which takes about ten starts of
-            the pipeline; where these are slow, a note says how long it took.
+            the pipeline; where these are slow, it takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
 
@@ -114,9 +106,9 @@ def profile_input_pipeline(
         check_compiled(trained)
         source = batch_source(dataset, trained, batch_size=batch_size)
         remedies = remedies and source.kind != "arrays"
-        base_s = budget_s * (1 - _REMEDIES_SHARE if remedies else 1)
+        base_s = budget_s * (1 - _CHANGES_SHARE if remedies else 1)
         began_s = time.perf_counter()
-        cache_notes = fill_cache(source, base_s * FILL_SHARE)
+        unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
         wide = takes_int64(trained)
         batches = tuple(held_on_device(batch, widen=wide) for batch in reading.batches)
@@ -128,33 +120,20 @@ def profile_input_pipeline(
             profile = _measured(prepared, trained, rounds_s=rounds_s, budget_s=budget_s)
             uncounted_s = 0.0 if profile.together.gpu_busy_share is None else _GPU_S
             spent_s += time.perf_counter() - began_s - _TIMELINE_S - uncounted_s
-            began_s, tried, left_out = time.perf_counter(), (), ()
-            if remedies:
-                left_s = budget_s - max(base_s, spent_s)
-                tried, left_out = try_remedies(
-                    profile, prepared, cache_bytes=cache_bytes, budget_s=left_s
+            if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
+                changes = try_changes(
+                    prepared,
+                    even=profile.is_even,
+                    cache_bytes=cache_bytes,
+                    budget_s=budget_s - max(base_s, spent_s),
                 )
-        spent_s += time.perf_counter() - began_s
-    notes = [*cache_notes]
+                profile = dataclasses.replace(profile, changes=changes)
+    noted = [*profile.noted]
     if trained.steps_per_execution != 1:
-        notes.append(
-            f"`fit` runs {trained.steps_per_execution} steps of this model in one execution "
-            "(`steps_per_execution`); here each was started by itself. So the train step is faster "
-            "in `fit` than here, and training may wait longer for data."
-        )
-    notes += profile.notes
-    if spent_s > _MUCH_LONGER * budget_s:
-        first_batch_s, starts = max(profile.first_batch_s, default=0.0), ""
-        if _SLOW_STARTS * first_batch_s > budget_s:
-            starts = (
-                ", each starts the pipeline again, and a first batch came after up to "
-                f"{format_number(first_batch_s, 2)} s"
-            )
-        notes.append(
-            f"It took {format_number(spent_s, 2)} s instead of {setting(budget_s)}: three rounds "
-            f"are made in any case{starts}."
-        )
-    return dataclasses.replace(profile, remedies=tried, untried=left_out, notes=tuple(notes))
+        noted.append(Note.of("input_one_step", steps=int(trained.steps_per_execution)))
+    if unfilled is not None:
+        noted.append(Note.of("input_cache_unfilled", reason=unfilled))
+    return dataclasses.replace(profile, noted=tuple(noted))
 
 
 # Smaller batches of the train step: with the batch itself three sizes, so that a line can be
@@ -165,8 +144,9 @@ _SMALLER_SHARE = 0.5
 _CONTENDERS, _STARTED = 3, 2
 # A pause of the machine in a second reading as short as the first would count as one of the data.
 _MOST_AGAIN = 2
-# Batches that the rounds train on and those that were read may differ by this factor.
-_ALIKE = 1.1
+# Batches that the rounds train on and those that were read may differ by this factor, and batches
+# may grow by this one.
+_ALIKE, _GROWN = 1.1, 1.3
 
 
 def _prepared(
@@ -180,19 +160,17 @@ def _prepared(
         for batch in batches:
             step(batch)
         step_s = (time.perf_counter() - began_s) / len(batches)
-    whole, smaller, notes = rows_of(batches[0]), {}, []
+    whole, smaller = rows_of(batches[0]), {}
     for rows in sorted({max(1, whole // part) for part in _PARTS} - {whole}, reverse=True):
         part = first_rows(batches[0], rows)
         try:
             with fitting_data():
                 step(part)
                 step(part)
-        except InputError as error:
-            cause = type(error.__cause__).__name__
-            notes.append(f"The train step was not measured on {rows:,} examples: {cause}.")
-        else:
-            smaller[rows] = part
-    return PreparedInput(source, reading, step, batches, smaller, step_s, tuple(notes))
+        except InputError:
+            continue
+        smaller[rows] = part
+    return PreparedInput(source, reading, step, batches, smaller, step_s)
 
 
 def _measured(
@@ -223,48 +201,30 @@ def _measured(
     # Where the rounds count whole epochs too, there is nothing that they could not see.
     if lengths["pipeline"].counting != "epochs":
         record = reading.record
-        if not record.agrees_with(rates["pipeline"]):
+        if not record.agrees_with(rates["pipeline"].samples_per_second):
             # The first reading may have met cold files.
             once_s = reading.duration_s
             record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
     timeline, record = _timeline(prepared, rates["pipeline"], record, budget_s=rounds_s)
-    busy, unavailable = gpu_busy(blocks)
-    numbers_trained = fmean(block.batch_numbers or 0.0 for block in found["together"])
+    busy = gpu_busy(blocks)
     # Rounds train on the first batches of the data, which may be unlike the others.
+    numbers_trained = fmean(block.batch_numbers for block in found["together"])
     size_ratio = numbers_trained / reading.batch_numbers if reading.batch_numbers else 1.0
     counted_alike = lengths["pipeline"].counting == lengths["together"].counting
-    rounds = len(found["step"])
-    notes = [*prepared.notes, *reading.notes]
-    if rounds < MOST_ROUNDS:
-        notes.insert(
-            0,
-            f"{rounds} of {MOST_ROUNDS} rounds were made: a larger `budget_s` gives narrower "
-            "intervals.",
-        )
-    if not 1 / _ALIKE <= size_ratio <= _ALIKE:
-        notes.append(
-            "Batches differ in size: those that the rounds trained on hold "
-            f"{format_number(size_ratio, 2)} times as much as the mean of those that were read. "
-            "Both together, and the waiting, are those of these batches; the train step alone is "
-            "that of all."
-        )
-    if unavailable is not None and tf.config.list_logical_devices("GPU"):
-        notes.append(f"How busy the GPU was is not known. {unavailable}")
+    alike = 1 / _ALIKE <= size_ratio <= _ALIKE and 1 / _GROWN < reading.growth < _GROWN
+    unlike = {"grown": reading.growth, "trained": size_ratio}
     return InputPipelineProfile(
         source=source.kind,
         batch_size=prepared.batch_size,
         **{
             name: dataclasses.replace(rates[name], gpu_busy_share=busy.get(name)) for name in blocks
         },
-        smaller_steps=tuple(SmallerStepRecord(rows, rates[str(rows)]) for rows in smaller),
-        first_batch_s=tuple(
-            b.first_batch_s for b in found["pipeline"] if b.first_batch_s is not None
-        ),
+        smaller_sizes=tuple(smaller),
+        smaller_steps=tuple(rates[str(rows)] for rows in smaller),
         timeline=timeline,
-        remedies=(),
-        untried=(),
-        costs=_array_costs(source.given, prepared.batch_size) if source.kind == "arrays" else (),
-        notes=tuple(notes),
+        changes=(),
+        costs=_array_costs(source.given, prepared.batch_size) if source.kind == "arrays" else {},
+        noted=() if alike else (Note.of("input_batches_differ", **unlike),),
         dtype_policy=model.dtype_policy.name,
         budget_s=budget_s,
         environment=read_environment(),
@@ -274,14 +234,14 @@ def _measured(
 
 
 def _timeline(
-    prepared: PreparedInput, pipeline: RateRecord, record: LongRunRecord | None, *, budget_s: float
-) -> tuple[tuple[StepSpan, ...], LongRunRecord | None]:
+    prepared: PreparedInput, pipeline: RateRecord, record: LongRun | None, *, budget_s: float
+) -> tuple[tuple[StepSpan, ...], LongRun | None]:
     """Train for a second, or as long as was read where the rounds saw another rate."""
     shown_s = min(_TIMELINE_S, budget_s)
-    train = functools.partial(training_block, prepared.source, prepared.step)
-    if record is None or record.agrees_with(pipeline):
+    train = functools.partial(reading_block, prepared.source, step=prepared.step)
+    if record is None or record.agrees_with(pipeline.samples_per_second):
         return train(BlockLength(0.0, shown_s, shown_s)).spans, record
-    whole_s = max(shown_s, record.counted.duration_s)
+    whole_s = max(shown_s, record.duration_s)
     block = train(BlockLength(0.0, whole_s, whole_s, "start"))
     waited_s = sum(span.wait_s for span in block.spans)
     shown = tuple(span for span in block.spans if span.begin_s < shown_s)
@@ -299,32 +259,33 @@ def gpu_busy(
     blocks: Mapping[str, Callable[[BlockLength], Block]],
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
-) -> tuple[dict[str, float], str | None]:
-    """Read in a block of each contender which share of it the first GPU is busy, or why none."""
+) -> dict[str, float]:
+    """Read in a block of each contender which share of it the first GPU is busy."""
     found: dict[str, float] = {}
     for name, block in blocks.items():
         with monitor() as watch:
             if watch.unavailable is not None:
-                return {}, watch.unavailable
+                return {}
             start_s = block(LENGTH).first_batch_s or 0.0
         if watch.gpus is None:  # A reading failed on the way.
-            return {}, watch.unavailable
+            return {}
         # Only readings whose window lies within the block, past the pipeline's start.
         samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s + WINDOW_S]
         busy = [s.utilization for s in samples if s.utilization is not None]
         if busy:
             found[name] = fmean(busy)
-    return found, None
+    return found
 
 
 _COST_ROUNDS, _COST_S = 9, 0.02
 
 
-def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, ...]:
+def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> dict[str, tuple[float, ...]]:
+    """Time what making a batch of arrays consists of, in seconds, one value a round."""
     given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
     leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
     if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):
-        return ()
+        return {}
     examples, random = leaves[0].shape[0], np.random.default_rng(0)
     rows = min(batch_size, examples)
 
@@ -357,4 +318,4 @@ def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> tuple[CostRecord, 
         "copying the batch to the device": functools.partial(call_s, copy_rows),
     }
     found = interleaved(parts, until_s=math.inf, most_rounds=_COST_ROUNDS)
-    return tuple(CostRecord(name, tuple(found[name])) for name in parts)
+    return {name: tuple(times_s) for name, times_s in found.items()}

@@ -1,7 +1,6 @@
-"""The stages of a `tf.data` pipeline: found by walking it, and put together again.
+"""The stages of a `tf.data` pipeline: found by walking it, and the last ones put together again.
 
-TensorFlow has no public way to look into a pipeline. What is not known here is left alone: then
-no stage below it can be changed.
+TensorFlow has no public way to look into a pipeline. What is not known here is left alone.
 """
 
 from collections.abc import Callable
@@ -13,36 +12,16 @@ from kbatch.library_internals import dataset_argument as given
 from kbatch.library_internals import dataset_function as function_of
 from kbatch.library_internals import dataset_graph, inputs_of_dataset, only_input_of_dataset
 
-Rebuild = Callable[[Any, Any], Any]
 
-
-class Pipeline:
-    """A pipeline taken apart, down to where it branches or starts."""
-
-    def __init__(self, dataset: tf.data.Dataset):
-        self.dataset = dataset
-        self.stages: list[Any] = [dataset]
-        while (below := only_input_of_dataset(self.stages[-1])) is not None:
-            self.stages.append(
-                only_input_of_dataset(only_input_of_dataset(below))
-                if kind_of(below) == "Restructured"
-                else below
-            )
-        self.kinds = [kind_of(stage) for stage in self.stages]
-
-    def rebuilt(
-        self, at: int, dataset: tf.data.Dataset, *, parallel: bool = False
-    ) -> tf.data.Dataset | None:
-        """Put the stages above one of them on another dataset; None where one is not known."""
-        # Where a shuffle has a seed, its order may be another.
-        ways, at_once = _AGAIN, {"num_parallel_calls": tf.data.AUTOTUNE, "deterministic": True}
-        if parallel:
-            ways = ways | {"Map": lambda d, s: d.map(function_of(s), **at_once)}
-        for stage, kind in zip(self.stages[:at][::-1], self.kinds[:at][::-1], strict=True):
-            if kind not in ways:
-                return None
-            dataset = ways[kind](dataset, stage)
-        return dataset
+def chain_of(dataset: tf.data.Dataset) -> list[Any]:
+    """List the stages of a pipeline from its end down to where it branches or starts."""
+    stages: list[Any] = [dataset]
+    while (below := only_input_of_dataset(stages[-1])) is not None:
+        restructured = kind_of(below) == "Restructured"
+        stages.append(
+            only_input_of_dataset(only_input_of_dataset(below)) if restructured else below
+        )
+    return stages
 
 
 def all_stages(dataset: tf.data.Dataset) -> list[Any]:
@@ -78,33 +57,36 @@ def has_operation(stage: Any, *words: str) -> bool:
     return any(word in node.op for node in nodes for word in words)
 
 
-def _parallel(stage: Any) -> dict[str, Any]:
-    deterministic = {"true": True, "false": False}.get(given(stage, "deterministic"))
-    calls = given(stage, "num_parallel_calls")
-    return {"num_parallel_calls": calls, "deterministic": deterministic}
+def with_parallel_maps(dataset: tf.data.Dataset) -> tuple[Any, list[Any]]:
+    """Let the maps at the end of a pipeline make several calls at once; return them too."""
+    # Where a shuffle has a seed, its order may be another.
+    stages = chain_of(dataset)
+    known = next((i for i, s in enumerate(stages) if kind_of(s) not in _AGAIN), len(stages))
+    maps = [i for i, stage in enumerate(stages[:known]) if kind_of(stage) == "Map"]
+    if not maps:
+        return dataset, []
+    changed = stages[maps[-1] + 1]
+    for stage in reversed(stages[: maps[-1] + 1]):
+        changed = _AGAIN[kind_of(stage)](changed, stage)
+    return changed, [stages[i] for i in reversed(maps)]
 
 
 def _cut(stage: Any) -> dict[str, bool]:
     return {"drop_remainder": bool(given(stage, "drop_remainder"))}
 
 
-_AGAIN: dict[str, Rebuild] = {
-    "Map": lambda d, s: d.map(function_of(s)),
-    "ParallelMap": lambda d, s: d.map(function_of(s), **_parallel(s)),
+_AGAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "Map": lambda d, s: d.map(
+        function_of(s), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    ),
     "Batch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s)),
-    "ParallelBatch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s), **_parallel(s)),
     "PaddedBatch": lambda d, s: d.padded_batch(
         given(s, "batch_size"), given(s, "padded_shapes"), given(s, "padding_values"), **_cut(s)
     ),
-    "Filter": lambda d, s: d.filter(function_of(s)),
-    "Rebatch": lambda d, s: d.rebatch(given(s, "batch_sizes"), **_cut(s)),
-    "Unbatch": lambda d, s: d.unbatch(),
     "Prefetch": lambda d, s: d.prefetch(int(given(s, "buffer_size"))),
     "Shuffle": lambda d, s: d.shuffle(
         given(s, "buffer_size"), reshuffle_each_iteration=given(s, "reshuffle_each_iteration")
     ),
     "Repeat": lambda d, s: d.repeat(given(s, "count")),
-    "Take": lambda d, s: d.take(given(s, "count")),
-    "Skip": lambda d, s: d.skip(given(s, "count")),
     "Options": lambda d, s: d.with_options(s.options()),
 }

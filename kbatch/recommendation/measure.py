@@ -15,7 +15,7 @@ from kbatch.device.failures import ran_out_of_memory
 from kbatch.device.memory import check_memory_limit, gpu_visible
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
-from kbatch.input_pipeline.record import InputPipelineProfile
+from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import rate_of
 from kbatch.memory.find import data_source, probe_max_batch
 from kbatch.memory.probe import Probes, Reading, open_probes

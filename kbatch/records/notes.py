@@ -98,6 +98,27 @@ KINDS = {
         text="{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
     ),
     "measured_here": _Kind(text=_measured_here),
+    "input_batches_differ": _Kind(
+        text="Batches differ in size: the second half of those read holds {grown:.2g} times as "
+        "much as the first, those trained on {trained:.2g} times as much as the mean. The verdict "
+        "is that of these batches."
+    ),
+    "input_cache_unfilled": _Kind(
+        text="The pipeline's own cache was not filled first ({reason}): these may be the rates of "
+        "the first epoch, and later ones faster."
+    ),
+    "input_one_step": _Kind(
+        text="`fit` runs {steps} steps of this model in one execution; here each was started by "
+        "itself, so training may wait longer for data in `fit`."
+    ),
+    "input_contended": _Kind(
+        text="Together pipeline and train step are slower than one after the other: they want the "
+        "same cores, or Python code in one holds up the other."
+    ),
+    "input_crossing": _Kind(
+        text="Up to about batch size {size:,} ({low:,} to {high:,}) the train step is slower, "
+        "above it the pipeline, if an example takes that as long at other sizes."
+    ),
     "rows_differ": _Kind(
         text="Rows of the dataset differ in length: the longest of the first {elements} elements "
         "was used. If there are longer ones, put one first or, where there is such an argument, "

@@ -31,10 +31,10 @@ def test_input_writes_text_record_and_figure(folder, capsys, data, more, batch_s
     profile = kbatch.InputPipelineProfile.load(directory / "input.json")
     assert profile.batch_size == batch_size
     assert f"\n{profile.verdict.capitalize()}: " in out
-    assert "Train step alone" in out
+    assert "train step alone" in out
     assert "/input.png" in out
     assert (directory / "input.png").stat().st_size > 10_000
-    assert bool(profile.untried) is (data == "data")
+    assert bool(profile.changes) is (data == "data")
 
 
 def test_max_batch_passes_its_flags_on_prints_the_answer_and_writes_it(folder, capsys, monkeypatch):

@@ -4,14 +4,21 @@ import time
 
 import numpy as np
 import pytest
+import tensorflow as tf
+from fake_clock import FakeClock
 
 from kbatch.input_pipeline.blocks import (
     BlockLength,
-    pipeline_block,
+    InputPass,
+    RepresentativeBatches,
+    Taken,
+    numbers_in,
     rate_of,
+    read_pass,
+    reading_block,
     step_block,
-    training_block,
 )
+from kbatch.input_pipeline.rates import LongRun
 from kbatch.training.data.batch_source import BatchSource
 
 LENGTH = BlockLength(settle_s=0.001, measure_s=0.01, longest_s=10.0)
@@ -57,7 +64,7 @@ class Source:
 
 def test_a_pipeline_is_opened_anew_and_closed_and_at_least_four_batches_are_counted():
     source = Source(8)
-    block = pipeline_block(source.given(), BlockLength(0.0, 0.0, 10.0))
+    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0))
     assert (source.opened, source.closed) == (1, 1)
     assert (block.examples, block.spans) == (32, ())
     assert block.duration_s > 0
@@ -65,7 +72,7 @@ def test_a_pipeline_is_opened_anew_and_closed_and_at_least_four_batches_are_coun
 
 
 def test_a_block_that_lasts_too_long_ends_with_one_batch():
-    block = pipeline_block(Source(8).given(), BlockLength(0.0, 1.0, 0.0))
+    block = reading_block(Source(8).given(), BlockLength(0.0, 1.0, 0.0))
     assert block.examples == 8
 
 
@@ -88,7 +95,7 @@ def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
 
 def test_training_counts_its_steps_and_their_waiting():
     step, source = Step(), Source(8)
-    block = training_block(source.given(), step, LENGTH)
+    block = reading_block(source.given(), LENGTH, step)
     assert (source.opened, source.closed, step.restored) == (1, 1, 1)
     assert block.examples == 8 * len(block.spans)
     assert block.duration_s == pytest.approx(sum(s.wait_s + s.compute_s for s in block.spans))
@@ -103,13 +110,13 @@ def test_training_counts_its_steps_and_their_waiting():
 def test_a_step_on_new_shapes_is_made_and_not_counted():
     step = Step()
     source = Source(8, 8, 8, 1000, 8, 1001, 8, 8, 8, 8, 8, 8)
-    block = training_block(source.given(), step, BlockLength(0.0, 0.0, 10.0))
+    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0), step)
     assert {1000, 1001} <= set(step.rows)
     assert block.examples == 16
 
 
 def test_shapes_that_never_repeat_are_counted_all_the_same():
-    block = training_block(Source(8).given(), Step(forgetful=True), BlockLength(0.0, 0.0, 10.0))
+    block = reading_block(Source(8).given(), BlockLength(0.0, 0.0, 10.0), Step(forgetful=True))
     assert block.examples == 32
 
 
@@ -132,8 +139,8 @@ def test_whole_epochs_count_with_their_start():
     source, warm = Shuffled(8, 8, 8, 8, 5), Step()
     warm.rows = [8, 5]
     for block in (
-        pipeline_block(source.given(), length),
-        training_block(source.given(), warm, length),
+        reading_block(source.given(), length),
+        reading_block(source.given(), length, warm),
     ):
         assert block.examples == 37
         # The sleep alone takes so long; a burst of ready batches would be far quicker.
@@ -144,7 +151,7 @@ def test_whole_epochs_count_with_their_start():
 def test_every_block_of_epochs_counts_whole_ones(measure_s):
     length = BlockLength(settle_s=0.0, measure_s=measure_s, longest_s=0.0, counting="epochs")
     for _ in range(3):
-        assert pipeline_block(Shuffled(8, 8, 8, 8, 5).given(), length).examples % 37 == 0
+        assert reading_block(Shuffled(8, 8, 8, 8, 5).given(), length).examples % 37 == 0
 
 
 def test_all_from_the_start_counts_the_first_batch_and_its_wait():
@@ -152,8 +159,8 @@ def test_all_from_the_start_counts_the_first_batch_and_its_wait():
     warm = Step()
     warm.rows = [8]
     for block in (
-        pipeline_block(Shuffled(*[8] * 5).given(), length),
-        training_block(Shuffled(*[8] * 5).given(), warm, length),
+        reading_block(Shuffled(*[8] * 5).given(), length),
+        reading_block(Shuffled(*[8] * 5).given(), length, warm),
     ):
         assert block.examples == 32
         assert block.duration_s >= 0.1
@@ -178,5 +185,169 @@ def test_the_work_of_a_step_on_new_shapes_is_not_counted_as_that_of_the_others()
             super().__call__(batch)
 
     source = Source(8, 8, 8, 1000, 8, 8, 8, 8, 8)
-    block = training_block(source.given(), Compiling(), BlockLength(0.0, 0.0, 10.0))
+    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0), Compiling())
     assert block.cpu_s < 0.05
+
+
+def taken(*ends_s, epochs=None):
+    """Batches of eight rows that were used up at these seconds."""
+    epochs = epochs or [0] * len(ends_s)
+    return [Taken(e, 8, 8, s, s, s, 0.0, False) for s, e in zip(ends_s, epochs, strict=True)]
+
+
+@pytest.mark.parametrize(
+    ("length", "batches", "began_s", "counted"),
+    [
+        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25), None, None),
+        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25, 3.5, 4, 4.25, 4.5), None, None),
+        (BlockLength(0.5, 1.0, 9.0), taken(3, 3.25, 3.5, 4, 4.25, 4.375, 4.5), 3.5, 4),
+        (BlockLength(0.5, 1.0, 2.0), taken(3, 3.5, 5.5), 3.5, 1),
+        (BlockLength(0.5, 1.0, 9.0, "start"), taken(0.3, 0.6, 0.8, 1.1), 0.0, 4),
+        (BlockLength(0.5, 1.0, 0.2, "start"), taken(0.3), 0.0, 1),
+        (BlockLength(0.5, 1.0, 9.0, "epochs"), taken(1, 2, 3), None, None),
+        (BlockLength(0.5, 1.0, 9.0, "epochs"), taken(1, 2, 3, epochs=[0, 0, 1]), 0.0, 2),
+        (BlockLength(0.5, 4.0, 9.0, "epochs"), taken(1, 2, 3, epochs=[0, 0, 1]), None, None),
+    ],
+)
+def test_what_counts_of_a_block_follows_from_what_was_taken(length, batches, began_s, counted):
+    found = length.counted(batches)
+    assert (found is None) == (counted is None)
+    if found is not None:
+        assert (found[0], len(found[1])) == (began_s, counted)
+
+
+def made_by(make):
+    """A source of the batches that a generator function gives in an epoch."""
+    return BatchSource("tf.data.Dataset", lambda: contextlib.nullcontext(make()), None, None)
+
+
+@pytest.fixture
+def clock(monkeypatch):
+    """The machine's clock, which only the data move on."""
+    found = FakeClock()
+    monkeypatch.setattr("time.perf_counter", found)
+    return found
+
+
+@pytest.fixture
+def chunks(clock):
+    def make():
+        while True:
+            clock.sleep(0.05)
+            yield from (np.zeros((8, 2)) for _ in range(10))
+
+    return make
+
+
+def test_chunks_are_read_until_one_pause_more_matters_little(chunks):
+    reading = read_pass(made_by(chunks), least_s=0.01, most_s=5.0)
+    assert reading.record.basis == "whole chunks"
+    assert reading.record.examples % 80 == 0
+    # Six pauses, of which one is less than a fifth, and the seventh, which ends the last chunk.
+    assert reading.duration_s == pytest.approx(0.3)
+    low, high = reading.record.bounds
+    assert low == high == pytest.approx(80 / 0.05)
+    assert reading.epoch is None
+
+
+def test_a_pause_that_was_seen_once_leaves_two_bounds_and_the_time_ends(chunks):
+    reading = read_pass(made_by(chunks), least_s=0.01, most_s=0.0)
+    low, high = reading.record.bounds
+    assert reading.record.basis == "part of the data"
+    assert low < high
+
+
+def test_an_epoch_and_its_start_are_known(clock):
+    def shuffled():
+        clock.sleep(0.02)
+        yield from (np.zeros((rows, 2)) for rows in (8, 8, 4))
+
+    reading = read_pass(made_by(shuffled), least_s=0.0, most_s=5.0)
+    assert reading.epoch == (3, pytest.approx(0.02))
+    assert reading.record.basis == "whole epochs"
+    assert [len(batch) for batch in reading.batches] == [8, 8, 4]
+
+
+def lengths(*columns):
+    return lambda: iter([np.zeros((8, n)) for n in columns])
+
+
+def test_batches_that_grow_are_told():
+    growing = read_pass(made_by(lengths(*range(1, 101))), least_s=0.0, most_s=5.0)
+    assert growing.growth == pytest.approx(3, rel=0.05)
+    even = read_pass(made_by(lengths(*[5] * 100)), least_s=0.0, most_s=5.0)
+    assert (len(even.batches), even.growth) == (4, 1.0)
+
+
+EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
+
+
+@pytest.mark.parametrize(
+    ("epoch", "first_s", "step_s", "counting"),
+    [
+        (None, 0.0, 0.0, "settled"),
+        ((100, 0.2), 0.0, 0.0, "epochs"),  # Several in a block.
+        ((100, 0.5), 0.01, 0.0, "settled"),
+        ((100, 0.5), 0.4, 0.0, "epochs"),  # Its start must not be left out.
+        ((5, 0.5), 0.01, 0.0, "epochs"),  # A few batches.
+        ((5, 2.0), 1.9, 0.0, "settled"),  # Too long for a block.
+        ((100, 0.2), 0.0, 0.1, "settled"),
+        ((5, 0.2), 0.0, 0.1, "epochs"),
+    ],
+)
+def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
+    record = LongRun("whole epochs", 8, 1.0, 0, 0.0, first_s)
+    reading = InputPass(record, (), epoch, 1.0, 64.0, 1.0)
+    assert reading.counted(EPOCHS_FIT, step_s=step_s).counting == counting
+
+
+def chosen(shapes, *, whole=True):
+    held = RepresentativeBatches()
+    for shape in shapes:
+        batch = (np.zeros(shape), np.zeros((shape[0], 1)))
+        held.add(batch, numbers_in(batch))
+    return [batch[0].shape for batch in held.chosen(whole=whole)]
+
+
+def mean_elements(shapes):
+    return np.mean([np.prod(shape) for shape in shapes])
+
+
+LENGTHS = ((8, 24), (8, 16, 24), (24, 8, 16), (5, 10, 20, 40))
+
+
+def test_lengths_that_alternate_are_all_there_in_their_proportion():
+    for lengths, count in itertools.product(LENGTHS, (7, 16, 31, 100, 240, 333)):
+        shapes = [(4, n) for n in itertools.islice(itertools.cycle(lengths), count)]
+        found = chosen(shapes)
+        assert {n for _, n in found} == set(lengths)
+        assert mean_elements(found) == pytest.approx(mean_elements(shapes), rel=0.12)
+
+
+def test_many_shapes_are_represented_by_those_in_between():
+    order = np.random.default_rng(0).permutation(np.arange(1, 501))
+    found = chosen([(4, int(n)) for n in order])
+    assert len(set(found)) == 8
+    assert mean_elements(found) == pytest.approx(4 * 250.5, rel=0.12)
+
+
+def test_the_middle_size_comes_first():
+    assert chosen([(8, 2), (8, 2), (4, 2)]) == [(8, 2), (8, 2), (4, 2)]
+    assert chosen([(n, 2) for n in (8, 16, 24) * 10])[0] == (16, 2)
+
+
+def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
+    assert chosen([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)] * 4
+
+
+def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
+    assert (1, 2) not in chosen([(8, 2)] * 30 + [(1, 2)] + [(8, 2)] * 30)
+    assert chosen([(8, 2)] * 4 + [(1, 2)], whole=False).count((1, 2)) == 1
+
+
+def test_ragged_batches_differ_in_what_they_hold():
+    held = RepresentativeBatches()
+    for length in [1] * 10 + [3] * 10 + [5] * 10:
+        batch = tf.RaggedTensor.from_row_lengths(tf.ones(4 * length), [length] * 4)
+        held.add(batch, numbers_in(batch))
+    assert {len(batch.flat_values) for batch in held.chosen(whole=False)} == {4, 12, 20}

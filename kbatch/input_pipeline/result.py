@@ -1,0 +1,355 @@
+"""What limits training: the input pipeline or the train step."""
+
+import dataclasses
+import functools
+from collections.abc import Mapping
+from typing import TYPE_CHECKING
+
+from kbatch.analysis.intervals import Estimate, over_rounds, ratio_over_rounds
+from kbatch.input_pipeline.rates import (
+    CLOSEST_RATIO,
+    Ends,
+    LongRun,
+    crossing_batch_size,
+    input_verdict,
+    is_impossible,
+)
+from kbatch.page.content import Figure
+from kbatch.page.numbers import format_number, in_brackets, percent, setting
+from kbatch.page.result import Result
+from kbatch.records.notes import Note, most_important
+from kbatch.records.record import EnvironmentRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+_MUCH_WAITING = 0.2
+# Training this much slower than one after the other: both sides hold each other up.
+_CONTENDED = 0.9
+# Extrapolated this far beyond the batch sizes that were measured, a crossing is not told.
+_FAR = 4
+
+
+@dataclasses.dataclass(frozen=True)
+class RateRecord:
+    """What one of the contenders did in each round."""
+
+    examples: tuple[int, ...]  #: Examples in each round.
+    durations_s: tuple[float, ...]  #: Seconds of each round.
+    wait_s: tuple[float, ...] = ()  #: Of each round, spent waiting for a batch; or empty.
+    #: Processor seconds of this process alone in each round, all cores; empty if not measured.
+    cpu_s: tuple[float, ...] = ()
+    #: Share of the time in which the GPU was busy, in a block after the rounds; or None.
+    gpu_busy_share: float | None = None
+
+    @property
+    def rates(self) -> tuple[float, ...]:
+        """Examples per second of each round."""
+        return tuple(n / s for n, s in zip(self.examples, self.durations_s, strict=True))
+
+    @property
+    def samples_per_second(self) -> Estimate[float] | None:
+        """Examples per second, None without rounds."""
+        return over_rounds(self.rates)
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of the time spent waiting for data, from 0 to 1; None if not measured."""
+        return sum(self.wait_s) / sum(self.durations_s) if self.wait_s else None
+
+    @property
+    def busy_cores(self) -> float | None:
+        """Processor cores that were busy on average, None if not measured."""
+        return sum(self.cpu_s) / sum(self.durations_s) if self.cpu_s else None
+
+
+@dataclasses.dataclass(frozen=True)
+class StepSpan:
+    """One step of training."""
+
+    begin_s: float  # From the start of the timeline to the request for a batch.
+    wait_s: float  # Until the batch arrived.
+    compute_s: float  # Of the train step after that.
+
+
+@dataclasses.dataclass(frozen=True)
+class ChangeRecord:
+    """A change to the pipeline, tried or not."""
+
+    name: str  # In a few words.
+    code: str  # The line that makes it.
+    condition: str | None = None  # What must hold for it, None if nothing must.
+    reason: str | None = None  # Why it was not tried, None where it was.
+    original: RateRecord | None = None  # Training on the pipeline as it is, where it was tried.
+    changed: RateRecord | None = None  # In the same rounds.
+
+    @property
+    def gain(self) -> Estimate[float] | None:
+        """Training speed with the change over the speed without it, None without rounds."""
+        if self.changed is None or self.original is None:
+            return None
+        return ratio_over_rounds(self.changed.rates, self.original.rates)
+
+    @property
+    def is_clear_gain(self) -> bool:
+        """Whether the whole interval of the gain lies above 5 %, the closest that counts."""
+        low = self.gain and self.gain.low
+        return low is not None and low > CLOSEST_RATIO
+
+    @property
+    def outcome(self) -> str:
+        """What came of it, in a few words."""
+        if self.reason is not None:
+            return f"not tried: {self.reason}"
+        high = self.gain and self.gain.high
+        slower = high is not None and high < 1 / CLOSEST_RATIO
+        return "clear gain" if self.is_clear_gain else "slower" if slower else "no clear gain"
+
+
+@dataclasses.dataclass(frozen=True)
+class InputPipelineProfile(Result):
+    """What limits training: the input pipeline or the train step."""
+
+    source: str  #: "tf.data.Dataset", "PyDataset" or "arrays".
+    batch_size: int  #: Examples in the batch of the train step.
+    pipeline: RateRecord  #: The pipeline alone.
+    step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
+    together: RateRecord  #: Training: both together.
+    smaller_sizes: tuple[int, ...]  #: Smaller batches of the step, the largest first.
+    smaller_steps: tuple[RateRecord, ...]  #: The step alone on them.
+    timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
+    changes: tuple[ChangeRecord, ...]  #: Changes to the pipeline, tried and not.
+    #: Seconds a batch of what making one of arrays consists of, one value a round.
+    costs: Mapping[str, tuple[float, ...]]
+    noted: tuple[Note, ...]  #: What was noted while it was measured.
+    dtype_policy: str  #: Dtype policy of the model.
+    budget_s: float  #: Seconds that the measurement was given.
+    environment: EnvironmentRecord  #: The machine and the software.
+    long_run: LongRun | None = None  #: A long reading; None if rounds count whole epochs.
+    #: Whether both together had batches like those of pipeline and step alone; None if unknown.
+    together_comparable: bool | None = None
+
+    def __repr__(self) -> str:
+        return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
+
+    @property
+    def verdict(self) -> str:
+        """What limits training: `"input-bound"`, `"compute-bound"` or `"undetermined"`."""
+        return input_verdict(
+            self.ratio,
+            long_run=self.long_run_ratio,
+            together=list(self._together_over().values()),
+        )
+
+    @property
+    def ratio(self) -> Estimate[float] | None:
+        """Rate of the pipeline alone over that of the step alone, paired by round."""
+        return ratio_over_rounds(self.pipeline.rates, self.step.rates)
+
+    @property
+    def disturbed(self) -> tuple[str, ...]:
+        """Which of `"pipeline"` and `"step"` ran slower alone than together, which cannot be."""
+        return tuple(name for name, over in self._together_over().items() if is_impossible(over))
+
+    @property
+    def long_run_ratio(self) -> Ends | None:
+        """The least and the most that the ratio of both rates is over a long reading."""
+        ratio, pipeline = self.ratio, self.pipeline.samples_per_second
+        if self.long_run is None or ratio is None or pipeline is None:
+            return None
+        # By way of the rounds' own ratio: its pairs hold where the machine drifts.
+        low, high = (ratio.value * bound / pipeline.value for bound in self.long_run.bounds)
+        return low, high
+
+    @property
+    def rate_bounds(self) -> Ends | None:
+        """The least and the most examples/s that it delivers, by a long reading if there is one."""
+        if self.long_run is not None:
+            return self.long_run.bounds
+        rate = self.pipeline.samples_per_second
+        return rate and (rate.ends or (rate.value, rate.value))
+
+    @property
+    def is_even(self) -> bool:
+        """Whether short rounds of the pipeline gave about the rate of a long reading."""
+        return self.long_run is None or self.long_run.agrees_with(self.pipeline.samples_per_second)
+
+    @property
+    def wait_share(self) -> float | None:
+        """Share of training spent waiting for data, from 0 to 1."""
+        run = self.long_run
+        if run is not None and run.training_s and run.training_wait_s is not None:
+            return run.training_wait_s / run.training_s
+        return self.together.wait_share
+
+    @property
+    def crossing(self) -> Estimate[float | None] | None:
+        """The batch size from which on the pipeline is slower; None if too little is known."""
+        if not self.smaller_steps or not self.is_even or self.disturbed:
+            return None
+        steps = [(self.batch_size, self.step)]
+        steps += zip(self.smaller_sizes, self.smaller_steps, strict=True)
+        sizes = [size for size, rate in steps for _ in rate.rates]
+        times_s = [size / one for size, rate in steps for one in rate.rates]
+        return crossing_batch_size(
+            sizes, times_s, example_s=[1 / one for one in self.pipeline.rates]
+        )
+
+    @property
+    def best_first(self) -> tuple[ChangeRecord, ...]:
+        """The changes that were tried, by the lower end of their gain's interval."""
+
+        def sure_gain(change: ChangeRecord) -> tuple[float, float]:
+            gain = change.gain
+            return (0.0, 0.0) if gain is None else (gain.low or 0.0, gain.value)
+
+        tried = [change for change in self.changes if change.changed is not None]
+        return tuple(sorted(tried, key=sure_gain, reverse=True))
+
+    @property
+    def title(self) -> str:
+        """What it is a result of."""
+        return "Input pipeline"
+
+    @property
+    def answer(self) -> str:
+        """The verdict, what it rests on, and the change that helps most."""
+        return f"{self.verdict[0].upper()}{self.verdict[1:]}: {self._why()}."
+
+    def _why(self) -> str:
+        ratio, run, waiting = self.ratio, self.long_run_ratio, self.wait_share
+        if self.disturbed:
+            alone = " and ".join(f"the {name} alone" for name in self.disturbed)
+            return (
+                f"both together ran faster than {alone}, which cannot be; measure again on an idle "
+                "machine or with a larger `budget_s`"
+            )
+        if ratio is None or ratio.ends is None:
+            return "too few rounds for an interval; give a larger `budget_s`"
+        times = f"{format_number(ratio.value)} times{in_brackets(ratio)}"
+        if run is not None and not self.is_even:
+            ends = " to ".join(dict.fromkeys(map(format_number, run)))
+            times = f"{ends} times over one long reading"
+        found = f"the pipeline alone is {times} as fast as the train step"
+        if self.verdict == "undetermined":
+            low, high = ratio.ends
+            if not self.is_even:
+                return f"{found}, and its pauses were seen too rarely; give a larger `budget_s`"
+            if low >= 1 / CLOSEST_RATIO and high <= CLOSEST_RATIO:
+                return "pipeline and train step are equally fast within 5 %"
+            return f"{found}, which does not decide it; give a larger `budget_s`"
+        waits = f"training waits for data {percent(waiting or 0.0)} of its time"
+        if self.verdict == "compute-bound":
+            much = (waiting or 0.0) > _MUCH_WAITING
+            return f"{found}{f', but {waits}: nothing overlaps them' if much else ''}"
+        if (best := self._best_change) is None or best.gain is None:
+            return f"{found}, and {waits}"
+        return f"{found}; {best.name} trains {format_number(best.gain.value)} times as fast"
+
+    @property
+    def _best_change(self) -> ChangeRecord | None:
+        """The change to make, None where training does not wait or none surely helps."""
+        sure = [change for change in self.best_first if change.is_clear_gain]
+        return sure[0] if sure and self.verdict == "input-bound" else None
+
+    def table(self) -> "pd.DataFrame":
+        """Return what was measured, and what each change to the pipeline gained."""
+        import pandas as pd
+
+        def row(rate: RateRecord | None, outcome: str, **more: object) -> dict[str, object]:
+            speed = rate and rate.samples_per_second
+            shares = (rate and rate.wait_share, rate and rate.gpu_busy_share)
+            waits, busy = (None if share is None else 100 * share for share in shares)
+            return {
+                "samples/s": speed and speed.value,
+                "samples/s, low": speed and speed.low,
+                "samples/s, high": speed and speed.high,
+                "rounds": speed and speed.n,
+                "waiting for data (%)": waits,
+                "cores busy": rate and rate.busy_cores,
+                "GPU busy (%)": busy,
+                **more,
+                "outcome": outcome,
+            }
+
+        rows = {
+            "pipeline alone": row(self.pipeline, "measured"),
+            "train step alone": row(self.step, "measured"),
+            "both together": row(self.together, "measured"),
+        }
+        for size, rate in zip(self.smaller_sizes, self.smaller_steps, strict=True):
+            rows[f"train step on {size}"] = row(rate, "measured")
+        for name, times_s in self.costs.items():
+            each = over_rounds(times_s)
+            rows[name] = row(None, "measured", **{"time a batch (ms)": each and 1e3 * each.value})
+        for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
+            gain = change.gain
+            rows[change.name] = row(
+                change.changed,
+                change.outcome,
+                **{
+                    "times as fast": gain and gain.value,
+                    "times as fast, low": gain and gain.low,
+                    "times as fast, high": gain and gain.high,
+                    "code": change.code,
+                    "condition": change.condition,
+                },
+            )
+        columns = list(dict.fromkeys(name for one in rows.values() for name in one))
+        table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
+        table.insert(0, "measured", table.index)
+        best = self._best_change
+        table.attrs["answer"] = [] if best is None else [best.name]
+        return table
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        return most_important((*self.noted, *self._derived()))
+
+    def _derived(self) -> list[Note]:
+        found, rates = [], [one.samples_per_second for one in (self.pipeline, self.step)]
+        most = (speed := self.together.samples_per_second) and speed.high
+        if most and self.is_even and not self.disturbed and all(rates):
+            serial = 1 / sum(1 / rate.value for rate in rates if rate)
+            if most < _CONTENDED * serial:
+                found.append(Note.of("input_contended"))
+        size = self.crossing
+        if size is not None and size.ends is not None and size.value is not None:
+            smallest, largest = self.smaller_sizes[-1], self.batch_size
+            if smallest / _FAR <= size.value <= largest * _FAR and size.ends[1] >= 1:
+                low, high = (round(end) for end in size.ends)
+                found.append(Note.of("input_crossing", size=round(size.value), low=low, high=high))
+        return found
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figure of a second of training and the rates."""
+        from kbatch.input_pipeline.figure import HEIGHT_IN, plot_input_pipeline
+
+        title = "A second of training, and the rates behind the verdict"
+        draw = functools.partial(plot_input_pipeline, self)
+        return (Figure("input-pipeline", title, HEIGHT_IN, draw),)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it was measured with."""
+        found = {
+            "data": self.source,
+            "batch size": f"{self.batch_size:,}",
+            "dtype policy": self.dtype_policy,
+            "time to measure": f"{setting(self.budget_s)} s",
+        }
+        if (run := self.long_run) is not None:
+            found["long reading"] = f"{format_number(run.duration_s)} s, {run.basis}"
+        return found
+
+    def _together_over(self) -> dict[str, Estimate[float]]:
+        """Rate of both together over that of each alone, by its name."""
+        if self.together_comparable is False:
+            return {}
+        alone = {"step": self.step}
+        if self.long_run is None:
+            # Else training may end before a pause of the pipeline; the long reading checks it.
+            alone["pipeline"] = self.pipeline
+        ratios = {n: ratio_over_rounds(self.together.rates, r.rates) for n, r in alone.items()}
+        return {name: ratio for name, ratio in ratios.items() if ratio is not None}

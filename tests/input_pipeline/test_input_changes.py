@@ -1,0 +1,325 @@
+"""Changes to pipelines, which keep their examples; and which of them are tried."""
+
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from batch_data import examples
+from fake_clock import FakeClock
+
+from kbatch.input_pipeline.blocks import InputPass, PreparedInput
+from kbatch.input_pipeline.changes import FROZEN, dataset_changes, fill_cache, try_changes
+from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.tf_data_graph import chain_of, is_stateless, kind_of, with_parallel_maps
+from kbatch.training.data.batch_source import first_batch, source_of_dataset
+
+GIB = 2**30
+AUTOTUNE = ", num_parallel_calls=tf.data.AUTOTUNE)"
+
+
+def double(x):
+    return 2 * x
+
+
+def noisy(x):
+    return tf.cast(x, tf.float32) + tf.random.uniform([])
+
+
+def in_python(x):
+    return tf.ensure_shape(tf.py_function(lambda v: v + 1, [x], tf.int64), [])
+
+
+def numbers(count=20):
+    return tf.data.Dataset.range(count)
+
+
+def with_options(dataset):
+    options = tf.data.Options()
+    options.deterministic = True
+    return dataset.with_options(options)
+
+
+PIPELINES = {
+    "map": lambda: numbers().map(double).batch(4),
+    "two maps": lambda: numbers().map(double).map(in_python).batch(4).prefetch(2),
+    "shuffled": lambda: numbers().shuffle(20).map(in_python).batch(4, drop_remainder=True),
+    "map below a shuffle": lambda: numbers().map(in_python).shuffle(20).batch(4).prefetch(1),
+    "fixed order": lambda: (
+        numbers().shuffle(8, seed=3, reshuffle_each_iteration=False).map(double).batch(4)
+    ),
+    "repeated": lambda: numbers().map(in_python).repeat(2).batch(4),
+    "padded": lambda: numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(4),
+    "padded with its own": lambda: (
+        numbers().map(lambda x: tf.ones([1 + x % 3])).padded_batch(6, [5], -1.0, True)
+    ),
+    "options": lambda: with_options(numbers().map(double)).batch(4),
+}
+
+
+def values(dataset):
+    return np.concatenate([np.ravel(batch) for batch in dataset])
+
+
+def changes(dataset, *, cache_bytes=GIB, budget_s=100.0):
+    found = dataset_changes(dataset, cache_bytes=cache_bytes, budget_s=budget_s)
+    assert all((change.source is None) == (change.reason is not None) for change in found)
+    return {change.name: change for change in found}
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_every_change_keeps_the_examples_and_the_original(name):
+    dataset = PIPELINES[name]()
+    before = np.sort(values(dataset))
+    tried = [change for change in changes(dataset).values() if change.source is not None]
+    assert "parallel map" in {change.name for change in tried}
+    for change in tried:
+        changed = change.source.given
+        assert changed.element_spec == dataset.element_spec
+        assert changed.cardinality() == dataset.cardinality()
+        assert [len(batch) for batch in changed] == [len(batch) for batch in dataset]
+        np.testing.assert_array_equal(np.sort(values(changed)), before)
+        batch, _ = first_batch(change.source)
+        assert keras.tree.flatten(batch)[0].shape[0] in (4, 6)
+    np.testing.assert_array_equal(np.sort(values(dataset)), before)
+
+
+@pytest.mark.parametrize("name", PIPELINES)
+def test_maps_become_parallel_in_their_place(name):
+    dataset = PIPELINES[name]()
+    changed, _ = with_parallel_maps(dataset)
+    kinds = [kind_of(stage) for stage in chain_of(dataset)]
+    parallel = ["ParallelMap" if kind == "Map" else kind for kind in kinds]
+    assert [kind_of(stage) for stage in chain_of(changed)] == parallel
+    if not any("huffle" in kind for kind in kinds):
+        np.testing.assert_array_equal(values(changed), values(dataset))
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: numbers().map(double, num_parallel_calls=2).batch(4),
+        lambda: numbers().map(double).filter(lambda x: x > 6).batch(4),
+        lambda: numbers().map(double).batch(4).ragged_batch(2),
+        lambda: numbers().batch(4),
+    ],
+)
+def test_a_map_below_anything_else_stays(make):
+    change = changes(make())["parallel map"]
+    assert change.source is None
+
+
+def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
+    dataset = numbers().map(in_python).cache().map(double).shuffle(20).batch(4)
+    change = changes(dataset)["parallel map"]
+    assert (change.code, change.condition) == (f".map(double{AUTOTUNE}", None)
+    kinds = [kind_of(stage) for stage in chain_of(change.source.given)]
+    assert kinds[2:5] == ["ParallelMap", "Cache", "Map"]
+
+
+def test_the_code_names_the_functions_in_the_order_they_run():
+    dataset = numbers().map(double).map(in_python).map(lambda x: x).batch(4)
+    names = ("double", "in_python", "function")
+    code = "; ".join(f".map({name}{AUTOTUNE}" for name in names)
+    assert changes(dataset)["parallel map"].code == code
+
+
+def test_a_map_with_state_has_a_condition_and_one_without_has_none():
+    for function, stateless in ((double, True), (noisy, False), (in_python, False)):
+        dataset = numbers().map(function).batch(4)
+        assert is_stateless(chain_of(dataset)[1]) is stateless
+        assert (changes(dataset)["parallel map"].condition is None) is stateless
+
+
+def test_a_second_prefetch_is_not_tried():
+    assert changes(with_options(numbers().batch(4).prefetch(2)))["prefetch"].source is None
+    assert changes(numbers().prefetch(2).batch(4))["prefetch"].source is not None
+
+
+def seldom_noisy(x):
+    return tf.cond(
+        tf.random.uniform(()) < 1e-6, lambda: x + tf.random.uniform((), 0, 9, x.dtype), lambda: x
+    )
+
+
+def noisy_in_python(x):
+    return tf.numpy_function(lambda x: x + np.random.randint(10**6), [x], tf.int64)
+
+
+class Counted:
+    """A function for maps that counts its calls."""
+
+    def __init__(self):
+        self.calls = 0
+
+    def __call__(self, x):
+        def count(v):
+            self.calls += 1
+            return v
+
+        return tf.ensure_shape(tf.py_function(count, [x], tf.int64), [])
+
+
+def cache(dataset, **settings):
+    return changes(dataset, **settings)["cache in memory"]
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        lambda: numbers().map(double).shuffle(20).batch(4),
+        lambda: numbers().map(noisy).batch(4).prefetch(2),
+        # So seldom that the first elements of two passes agree.
+        lambda: numbers().map(seldom_noisy).batch(4),
+        lambda: numbers().map(noisy_in_python).batch(4),
+        lambda: numbers().interleave(lambda x: numbers(4).shuffle(4)).batch(4),
+        lambda: tf.data.Dataset.random(seed=1).take(40).map(double).batch(4),
+    ],
+    ids=["shuffle", "random map", "seldom random", "in Python", "in interleave", "random numbers"],
+)
+def test_what_is_random_is_never_frozen_in_a_cache(make):
+    change = cache(make())
+    assert (change.source, change.reason) == (None, FROZEN)
+
+
+@pytest.mark.parametrize("batched", [True, False], ids=["known length", "unknown length"])
+def test_a_filled_cache_gives_the_same_examples_without_the_work(batched):
+    counted = Counted()
+    dataset = numbers().map(counted)
+    dataset = (dataset if batched else dataset.filter(lambda x: x > 3)).batch(4)
+    before = values(dataset)
+    change = cache(dataset)
+    calls = counted.calls
+    for _ in range(2):
+        np.testing.assert_array_equal(values(change.source.given), before)
+    assert counted.calls == calls
+
+
+def test_missing_values_are_not_taken_for_random_ones():
+    def with_gaps(x):
+        return tf.where(x % 2 == 0, np.nan, tf.cast(x, "float32"))
+
+    assert cache(numbers().map(with_gaps).batch(4)).source is not None
+
+
+def below_15(x):
+    with tf.control_dependencies([tf.debugging.assert_less(x, tf.constant(15, tf.int64))]):
+        return tf.identity(x)
+
+
+def zipped_with_a_cache():
+    return tf.data.Dataset.zip(numbers().map(double).cache(), numbers()).batch(4)
+
+
+@pytest.mark.parametrize(
+    ("make", "cache_bytes", "reason"),
+    [
+        (lambda: numbers().map(double).cache().batch(4), GIB, "has one"),
+        (zipped_with_a_cache, GIB, "has one"),
+        (
+            lambda: numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4),
+            GIB,
+            "has one",
+        ),
+        (lambda: numbers().map(double).repeat().batch(4), GIB, "no end"),
+        (lambda: numbers(10**6).map(double).batch(1000), 7 * 10**6, "would take 7.63 MiB"),
+        (
+            lambda: numbers(10**4).map(double).filter(lambda x: x > 3).batch(100),
+            2**10,
+            "more than the 1.00 KiB",
+        ),
+        (lambda: numbers().map(below_15).batch(4), GIB, "raised an error"),
+        (lambda: numbers().map(below_15).batch(1), GIB, "raised an error"),
+    ],
+)
+def test_no_cache_where_it_would_exceed_a_budget_or_cannot_be_filled(make, cache_bytes, reason):
+    change = cache(make(), cache_bytes=cache_bytes)
+    assert change.source is None
+    assert reason in change.reason
+
+
+def test_a_cache_that_takes_too_long_to_fill_is_given_up(monkeypatch):
+    clock, many = FakeClock(), Counted()
+    monkeypatch.setattr("time.perf_counter", clock)
+
+    def slower(x):
+        return tf.numpy_function(lambda v: (clock.sleep(0.02), v)[1], [many(x)], tf.int64)
+
+    change = cache(numbers(4000).map(slower).batch(4), budget_s=2.0)
+    assert "not full after 0.6 s" in change.reason
+    assert many.calls < 400
+
+
+BRANCHES = {
+    "zip": lambda one, other: tf.data.Dataset.zip(
+        numbers().map(one).cache(), numbers().map(other).cache()
+    ).batch(4),
+    "concatenate": lambda one, other: (
+        numbers().map(one).cache().concatenate(numbers().map(other).cache()).batch(4)
+    ),
+    "above each other": lambda one, other: numbers().map(one).cache().map(other).cache().batch(4),
+}
+
+
+@pytest.mark.parametrize("name", BRANCHES)
+def test_caches_in_every_branch_are_filled_first(name):
+    counted = Counted(), Counted()
+    dataset = BRANCHES[name](*counted)
+    assert fill_cache(source_of_dataset(dataset), 30.0) is None
+    assert [one.calls for one in counted] == [20, 20]
+    values(dataset.map(lambda *elements: elements[0]))
+    assert [one.calls for one in counted] == [20, 20]
+
+
+def test_a_cache_that_cannot_be_filled_beforehand_has_a_reason():
+    inner = numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4)
+    assert "`interleave`" in fill_cache(source_of_dataset(inner), 30.0)
+    assert fill_cache(source_of_dataset(numbers().interleave(lambda x: numbers(2))), 30.0) is None
+    endless = numbers().repeat().cache().batch(4)
+    assert "0.05 s" in fill_cache(source_of_dataset(endless), 0.05)
+    broken = numbers().map(below_15).cache().ignore_errors().batch(5)
+    assert "raised an error" in fill_cache(source_of_dataset(broken), 30.0)
+    assert len(values(broken)) > 0
+
+
+class Step:
+    """A train step that does nothing."""
+
+    def __call__(self, batch):
+        pass
+
+    def has_seen(self, batch):
+        return True
+
+    def restore(self):
+        pass
+
+
+def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
+    dataset = examples(80).map(lambda x, y: (x, y)).batch(8)
+    record = LongRun("whole epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0, 0.0)
+    reading = InputPass(record, (), None, duration_s, 64.0, 1.0)
+    batches = (next(iter(dataset)),)
+    prepared = PreparedInput(source_of_dataset(dataset), reading, Step(), batches, {}, 0.0)
+    found = try_changes(prepared, even=even, cache_bytes=GIB, budget_s=budget_s)
+    return {change.name: change for change in found}
+
+
+@pytest.mark.parametrize(
+    "reading",
+    [
+        {"batch_s": 10.0, "duration_s": 100.0},
+        {"batch_s": 1e-3, "duration_s": 20.0, "even": False},
+    ],
+)
+def test_changes_for_which_there_is_no_time_say_how_much_they_need(reading):
+    found = tried(budget_s=2.0, **reading)
+    assert all(change.changed is None for change in found.values())
+    # Three rounds of the original and three changes, each of 20 s.
+    assert "about 240 s" in found["prefetch"].reason
+
+
+def test_as_many_changes_are_tried_as_there_is_time_for(monkeypatch):
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
+    found = tried(batch_s=0.05, budget_s=0.5)
+    assert [name for name, change in found.items() if change.changed is not None] == ["prefetch"]
+    assert all(change.gain is not None for change in tried(batch_s=1e-3, budget_s=2.0).values())

@@ -1,0 +1,227 @@
+import dataclasses
+
+import pytest
+from input_profile_factory import (
+    make_change,
+    make_long_run,
+    make_profile,
+    make_rate,
+    make_smaller_steps,
+)
+from matplotlib.colors import to_hex
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+
+from kbatch.input_pipeline.figure import input_pipeline_info, plot_input_pipeline
+from kbatch.input_pipeline.result import RateRecord, StepSpan
+from kbatch.plotting.palette import ALARM, series_style
+
+
+@pytest.mark.parametrize(
+    ("pipeline", "step", "verdict"),
+    [
+        (800, 2400, "input-bound"),
+        (2400, 800, "compute-bound"),
+        (1000, 1010, "undetermined"),
+    ],
+)
+def test_the_verdict_follows_from_the_rates_and_begins_the_answer(pipeline, step, verdict):
+    profile = make_profile(pipeline=pipeline, step=step)
+    assert profile.verdict == verdict
+    assert profile.ratio.value == pytest.approx(pipeline / step)
+    assert profile.answer.lower().startswith(f"{verdict}: ")
+
+
+@pytest.mark.parametrize(
+    ("bounds", "verdict", "even"),
+    [
+        ((2300,), "compute-bound", True),
+        ((1900, 2400), "compute-bound", True),
+        ((400,), "input-bound", False),
+        ((400, 2400), "undetermined", False),
+    ],
+)
+def test_a_long_reading_that_differs_from_the_rounds_decides(bounds, verdict, even):
+    long_run = make_long_run(*bounds, waiting=None if even else 0.6)
+    profile = make_profile(pipeline=2400, step=800, wait_share=0.02, long_run=long_run)
+    assert (profile.verdict, profile.is_even) == (verdict, even)
+    assert profile.wait_share == pytest.approx(0.02 if even else 0.6)
+    assert (profile.crossing is None) is not even
+
+
+def test_rates_shares_and_the_crossing_are_derived():
+    profile = make_profile()
+    assert profile.pipeline.samples_per_second.value == pytest.approx(800)
+    assert profile.wait_share == pytest.approx(0.66)
+    assert profile.pipeline.busy_cores == pytest.approx(1.5)
+    # t = b (16 + B) with 80 b = 64/2400; the pipeline needs 1/800 an example.
+    slope_s = 64 / 2400 / 80
+    expected = 16 * slope_s / (1 / 800 - slope_s)
+    assert profile.crossing.value == pytest.approx(expected, rel=0.01)
+    assert make_profile(smaller_sizes=(), smaller_steps=()).crossing is None
+
+
+def test_what_was_not_measured_is_none():
+    rate = RateRecord((), ())
+    assert (rate.samples_per_second, rate.wait_share, rate.busy_cores) == (None, None, None)
+    empty = dataclasses.replace(make_profile(), pipeline=rate, step=rate, together=rate, changes=())
+    assert (empty.verdict, empty.ratio, empty.crossing) == ("undetermined", None, None)
+    assert empty.table()["samples/s"][:3].isna().all()
+    assert empty.answer
+
+
+CHANGES = (
+    make_change("prefetch", 1.0),
+    make_change("any order", 0.7),
+    make_change("parallel map", 1.9, condition="the function is called from several threads"),
+    make_change("cache", 2.5),
+    make_change("thread pool", 1.04),
+    make_change("workers", None),
+)
+
+
+def test_changes_stand_best_first_and_only_clear_gains_are_claimed():
+    profile = make_profile(changes=CHANGES)
+    table = profile.table()
+    assert list(table["outcome"][-6:].items()) == [
+        ("cache", "clear gain"),
+        ("parallel map", "clear gain"),
+        ("thread pool", "no clear gain"),
+        ("prefetch", "no clear gain"),
+        ("any order", "slower"),
+        ("workers", "not tried: no time"),
+    ]
+    gain = table.loc["parallel map"]
+    ends = ["times as fast", "times as fast, low", "times as fast, high"]
+    assert list(gain[ends]) == pytest.approx([1.9] * 3)
+    assert gain["condition"].startswith("the function")
+    assert table.attrs["answer"] == ["cache"]
+    assert "cache trains 2.50 times as fast" in profile.answer
+    unclear = make_profile(changes=CHANGES[:2])
+    assert unclear.table().attrs["answer"] == []
+
+
+def test_a_change_that_helps_is_no_answer_where_training_hardly_waits():
+    profile = make_profile(pipeline=2400, step=800, changes=CHANGES)
+    assert profile.table().attrs["answer"] == []
+
+
+def make_disturbed_step(rates=(449, 2550, 2400, 11_700, 2700)):
+    """A train step alone that something else slowed in most rounds."""
+    return RateRecord((640,) * len(rates), tuple(640 / rate for rate in rates))
+
+
+@pytest.mark.parametrize(
+    ("changed", "disturbed"),
+    [
+        # Seen on a busy machine; the pipeline alone was the faster one in every round.
+        ({"pipeline": 100_000, "step": make_disturbed_step(), "together": 9610}, ("step",)),
+        ({"pipeline": 2400, "step": 800, "together": 900}, ("step",)),
+        ({"pipeline": 800, "step": 2400, "together": 900}, ("pipeline",)),
+        ({"pipeline": 2400, "step": 800, "together": 2700}, ("step", "pipeline")),
+        ({"pipeline": 2400, "step": 800, "together": 830}, ()),
+        ({"pipeline": 800, "step": 2400, "together": 830}, ()),
+    ],
+)
+def test_training_faster_than_a_side_alone_leaves_no_verdict(changed, disturbed):
+    profile = make_profile(
+        **{n: rate if isinstance(rate, int) else 800 for n, rate in changed.items()}
+    )
+    if isinstance(changed["step"], RateRecord):
+        profile = dataclasses.replace(profile, step=changed["step"])
+    assert profile.disturbed == disturbed
+    assert (profile.verdict == "undetermined") == (profile.crossing is None) == bool(disturbed)
+
+
+def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
+    faster = {"pipeline": 800, "step": 2400, "together": 1600}
+    assert make_profile(**faster).verdict == "undetermined"
+    # Training may end before a pause of the pipeline that a long reading counts.
+    assert make_profile(**faster, long_run=make_long_run(800)).verdict == "input-bound"
+    # The rounds trained on shorter texts than those that were read.
+    assert make_profile(**faster, together_comparable=False).verdict == "input-bound"
+
+
+def with_rates(profile, **rates):
+    return dataclasses.replace(profile, **rates)
+
+
+def crossed(pipeline, overhead_examples):
+    steps = make_smaller_steps(overhead_examples=overhead_examples)
+    return make_profile(pipeline=pipeline, smaller_steps=steps)
+
+
+@pytest.mark.parametrize(
+    ("profile", "code", "values"),
+    [
+        (make_profile(together=400), "input_contended", {}),
+        (make_profile(), "input_contended", None),
+        (crossed(800, 16), "input_crossing", {"size": 6, "low": 6, "high": 6}),
+        (crossed(800, 0.001), "input_crossing", None),  # At every size.
+        (crossed(9000, 16), "input_crossing", None),  # At none.
+        (crossed(4800, 100), "input_crossing", None),  # Far from the sizes that were measured.
+        (make_profile(pipeline=3010), "input_crossing", None),  # It cannot be told.
+    ],
+)
+def test_what_changes_what_to_do_is_noted(profile, code, values):
+    found = {note.code: note.values for note in profile.notes}
+    assert found.get(code) == values
+
+
+def panels(profile, ax=None):
+    upper = plot_input_pipeline(profile, ax)
+    (lower,) = [a for a in upper.figure.axes if a is not upper]
+    return upper, lower
+
+
+def test_the_timeline_is_one_second_without_gaps():
+    info = input_pipeline_info(make_profile())
+    assert len(info.waiting) == len(info.computing) == 13
+    for (begin_ms, wait_ms), (computes_ms, _) in zip(info.waiting, info.computing, strict=True):
+        assert begin_ms + wait_ms == pytest.approx(computes_ms)
+    assert sum(duration_ms for _, duration_ms in info.waiting) == pytest.approx(13 * 50)
+    assert sum(duration_ms for _, duration_ms in info.computing) == pytest.approx(13 * 30)
+    spans = tuple(StepSpan(0.4 * i, 0.3, 0.1) for i in range(5))
+    assert len(input_pipeline_info(make_profile(timeline=spans)).waiting) == 3
+
+
+def test_the_bars_are_the_rates_and_the_clear_gains():
+    changes = tuple(make_change(f"change {g}", g) for g in (1.0, 3.0, 1.5, 2.0, 2.5, 0.5))
+    info = input_pipeline_info(make_profile(changes=changes))
+    assert [bar.label for bar in info.bars] == [
+        *("pipeline alone", "train step alone", "both together"),
+        *("with change 3.0", "with change 2.5", "with change 2.0"),
+    ]
+    assert all(bar.bounds[0] < bar.rate < bar.bounds[1] for bar in info.bars)
+    assert len({bar.color for bar in info.bars}) == 4
+    few = {name: make_rate(800, rounds=2) for name in ("pipeline", "step", "together")}
+    bars = input_pipeline_info(with_rates(make_profile(changes=()), **few)).bars
+    assert [bar.bounds for bar in bars] == [None] * 3
+
+
+def test_the_drawing_has_labels_units_and_the_verdict():
+    profile = make_profile()
+    upper, lower = panels(profile)
+    assert "input-bound" in upper.get_title(loc="left")
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
+    labels = [tick.get_text() for tick in lower.get_yticklabels()]
+    assert labels == [bar.label for bar in input_pipeline_info(profile).bars]
+    assert [bar.get_width() for bar in lower.patches][:2] == pytest.approx([800, 2400])
+    computing, waiting = upper.collections
+    assert to_hex(waiting.get_facecolor()[0]) == ALARM
+    assert to_hex(computing.get_facecolor()[0]) == series_style(0).color
+    assert len(waiting.get_paths()) == 13
+    words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
+    for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
+        assert part in words
+
+
+@pytest.mark.parametrize("width_in", [3.2, 6.4])
+def test_the_title_lies_within_the_figure_beside_long_names(width_in):
+    profile = make_profile(changes=(make_change("private thread pool", 2.0),))
+    figure = Figure(figsize=(width_in, 4.2), layout="constrained")
+    upper = plot_input_pipeline(profile, figure.add_subplot())
+    figure.draw_without_rendering()
+    words = (one for one in upper.get_children() if isinstance(one, Text))
+    (title,) = (one for one in words if "input-bound" in one.get_text())
+    assert title.get_window_extent().x1 <= figure.bbox.x1
