@@ -74,7 +74,7 @@ def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
     runs = [p for p in found.probes if p.batch_size == found.max_batch_size]
     assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in runs}
     assert all(p.outcome == "fits" and p.first_step_peak_memory_bytes > 0 for p in runs)
-    assert found.notes == ()
+    assert found.noted == ()
 
 
 def test_it_lies_in_the_window_or_says_why_not(found):
@@ -278,7 +278,7 @@ def test_a_compiled_model_is_sent_and_stays_as_it_is():
     model = given("mixed_float16")
     before = state(model)
     found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
-    assert found.notes == ()
+    assert found.noted == ()
     assert found.dtype_policy == "mixed_float16"
     assert all(map(np.array_equal, state(model), before))
     assert "train_step" not in vars(model)

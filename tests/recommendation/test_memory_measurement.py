@@ -104,7 +104,7 @@ def test_a_search_without_time_takes_the_base_size_to_fit():
 def test_what_a_reader_of_the_memory_must_know_is_kept_however_its_search_ended():
     for changed in ({}, {"build": mostly_weights, "budget_s": 1e-6}):
         *_, (note,) = measure(limit=2**26, **changed)
-        assert "Measured in this process, since the build function" in note
+        assert "Measured in this process, since the model or the data" in note
 
 
 def categorical():
