@@ -21,11 +21,11 @@ from kbatch.plotting.canvas import draw_so_wide
 
 
 def input_profile():
-    remedies = (
-        input_profile_factory.make_remedy(),
-        input_profile_factory.make_remedy("cache in memory", 2.4),
+    changes = (
+        input_profile_factory.make_change(),
+        input_profile_factory.make_change("cache in memory", 2.4),
     )
-    return input_profile_factory.make_profile(remedies=remedies)
+    return input_profile_factory.make_profile(changes=changes)
 
 
 SAMPLES = {
