@@ -2,11 +2,11 @@
 PYTHON ?= python3
 BIN := .venv/bin
 
-.PHONY: help demo figures test test-slow test-engines test-trackers test-versions test-gpu models-table keras-tests notebooks docs lint format types clean
+.PHONY: help demo figures test test-slow test-engines test-trackers test-versions test-gpu mutations models-table keras-tests notebooks docs lint format types clean
 
 help:
 	@echo "make demo | test | test-slow | test-engines | test-trackers | test-versions"
-	@echo "     test-gpu | models-table | keras-tests | notebooks | docs | lint | format | types | clean"
+	@echo "     test-gpu | mutations | models-table | keras-tests | notebooks | docs | lint | format | types | clean"
 
 # ENVIRONMENT/EXTRA.stamp, one stamp an extra: a second run finds it and starts at once.
 %.stamp: setup.cfg pyproject.toml
@@ -58,6 +58,10 @@ test-versions: .venv-oldest/test.stamp
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
 	$(BIN)/python -m pytest -m gpu tests/gpu
+
+# Faults put into a copy of the core, one after the other, which its fast tests must find.
+mutations: .venv/test.stamp
+	$(BIN)/python tests/mutations.py
 
 # The table of docs/models.md: what kbatch does with each kind of model.
 models-table: .venv/test.stamp

@@ -1,0 +1,288 @@
+"""Faults that the tests of the core must find: each is put into a copy, and its tests are run.
+
+    make mutations
+    python tests/mutations.py --only 3,7
+
+A mutation is a piece of source text that occurs once in all of kbatch, what takes its place, and
+the test files of which one should turn red. It knows no path, so that it survives a move between
+files. One that no longer applies is an error: find what became of the line, or take another one.
+"""
+
+import argparse
+import os
+import queue
+import shutil
+import subprocess
+import sys
+import tempfile
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+FAST = "not slow and not gpu and not engine and not tracker"
+AT_ONCE = 2
+LONGEST_S = 600  # A mutation may let a search go on for ever.
+
+
+class Mutation(NamedTuple):
+    old: str
+    new: str
+    tests: str  # Names of test files, wherever they lie, the likeliest first.
+
+
+STEP = "accumulated_equals_whole accumulated_execution"
+LOSSES = "accumulated_losses"
+PRECISION = "accumulated_precision"
+MOMENTS = "gradient_moments"
+
+MUTATIONS = [
+    # 1 to 8: the accumulating step and the sum of gradients.
+    Mutation("return total + tf.ensure_shape(", "return tf.ensure_shape(", STEP),
+    Mutation("self.size * self.size if fixed else self.rows", "self.size * self.size", STEP),
+    Mutation("return tf.cond(rest > 0,", "return tf.cond(rest < 0,", STEP),
+    Mutation("tf.cast(s, v.dtype) if reached else None", "tf.cast(s, v.dtype)", STEP),
+    Mutation("tf.tensor_scatter_nd_add(", "tf.tensor_scatter_nd_update(", "summed_gradients"),
+    Mutation('half = ("float16", "bfloat16")', "half = ()", PRECISION),
+    Mutation("update_state(loss, sample_weight=self.batch.rows)", "update_state(loss)", STEP),
+    Mutation("sums.loss + tf.cast(loss, tf.float32)", "tf.cast(loss, tf.float32)", STEP),
+    # 9 to 16: losses and their denominators.
+    Mutation("= found * tf.cast(share, found.dtype)", "= found", LOSSES),
+    Mutation(
+        "return parts[index] / tf.cast(rows_share, found.dtype) if own",
+        "return parts[index] if own",
+        LOSSES,
+    ),
+    Mutation("total = loss * tf.cast(rows_share, loss.dtype)", "total = loss", LOSSES),
+    Mutation("value if rows else value * tf.cast(rows_share, value.dtype)", "value", LOSSES),
+    Mutation("return tf.reduce_sum(valid * weights)", "return tf.reduce_sum(weights)", LOSSES),
+    Mutation(
+        "return valid * tf.math.divide_no_nan(_size(values), _size(mask)) if varies",
+        "return valid if varies",
+        LOSSES,
+    ),
+    Mutation("return tf.math.divide_no_nan(counted, total)", "return rows_share", LOSSES),
+    Mutation("            or _may_vary(loss)\n", "", LOSSES),
+    # 17 to 24: BatchNormalization once an update, the loss scale, the moments.
+    Mutation("difference**2 * share * (1.0 - share)", "difference**2 * share", STEP),
+    Mutation(
+        "mean = layer.momentum * mean + (1.0 - layer.momentum)",
+        "mean = mean + (1.0 - layer.momentum)",
+        STEP,
+    ),
+    Mutation("scaled_loss = model.optimizer.scale_loss(loss)", "scaled_loss = loss", PRECISION),
+    Mutation("(norm / scale**2 for norm in", "(norm / scale for norm in", MOMENTS),
+    Mutation("* rows / tf.maximum(steps - 1.0, 1.0)", "* rows / tf.maximum(steps, 1.0)", MOMENTS),
+    Mutation(
+        "tf.stack([variance, whole - variance / rows,",
+        "tf.stack([variance, whole + variance / rows,",
+        MOMENTS,
+    ),
+    Mutation(
+        "tf.where(epoch_begins, tf.zeros([3]), self._sums) + found", "self._sums + found", MOMENTS
+    ),
+    Mutation(
+        "return squared_norm(gradients) / rows_share", "return squared_norm(gradients)", MOMENTS
+    ),
+    # 25 to 30: the clock and the windows of throughput.
+    Mutation("not self._first_of_fit and shape in self._shapes", "shape in self._shapes", "clock"),
+    Mutation("not self._first_of_fit and shape in self._shapes", "not self._first_of_fit", "clock"),
+    Mutation("reading.examples - self._reading.examples", "reading.examples", "clock"),
+    Mutation("mean = sum(examples) / math.fsum(durations_s)", "mean = median", "throughput"),
+    Mutation("(more_rows + rows, more_s + seconds)", "(more_rows, more_s)", "throughput"),
+    Mutation("train_s=self.train_s - self._epoch_train_s", "train_s=self.train_s", "clock"),
+    # 31 to 38: the search for the largest batch and the line through memory.
+    Mutation("if m < self._low)", "if m < self._high)", "max_batch_search"),
+    Mutation("if self._low <= m <= self._high]", "if self._low <= m]", "max_batch_search"),
+    Mutation(
+        "safe = below * self._middle / memory",
+        "safe = below * self._limit / memory",
+        "max_batch_search",
+    ),
+    Mutation(
+        "(fitting[above] - memory) / (above - below)",
+        "(fitting[above] - memory) / above",
+        "max_batch_search",
+    ),
+    Mutation(
+        "part = 1.0 if rise >= _TRUSTED_RISE * rest else _FIRST_PART",
+        "part = 1.0",
+        "max_batch_search",
+    ),
+    Mutation(
+        "most is None else max(most, memory_bytes)",
+        "most is None else memory_bytes",
+        "max_batch_search",
+    ),
+    Mutation(
+        "weights = 1 / np.maximum(memory, 1.0)", "weights = np.ones(len(memory))", "memory_fit"
+    ),
+    Mutation(
+        "(most_bytes - self.fixed_bytes) / self.bytes_per_example",
+        "most_bytes / self.bytes_per_example",
+        "memory_fit max_batch_record",
+    ),
+    # 39 to 48: the judge and the race.
+    Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),
+    Mutation("far = (gaps - half > self._tolerance)", "far = (gaps - half > 0)", "judge"),
+    Mutation("if self.costs[k] <= AS_FAST * least]", "if self.costs[k] <= least]", "judge"),
+    Mutation(
+        "min(fast, key=lambda k: (self.pairs[k][0],",
+        "min(fast, key=lambda k: (-self.pairs[k][0],",
+        "judge",
+    ),
+    Mutation("self._error / self._looks**1.5", "self._error", "judge"),
+    Mutation(
+        "self._seeds = np.maximum(self._seeds, single)", "self._seeds = self._seeds * 1.0", "judge"
+    ),
+    Mutation("special.ndtri(level)) ** 2 * share", "special.ndtri(level)) ** 2 * 0.0", "judge"),
+    Mutation(
+        "(run.seed or 0) > first and run.value",
+        "(run.seed or 0) >= first and run.value",
+        "race race_search",
+    ),
+    Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
+    Mutation(
+        "np.outer(across, across) / (across[i] + self.noise)",
+        "np.outer(across, across) / self.noise",
+        "rate_search race",
+    ),
+    # 49 to 54: the plan, and how many steps an execution has.
+    Mutation(
+        'if plan.reason == "given" else equal_parts(rows, most)',
+        'if plan.reason == "given" else most',
+        "plan",
+    ),
+    Mutation(
+        "most = rows - 1 if whole else size // 2", "most = rows - 1 if whole else size - 1", "plan"
+    ),
+    Mutation("or most < plan.micro_batch_size:", "or most > plan.micro_batch_size:", "plan"),
+    Mutation(
+        "step_s(half, rows) / step_s(full, rows)",
+        "step_s(full, rows) / step_s(half, rows)",
+        "chosen_policy",
+    ),
+    Mutation("round(_EXECUTION_S / step_s)", "round(_EXECUTION_S * step_s)", "steps_per_execution"),
+    Mutation(
+        "self._budget.updates - self._clock.updates", "self._budget.updates", "steps_per_execution"
+    ),
+    # 55 to 60: the rules of the learning rate, and what follows the batch size.
+    Mutation("return math.sqrt(kappa)", "return kappa", "learning_rates"),
+    Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates learning_rate_records"),
+    Mutation("most) / learning_rate_ratio", "most)", "learning_rates learning_rate_records"),
+    Mutation(
+        "return momentum ** batch_size_ratio(",
+        "return momentum * batch_size_ratio(",
+        "learning_rates learning_rate_records",
+    ),
+    Mutation(
+        "max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "learning_rate scaled_model"
+    ),
+    Mutation(
+        "keras.ops.cast(whole * self.kappa,",
+        "keras.ops.cast(whole / self.kappa,",
+        "learning_rate scaled_model",
+    ),
+]
+
+
+def place_of(mutation: Mutation, folder: Path) -> Path:
+    """Find the file of a mutation, and the text in it that is to change."""
+    found = [
+        path
+        for path in (folder / "kbatch").rglob("*.py")
+        for _ in range(path.read_text(encoding="utf-8").count(mutation.old))
+    ]
+    if len(found) != 1:
+        raise LookupError(f"its text occurs {len(found)} times: {mutation.old!r}")
+    return found[0]
+
+
+def test_files(mutation: Mutation, folder: Path) -> list[Path]:
+    files = [[*(folder / "tests").rglob(f"test_{name}.py")] for name in mutation.tests.split()]
+    if not all(len(found) == 1 for found in files):
+        raise LookupError(f"one of its tests is not one file: {mutation.tests}")
+    return [found[0] for found in files]
+
+
+def result_of(mutation: Mutation, folder: Path) -> str:
+    """Run the tests of a mutation in a copy of the repository; return how they ended."""
+    place, files = place_of(mutation, folder), test_files(mutation, folder)
+    text = place.read_text(encoding="utf-8")
+    words = ["-m", "pytest", "-q", "-x", "--no-header", "-p", "no:cacheprovider", "-m", FAST]
+    environment = os.environ | {"PYTHONPATH": str(folder), "PYTHONDONTWRITEBYTECODE": "1"}
+    place.write_text(text.replace(mutation.old, mutation.new), encoding="utf-8")
+    try:
+        ended = subprocess.run(
+            [sys.executable, *words, *map(str, files)],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            timeout=LONGEST_S,
+            check=False,
+        )
+    except subprocess.TimeoutExpired:
+        return f"red: no end within {LONGEST_S} s"
+    finally:
+        place.write_text(text, encoding="utf-8")
+    if ended.returncode not in (0, 1):  # Nothing was collected, or it does not even import.
+        return f"broken: pytest ended with {ended.returncode}\n{ended.stdout[-2000:]}"
+    failed = [line for line in ended.stdout.splitlines() if line.startswith(("FAILED", "ERROR"))]
+    return f"red: {failed[0].split(' - ')[0]}" if ended.returncode else "GREEN"
+
+
+def copied(folder: Path) -> Path:
+    for name in ("kbatch", "tests"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("pyproject.toml", "setup.cfg", "README.md"):
+        shutil.copy(ROOT / name, folder)
+    return folder
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", help="numbers of mutations, such as 3,7")
+    parser.add_argument("--list", action="store_true", help="list them, and check that they apply")
+    arguments = parser.parse_args()
+    numbers = [int(n) for n in arguments.only.split(",")] if arguments.only else None
+    chosen = {n: m for n, m in enumerate(MUTATIONS, 1) if numbers is None or n in numbers}
+    problems = []
+    for number, mutation in chosen.items():
+        try:
+            place, files = place_of(mutation, ROOT), test_files(mutation, ROOT)
+        except LookupError as error:
+            problems.append(f"mutation {number} no longer applies: {error}")
+            continue
+        if arguments.list:
+            names = " ".join(file.name for file in files)
+            print(f"{number:2} {place.relative_to(ROOT)}: {mutation.old!r} -> {mutation.new!r}")
+            print(f"   {names}")
+    print(*problems, sep="\n", end="\n" if problems else "")
+    if arguments.list or problems:
+        return bool(problems)
+    found: dict[int, str] = {}
+    with tempfile.TemporaryDirectory(prefix="kbatch-mutations-") as temporary:
+        copies: queue.SimpleQueue[Path] = queue.SimpleQueue()
+        for number in range(AT_ONCE):
+            copies.put(copied(Path(temporary, str(number))))
+
+        def run(number: int) -> None:
+            copy = copies.get()
+            try:
+                found[number] = result_of(chosen[number], copy)
+            finally:
+                copies.put(copy)
+            print(f"{number:2} {found[number]}", flush=True)
+
+        with ThreadPoolExecutor(AT_ONCE) as threads:
+            list(threads.map(run, chosen))
+    red = [number for number, result in found.items() if result.startswith("red")]
+    print(f"{len(red)} of {len(chosen)} red")
+    for number in sorted(chosen.keys() - set(red)):
+        print(f"not red: {number} {chosen[number].old!r}")
+    return len(red) < len(chosen)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
