@@ -218,7 +218,7 @@ def test_the_start_is_told_to_the_minute_and_what_is_unknown_said(created_at, sh
 TABLE = pd.DataFrame(
     {
         "batch size": [16, 2048],
-        "samples/s": [1234.5, None],
+        "samples/s": [1234.0, None],
         "samples/s, low": [1200.0, None],
         "samples/s, high": [1260.0, None],
         "steps": [3.0, None],
@@ -251,6 +251,13 @@ def test_a_table_is_written_with_few_digits_and_intervals_in_brackets():
     assert first.startswith("* ")
     assert second.endswith("out of | <memory>")
     assert first.index("16") == second.index("2,048") + 3
+
+
+def test_long_texts_stand_below_the_table_in_a_terminal():
+    table = pd.DataFrame({"measured": ["cache", "prefetch"], "code": ["x" * 70, ""]})
+    assert table_text(table).splitlines() == [
+        *("  measured", "  cache", "  prefetch", "", f"cache: {'x' * 70}")
+    ]
 
 
 def test_every_rendering_writes_the_same_table():

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Self
 from kbatch.page.content import Figure, Page
 from kbatch.page.environment import environment_texts
 from kbatch.page.section import ShownRecord
-from kbatch.page.table import table_text
 from kbatch.records.json_codec import (
     DAMAGED,
     RecordError,
@@ -115,6 +114,8 @@ class Result:
 
     def __str__(self) -> str:
         """Write the answer, the table and the notes for a terminal."""
+        from kbatch.page.table import table_text
+
         table = table_text(self.table())
         return "\n".join(
             [self.answer, *(["", table, ""] if table else []), *(f"Note: {n}" for n in self.notes)]

@@ -7,7 +7,7 @@ value is not shown. `table.attrs["answer"]` lists the labels of the rows that th
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kbatch.page.numbers import format_number, setting
@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 # Numbers that somebody chose, which are written without trailing zeros.
 _CHOSEN = {"learning rate", "weight decay"}
+# A column of longer texts is none for a terminal.
+_LONGEST = 60
 
 
 class ShownColumn(NamedTuple):
@@ -35,14 +37,15 @@ def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
         if (mark and end in ("low", "high") and base in columns) or _empty(values):
             continue
         numeric = all(v is None or _is_number(v) for v in values)
-        many = digits.get(name, 3)
-        texts = _texts(name, values, numeric, many)
-        ends = [columns.get(f"{name}, {end}") for end in ("low", "high")]
-        if ends[0] and ends[1]:
-            for row, (low, high) in enumerate(zip(*ends, strict=True)):
+        lows, highs = (columns.get(f"{name}, {end}") for end in ("low", "high"))
+        if not numeric:
+            texts = ["" if v is None else _word(v) for v in values]
+        else:
+            write = _writer(name, values, digits.get(name, 3), counted=lows is None)
+            texts = ["n/a" if v is None else write(v) for v in values]
+            for row, (low, high) in enumerate(zip(lows or (), highs or (), strict=True)):
                 if values[row] is not None and low is not None and high is not None:
-                    low, high = _texts(name, (low, high), True, many)
-                    texts[row] += f" ({low} to {high})"
+                    texts[row] += f" ({write(low)} to {write(high)})"
         shown.append(ShownColumn(name, numeric, texts, values))
     return shown
 
@@ -54,15 +57,22 @@ def answer_rows(table: "pd.DataFrame") -> list[bool]:
 
 
 def table_text(table: "pd.DataFrame") -> str:
-    """Write a table for a terminal, with a star before the rows that the answer names."""
+    """Write a table for a terminal, with a star before the rows that the answer names.
+
+    Long texts, such as code, stand in lines of their own below it.
+    """
     columns, rows = shown_columns(table), answer_rows(table)
-    lines = ["  "] + ["* " if named else "  " for named in rows]
+    lines, below = ["  "] + ["* " if named else "  " for named in rows], []
     for column in columns:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
+        if width > _LONGEST:
+            named = zip(columns[0].texts, column.texts, strict=True)
+            below += [f"{name}: {text}" for name, text in named if text]
+            continue
         side = str.rjust if column.numeric else str.ljust
         lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
-    return "\n".join(line.rstrip() for line in lines)
+    return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
 
 
 def _known(value: Any) -> Any:
@@ -80,22 +90,16 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
 
 
-def _texts(name: str, values: Iterable[Any], numeric: bool, digits: int) -> list[str]:
-    values = list(values)
-    if not numeric:
-        return ["" if v is None else _word(v) for v in values]
-    # Counts are written whole; one that is missing in some rows makes them floating-point numbers.
-    whole = all(v is None or float(v).is_integer() for v in values)
-    chosen = name in _CHOSEN
-
-    def text(value: Any) -> str:
-        if value is None:
-            return "n/a"
-        if chosen:
-            return setting(value)
-        return f"{int(value):,}" if whole else format_number(value, digits)
-
-    return [text(value) for value in values]
+def _writer(
+    name: str, values: Sequence[Any], digits: int, *, counted: bool
+) -> Callable[[float], str]:
+    """Return how the numbers of a column are written."""
+    if name in _CHOSEN:
+        return setting
+    # A count that is missing in some rows is a floating-point number in the others.
+    if counted and all(v is None or float(v).is_integer() for v in values):
+        return lambda value: f"{int(value):,}"
+    return lambda value: format_number(value, digits)
 
 
 def _word(value: Any) -> str:
