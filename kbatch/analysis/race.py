@@ -30,7 +30,7 @@ EXECUTIONS_PER_SIZE = 6
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5
 # A size is raced while it is the answer, or the best, with this probability.
-_LEAST_CHANCE = 0.3
+_LEAST_CHANCE = 0.35
 # Another run must be expected to gain this share of the tolerance.
 _LEAST_GAIN = 0.15
 
@@ -170,9 +170,11 @@ class _Race:
         """Return the pair that is run once before the rounds, None where they may begin."""
         tried = {size for size, _ in self._numbers}
         untried = [pair for pair in self._pair_of_each_size(model, ()) if pair[0] not in tried]
-        # Two sizes are to have the rounds of a first judgement, where there is room for these.
+        # Two sizes are to have the rounds of a first judgement, where there is room for these
+        # beside one run of each size and two of other rates.
+        small = self._most < len(self._sizes) + 2 + 2 * FIRST_LOOK
         room = self._most - self._spent - len(untried)
-        if room > 2 * FIRST_LOOK or (room < 2 * FIRST_LOOK and not untried):
+        if room > (0 if small else 2 * FIRST_LOOK):
             answer, best = model.chances(self._seconds(), model.pairs)
             # To know which sizes are within the tolerance takes the best one too.
             gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})

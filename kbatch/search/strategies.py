@@ -1,5 +1,6 @@
 """Which trial a search runs next, and how often: the whole grid, or a race."""
 
+import dataclasses
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -119,6 +120,12 @@ class RaceStrategy(Strategy):
     ) -> tuple[list[tuple[Values, int]], list[TrialRecord]]:
         """Return what to run next, each with the number of its execution, and the trials so far."""
         space, trials = state.space, readable_trials(self._project)
+        if _searches_rate(space):  # Trials of a grid before are at the rule's rate.
+            at_rule = {FACTOR_NAME: 1.0}
+            trials = [
+                dataclasses.replace(one, hyperparameters=at_rule | dict(one.hyperparameters))
+                for one in trials
+            ]
         self._last: RaceStep | None = None
         settings = list(settings_in_grid(space))
         chosen, others = settings[0]

@@ -394,6 +394,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.hypermodel.searches_rate = True
         space.Choice(FACTOR_NAME, list(FACTORS), default=1.0)
         self.oracle.update_space(space)
+        for trial in self.oracle.trials.values():  # Of a grid, which this search goes on with.
+            trial.hyperparameters.values.setdefault(FACTOR_NAME, 1.0)
 
     def _plan_executions(self, trial: Any) -> None:
         """Set how often a trial trains."""

@@ -143,6 +143,33 @@ def test_a_search_without_rates_does_not_go_on_with_those_of_a_race(changed, wit
         )
 
 
+def line():
+    """Learns a slope best at its own rate in two updates: at others it is slow, or diverges."""
+    model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])
+    model.compile(keras.optimizers.SGD(0.4), "mse")
+    return model
+
+
+def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
+    x = np.random.default_rng(0).standard_normal((64, 1)).astype("float32")
+    given = {"objective": "val_loss", "tolerance": 0.05, "data": (x, 9 * x)}
+
+    def sized():
+        return searches.stock(line, (16, 32), seed=5, learning_rate_scaling=None)
+
+    race(tmp_path, sized(), strategy="grid", validation_data=(x, 9 * x), **given)
+    grid = kbatch.load_study(tmp_path / "search").trials
+    race(tmp_path, sized(), validation_data=(x, 9 * x), **given)
+    study = kbatch.load_study(tmp_path / "search")
+    for trial in study.trials:
+        assert [run.seed for run in trial.executions] == [*range(5, 5 + len(trial.executions))]
+    pairs = [(t.batch_size, t.hyperparameters.get(FACTOR_NAME, 1.0)) for t in study.trials]
+    assert len(pairs) == len(set(pairs))
+    found = {trial.trial_id: trial.executions for trial in study.trials}
+    assert all(found[trial.trial_id][0] == trial.executions[0] for trial in grid)
+    assert any(len(found[trial.trial_id]) > 1 for trial in grid)
+
+
 def test_its_report_has_the_rates(with_rates, tmp_path):
     kbatch.write_report(with_rates[1], tmp_path / "report.md")
     assert "Learning rate of each batch size" in (tmp_path / "report.md").read_text()
