@@ -18,7 +18,7 @@ from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
@@ -35,6 +35,7 @@ from kbatch.search.trial_files import (
 )
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
+from kbatch.training.applied_settings import apply_settings
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
@@ -260,6 +261,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 results = self._train(hp, model, files, notes, args, kwargs)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
+
+    def as_trained(self, hp: keras_tuner.HyperParameters, run: ExecutionRecord) -> keras.Model:
+        """Return a model as before an execution: the one of the search, where that has its graphs.
+
+        Another execution's may be the same model, which then begins as that one did.
+        """
+        model = _built(self._inner, hp, run.dtype_policy, run.seed)
+        return self._graph.model(apply_settings(model, run))
 
     def _train(
         self,

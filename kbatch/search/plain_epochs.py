@@ -12,17 +12,14 @@ import tensorflow as tf
 
 from kbatch.records.json_codec import write_record
 from kbatch.study.study import PLAIN_NAME, PlainEpochs, load_study
-from kbatch.study.trial import TrialRecord
-from kbatch.training.applied_settings import apply_settings
-from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.state import kept_seeds, seeded
+from kbatch.training.state import kept_seeds
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.
 _MOST_S = 1.5
-# Of each, of which the first traces; the least of the others counts.
-_EPOCHS = 3
-# Of the time of all trainings, for all that is done here: a short search has none of it.
+# Of each, in turns; the least counts.
+_EPOCHS = 2
+# Of the time of all trainings, for all epochs and what is traced: a short search has none of it.
 _MOST_SHARE = 0.05
 # A batch more or less would change what is timed of fewer.
 _FEWEST_BATCHES = 4
@@ -41,28 +38,33 @@ def measure_plain_epochs(
     data = _training_arrays(args, kwargs)
     if sizes[0] == sizes[1] or len(trials) < 2 or data is None or not tuner.hypermodel.stock_fit:
         return
-    rates = [trial.samples_per_second for trial in trials]
-    if (known is not None and known.batch_sizes == sizes) or None in rates:
+    rates = [rate for trial in trials if (rate := trial.samples_per_second)]
+    if (known is not None and known.batch_sizes == sizes) or len(rates) < 2:
         return
-    (x, y), slowest = data, min(rate or 0.0 for rate in rates)
-    rows = min(len(keras.tree.flatten(x)[0]), int(_MOST_S * slowest))
     spent_s = sum(run.total_s or 0.0 for trial in study.trials for run in trial.executions)
-    first_s = sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
-    needed_s = first_s + 2 * _EPOCHS * rows / slowest
-    if rows < _FEWEST_BATCHES * max(sizes) or needed_s > most_share * spent_s:
-        return
-    cut: Any = keras.tree.map_structure(lambda part: part[:rows], (x, y))
-    x, y = cut
     with kept_seeds():
+        models = []
+        for trial in trials:
+            hp = tuner.oracle.get_space().copy()
+            hp.values = dict(trial.hyperparameters)
+            models.append(tuner.hypermodel.as_trained(hp, trial.executions[-1]))
+        left_s = most_share * spent_s
+        if traces := any(model.train_function is None for model in models):
+            left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
+        slower, example_s = min(rates), sum(1 / rate for rate in rates)
+        part_s = max(0.0, min(_MOST_S, left_s / (_EPOCHS * example_s * slower)))
+        rows = min(len(keras.tree.flatten(data)[0]), int(part_s * slower))
+        if rows < _FEWEST_BATCHES * max(sizes):
+            return
+        x, y = ((keras.tree.map_structure(lambda part: part[:rows], one)) for one in data)
         try:
-            models = [_model(tuner, trial) for trial in trials]
             epochs_s = [
-                [_epoch_s(m, x, y, size) for m, size in zip(models, sizes, strict=True)]
-                for _ in range(_EPOCHS)
+                [_epoch_s(model, x, y, size) for model, size in zip(models, sizes, strict=True)]
+                for _ in range(_EPOCHS + traces)
             ]
         except tf.errors.ResourceExhaustedError:  # Beside the model that the search keeps.
             return
-    base_s, named_s = np.min(epochs_s[1:], axis=0).tolist()
+    base_s, named_s = np.min(epochs_s[traces:], axis=0).tolist()
     write_record(PlainEpochs(sizes, (base_s, named_s), rows), project / PLAIN_NAME)
 
 
@@ -77,14 +79,6 @@ def _training_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[An
         return None
     rows = int(len(parts[0]) * (1 - given.get("validation_split", 0.0)))
     return keras.tree.map_structure(lambda part: part[:rows], (x, y))
-
-
-def _model(tuner: Any, trial: TrialRecord) -> Any:
-    hp, run = tuner.oracle.get_space().copy(), trial.executions[-1]
-    hp.values = dict(trial.hyperparameters)
-    with dtype_policy_scope(run.dtype_policy), seeded(run.seed):
-        model = tuner.hypermodel._inner.build(hp)
-        return apply_settings(model, run)
 
 
 def _epoch_s(model: Any, x: Any, y: Any, batch_size: int) -> float:

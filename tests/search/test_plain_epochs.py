@@ -36,6 +36,17 @@ def test_a_short_search_measures_nothing_more(ended):
     assert kbatch.load_study(tuner).plain_epochs is None
 
 
+def test_the_graphs_of_the_search_serve_every_size(ended):
+    tuner, _ = ended
+    models = []
+    for trial in kbatch.load_study(tuner).trials:
+        hp = tuner.oracle.get_space().copy()
+        hp.values = dict(trial.hyperparameters)
+        models.append(tuner.hypermodel.as_trained(hp, trial.executions[-1]))
+        assert float(models[-1].optimizer.learning_rate) == pytest.approx(trial.learning_rate)
+    assert models[0] is models[1] and models[0].train_function is not None
+
+
 def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
     tuner, (x, y) = ended
     measure_plain_epochs(tuner, (x,), {"y": y, "validation_split": 0.25}, most_share=np.inf)
