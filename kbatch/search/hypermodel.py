@@ -18,7 +18,7 @@ from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
@@ -35,7 +35,6 @@ from kbatch.search.trial_files import (
 )
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
-from kbatch.training.applied_settings import apply_settings
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
@@ -171,7 +170,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
-        self._graph = OneGraph()
+        #: Models of trials that train alike share its graphs.
+        self.graph = OneGraph()
         self._feed = SearchFeed()
 
     @property
@@ -262,14 +262,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
 
-    def as_trained(self, hp: keras_tuner.HyperParameters, run: ExecutionRecord) -> keras.Model:
-        """Return a model as before an execution: the one of the search, where that has its graphs.
-
-        Another execution's may be the same model, which then begins as that one did.
-        """
-        model = _built(self._inner, hp, run.dtype_policy, run.seed)
-        return self._graph.model(apply_settings(model, run))
-
     def _train(
         self,
         hp: keras_tuner.HyperParameters,
@@ -290,7 +282,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             raise PolicyUnsupported(
                 f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
             )
-        used = self._graph.model(model) if self.stock_fit else model
+        used = self.graph.model(model) if self.stock_fit else model
         execution = Execution(used, self._plan(hp, files, notes), files, self._builder(hp))
         if files is not None:
             for plot in live_plots(kwargs.get("callbacks")):
@@ -305,7 +297,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         try:
             yield
         except BaseException as error:
-            self._graph.forget()
+            self.graph.forget()
             self._executed = None, 0
             # A size that has trained shows that others may.
             said = None if any(completed_trials(self._search.directory)) else refusal(error)

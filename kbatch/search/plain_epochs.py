@@ -12,6 +12,7 @@ import tensorflow as tf
 
 from kbatch.records.json_codec import write_record
 from kbatch.study.study import PLAIN_NAME, PlainEpochs, load_study
+from kbatch.training.applied_settings import apply_settings
 from kbatch.training.state import kept_seeds
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
@@ -47,7 +48,8 @@ def measure_plain_epochs(
         for trial in trials:
             hp = tuner.oracle.get_space().copy()
             hp.values = dict(trial.hyperparameters)
-            models.append(tuner.hypermodel.as_trained(hp, trial.executions[-1]))
+            model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
+            models.append(tuner.hypermodel.graph.model(model))
         left_s = most_share * spent_s
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)

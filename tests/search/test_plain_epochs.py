@@ -12,6 +12,7 @@ import small_models as models
 import kbatch
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.study.study import PlainEpochs
+from kbatch.training.applied_settings import apply_settings
 
 
 @pytest.fixture(scope="module")
@@ -42,7 +43,8 @@ def test_the_graphs_of_the_search_serve_every_size(ended):
     for trial in kbatch.load_study(tuner).trials:
         hp = tuner.oracle.get_space().copy()
         hp.values = dict(trial.hyperparameters)
-        models.append(tuner.hypermodel.as_trained(hp, trial.executions[-1]))
+        model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
+        models.append(tuner.hypermodel.graph.model(model))
         assert float(models[-1].optimizer.learning_rate) == pytest.approx(trial.learning_rate)
     assert models[0] is models[1] and models[0].train_function is not None
 
