@@ -170,8 +170,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
-        #: Models of trials that train alike share its graphs.
-        self.graph = OneGraph()
+        self.graph = OneGraph()  # Of all trials whose models train alike.
         self._feed = SearchFeed()
 
     @property
