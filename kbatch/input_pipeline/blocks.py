@@ -12,7 +12,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -306,12 +306,3 @@ class PreparedInput(NamedTuple):
     @property
     def batch_size(self) -> int:
         return rows_of(self.batches[0])
-
-    @property
-    def blocks(self) -> dict[str, Callable[[BlockLength], Block]]:
-        """Pipeline alone, train step alone and both together, each a block of a given length."""
-        return {
-            "pipeline": lambda length: reading_block(self.source, length),
-            "step": lambda length: step_block(self.step, self.batches, length),
-            "together": lambda length: reading_block(self.source, length, self.step),
-        }

@@ -5,7 +5,7 @@ import functools
 import math
 import numbers
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from statistics import fmean
 from typing import Any
 
@@ -48,7 +48,7 @@ _LITTLE_WAITING = 0.05
 # Shares of the time for the pipeline as it is: for one long reading, which lasts longer where it is
 # uneven, and what is left to the rounds in any case.
 _LEAST_SHARE, _MOST_SHARE, _ROUNDS_SHARE = 0.12, 0.3, 0.4
-_TIMELINE_S, _GPU_S = 1.0, 5.0
+_TIMELINE_S = 1.0
 
 
 def profile_input_pipeline(
@@ -80,9 +80,9 @@ def profile_input_pipeline(
         dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset`, arrays as `x`, `(x, y)`
             or `(x, y, sample_weight)`, or a function `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        budget_s: Seconds to spend, beside tracing the model, a second for the timeline and, with
-            a GPU, five more. Three rounds are made in any case, which takes about ten starts of
-            the pipeline; where these are slow, it takes longer.
+        budget_s: Seconds to spend, beside tracing the model and a second for the timeline. Three
+            rounds are made in any case, which takes about ten starts of the pipeline; where these
+            are slow, it takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
 
@@ -118,8 +118,7 @@ def profile_input_pipeline(
             began_s = time.perf_counter()
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
             profile = _measured(prepared, trained, rounds_s=rounds_s, budget_s=budget_s)
-            uncounted_s = 0.0 if profile.together.gpu_busy_share is None else _GPU_S
-            spent_s += time.perf_counter() - began_s - _TIMELINE_S - uncounted_s
+            spent_s += time.perf_counter() - began_s - _TIMELINE_S
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
                     prepared,
@@ -185,43 +184,43 @@ def _measured(
     )
     settle_s, measure_s, longest_s = (_SMALLER_SHARE * seconds for seconds in length[:3])
     shorter = BlockLength(settle_s, measure_s, longest_s)
-    lengths = {
-        "pipeline": reading.counted(length),
-        "step": length,
-        "together": reading.counted(length, step_s=prepared.step_s),
+    alone, training = reading.counted(length), reading.counted(length, step_s=prepared.step_s)
+    step = prepared.step
+    contenders: dict[str, Callable[[], Block]] = {
+        "pipeline": lambda: reading_block(source, alone),
+        "step": lambda: step_block(step, prepared.batches, length),
+        "together": lambda: reading_block(source, training, step),
     }
-    blocks = prepared.blocks
-    contenders = {name: functools.partial(block, lengths[name]) for name, block in blocks.items()}
     for rows, part in smaller.items():
-        contenders[str(rows)] = functools.partial(step_block, prepared.step, (part,), shorter)
+        contenders[str(rows)] = functools.partial(step_block, step, (part,), shorter)
     end_s = time.perf_counter() + rounds_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
     record = None
     # Where the rounds count whole epochs too, there is nothing that they could not see.
-    if lengths["pipeline"].counting != "epochs":
+    if alone.counting != "epochs":
         record = reading.record
         if not record.agrees_with(rates["pipeline"].samples_per_second):
             # The first reading may have met cold files.
             once_s = reading.duration_s
             record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
-    timeline, record = _timeline(prepared, rates["pipeline"], record, budget_s=rounds_s)
-    busy = gpu_busy(blocks)
+    timeline, record, busy = _timeline(prepared, rates["pipeline"], record, budget_s=rounds_s)
     # Rounds train on the first batches of the data, which may be unlike the others.
     numbers_trained = fmean(block.batch_numbers for block in found["together"])
     size_ratio = numbers_trained / reading.batch_numbers if reading.batch_numbers else 1.0
-    counted_alike = lengths["pipeline"].counting == lengths["together"].counting
+    counted_alike = alone.counting == training.counting
     alike = 1 / _ALIKE <= size_ratio <= _ALIKE and 1 / _GROWN < reading.growth < _GROWN
     unlike = {"grown": reading.growth, "trained": size_ratio}
     return InputPipelineProfile(
         source=source.kind,
         batch_size=prepared.batch_size,
-        **{
-            name: dataclasses.replace(rates[name], gpu_busy_share=busy.get(name)) for name in blocks
-        },
+        pipeline=rates["pipeline"],
+        step=rates["step"],
+        together=rates["together"],
         smaller_sizes=tuple(smaller),
         smaller_steps=tuple(rates[str(rows)] for rows in smaller),
         timeline=timeline,
+        gpu_busy_share=busy,
         changes=(),
         costs=_array_costs(source.given, prepared.batch_size) if source.kind == "arrays" else {},
         noted=() if alike else (Note.of("input_batches_differ", **unlike),),
@@ -235,46 +234,47 @@ def _measured(
 
 def _timeline(
     prepared: PreparedInput, pipeline: RateRecord, record: LongRun | None, *, budget_s: float
-) -> tuple[tuple[StepSpan, ...], LongRun | None]:
+) -> tuple[tuple[StepSpan, ...], LongRun | None, float | None]:
     """Train for a second, or as long as was read where the rounds saw another rate."""
     shown_s = min(_TIMELINE_S, budget_s)
-    train = functools.partial(reading_block, prepared.source, step=prepared.step)
-    if record is None or record.agrees_with(pipeline.samples_per_second):
-        return train(BlockLength(0.0, shown_s, shown_s)).spans, record
-    whole_s = max(shown_s, record.duration_s)
-    block = train(BlockLength(0.0, whole_s, whole_s, "start"))
-    waited_s = sum(span.wait_s for span in block.spans)
+    length = BlockLength(0.0, shown_s, shown_s)
+    even = record is None or record.agrees_with(pipeline.samples_per_second)
+    if record is not None and not even:
+        whole_s = max(shown_s, record.duration_s)
+        length = BlockLength(0.0, whole_s, whole_s, "start")
+    block, busy = gpu_busy(
+        functools.partial(reading_block, prepared.source, step=prepared.step), length
+    )
     shown = tuple(span for span in block.spans if span.begin_s < shown_s)
-    return shown, dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
+    if record is not None and not even:
+        waited_s = sum(span.wait_s for span in block.spans)
+        record = dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
+    return shown, record, busy
 
 
 # NVML's utilization is that of its last sampling window, of a sixth to a whole second depending on
-# the GPU (NVML API reference, nvmlUtilization_t): a block of a round is shorter.
+# the GPU (NVML API reference, nvmlUtilization_t): training is watched for longer.
 WINDOW_S = 1.0
 _READ_S = 0.5
-LENGTH = BlockLength(settle_s=WINDOW_S, measure_s=_READ_S, longest_s=2 * _READ_S)
 
 
 def gpu_busy(
-    blocks: Mapping[str, Callable[[BlockLength], Block]],
+    train: Callable[[BlockLength], Block],
+    length: BlockLength,
     *,
     monitor: Callable[[], GpuMonitor] = GpuMonitor,
-) -> dict[str, float]:
-    """Read in a block of each contender which share of it the first GPU is busy."""
-    found: dict[str, float] = {}
-    for name, block in blocks.items():
-        with monitor() as watch:
-            if watch.unavailable is not None:
-                return {}
-            start_s = block(LENGTH).first_batch_s or 0.0
-        if watch.gpus is None:  # A reading failed on the way.
-            return {}
-        # Only readings whose window lies within the block, past the pipeline's start.
-        samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s + WINDOW_S]
-        busy = [s.utilization for s in samples if s.utilization is not None]
-        if busy:
-            found[name] = fmean(busy)
-    return found
+) -> tuple[Block, float | None]:
+    """Train for a block, and read which share of it the first GPU is busy."""
+    with monitor() as watch:
+        if watch.unavailable is None:
+            seconds = max(length.measure_s, WINDOW_S + _READ_S)
+            length = length._replace(measure_s=seconds, longest_s=seconds)
+        block = train(length)
+    # Only readings whose window lies within the block, past the pipeline's start.
+    start_s = (block.first_batch_s or 0.0) + WINDOW_S
+    samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s] if watch.gpus else []
+    busy = [s.utilization for s in samples if s.utilization is not None]
+    return block, fmean(busy) if busy else None
 
 
 _COST_ROUNDS, _COST_S = 9, 0.02

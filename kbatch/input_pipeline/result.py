@@ -39,8 +39,6 @@ class RateRecord:
     wait_s: tuple[float, ...] = ()  #: Of each round, spent waiting for a batch; or empty.
     #: Processor seconds of this process alone in each round, all cores; empty if not measured.
     cpu_s: tuple[float, ...] = ()
-    #: Share of the time in which the GPU was busy, in a block after the rounds; or None.
-    gpu_busy_share: float | None = None
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -126,6 +124,7 @@ class InputPipelineProfile(Result):
     budget_s: float  #: Seconds that the measurement was given.
     environment: EnvironmentRecord  #: The machine and the software.
     long_run: LongRun | None = None  #: A long reading; None if rounds count whole epochs.
+    gpu_busy_share: float | None = None  #: Share of training in which a GPU was busy, or None.
     #: Whether both together had batches like those of pipeline and step alone; None if unknown.
     together_comparable: bool | None = None
 
@@ -258,16 +257,14 @@ class InputPipelineProfile(Result):
 
         def row(rate: RateRecord | None, outcome: str, **more: object) -> dict[str, object]:
             speed = rate and rate.samples_per_second
-            shares = (rate and rate.wait_share, rate and rate.gpu_busy_share)
-            waits, busy = (None if share is None else 100 * share for share in shares)
+            waits = rate and rate.wait_share
             return {
                 "samples/s": speed and speed.value,
                 "samples/s, low": speed and speed.low,
                 "samples/s, high": speed and speed.high,
                 "rounds": speed and speed.n,
-                "waiting for data (%)": waits,
+                "waiting for data (%)": None if waits is None else 100 * waits,
                 "cores busy": rate and rate.busy_cores,
-                "GPU busy (%)": busy,
                 **more,
                 "outcome": outcome,
             }
@@ -341,6 +338,8 @@ class InputPipelineProfile(Result):
         }
         if (run := self.long_run) is not None:
             found["long reading"] = f"{format_number(run.duration_s)} s, {run.basis}"
+        if (busy := self.gpu_busy_share) is not None:
+            found["GPU busy"] = f"{percent(busy)} of training"
         return found
 
     def _together_over(self) -> dict[str, Estimate[float]]:

@@ -5,10 +5,11 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.input_pipeline.blocks import Block
-from kbatch.input_pipeline.measure import LENGTH, WINDOW_S, gpu_busy
+from kbatch.input_pipeline.blocks import Block, BlockLength
+from kbatch.input_pipeline.measure import WINDOW_S, gpu_busy
 
 BUS_ID = "00000000:01:00.0"
+LENGTH = BlockLength(0.0, 1.0, 1.0)
 
 
 class Clock:
@@ -33,49 +34,43 @@ def gpu(monkeypatch):
     return gpu
 
 
-def block(clock, gpu, readings, *, first_batch_s=None):
-    """A block that takes a sample at each time, when the GPU shows so many percent."""
+def watched(clock, gpu, readings, *, first_batch_s=None):
+    """The share read beside a block that takes a sample at each time, of so many percent."""
 
-    def run(length):
-        assert length == LENGTH
+    def train(length):
+        assert length.measure_s >= 1.5 * WINDOW_S
         for time_s, percent in readings:
             clock.time_s, gpu.utilization_percent = time_s, percent
             clock.monitors[-1].sample()
-        clock.time_s = 0.0 if not readings else clock.time_s + 0.1
-        return Block(8, 1.0, 1.0, first_batch_s, ())
+        clock.time_s += 0.1
+        return Block(8, 1.0, 1.0, first_batch_s)
 
-    return run
+    block, busy = gpu_busy(train, LENGTH, monitor=clock.monitor)
+    assert block.examples == 8
+    return busy
 
 
 def test_only_windows_within_the_block_count(gpu):
-    clock = Clock()
-    early, within = [(0.5 * WINDOW_S, 90)], [(1.1 * WINDOW_S, 20), (1.3 * WINDOW_S, 20)]
+    readings = [(0.5 * WINDOW_S, 90), (1.1 * WINDOW_S, 20), (1.3 * WINDOW_S, 20)]
     # The reading at the end of a block is the GPU's last one.
-    found = gpu_busy({"step": block(clock, gpu, early + within)}, monitor=clock.monitor)
-    assert found == {"step": pytest.approx(0.2)}
+    assert watched(Clock(), gpu, readings) == pytest.approx(0.2)
 
 
 def test_the_start_of_a_pipeline_is_left_out(gpu):
-    clock = Clock()
     readings = [(1.5 * WINDOW_S, 0), (3.2 * WINDOW_S, 60)]
-    slow_start = block(clock, gpu, readings, first_batch_s=2 * WINDOW_S)
-    found = gpu_busy({"together": slow_start}, monitor=clock.monitor)
-    assert found["together"] == pytest.approx(0.6)
+    busy = watched(Clock(), gpu, readings, first_batch_s=2 * WINDOW_S)
+    assert busy == pytest.approx(0.6)
 
 
 def test_a_gpu_that_tells_no_utilization_gives_no_share(gpu):
-    clock = Clock()
-    found = gpu_busy({"step": block(clock, gpu, [(2.0, None)])}, monitor=clock.monitor)
-    assert found == {}
+    assert watched(Clock(), gpu, [(2.0, None)]) is None
 
 
-def test_without_a_gpu_no_block_is_run(monkeypatch):
+def test_without_a_gpu_the_block_is_as_long_as_asked(monkeypatch):
     fake_nvml.install(monkeypatch, None)
-
-    def never(length):
-        raise AssertionError("a block was run")
-
-    assert gpu_busy({"step": never}) == {}
+    lengths = []
+    block, busy = gpu_busy(lambda length: lengths.append(length) or Block(8, 1.0, 1.0), LENGTH)
+    assert (block.examples, busy, lengths) == (8, None, [LENGTH])
 
 
 class Failing(FakeNvml):
@@ -89,11 +84,11 @@ class Failing(FakeNvml):
         return super().nvmlDeviceGetPowerUsage(device, power)
 
 
-def test_a_reading_that_fails_on_the_way_ends_it(monkeypatch):
+def test_a_reading_that_fails_on_the_way_gives_no_share(monkeypatch):
     library = fake_nvml.install(monkeypatch, Failing(FakeGpu(bus_id=BUS_ID.encode())))
 
     def fail(length):
         library.fails = True
-        return Block(8, 1.0, 1.0, None, ())
+        return Block(8, 1.0, 1.0)
 
-    assert gpu_busy({"step": fail, "together": fail}, monitor=Clock().monitor) == {}
+    assert gpu_busy(fail, LENGTH, monitor=Clock().monitor)[1] is None
