@@ -85,7 +85,9 @@ def test_its_figures_are_drawn_in_any_axes_and_described(result):
         with pytest.raises(ValueError, match="nothing to draw"):
             result.plot()
         return
-    assert len(result.plot().get_label().split()) > 5
+    axes = Figure().subplots()
+    assert result.plot(axes) is axes
+    assert len(axes.get_label().split()) > 5
     for figure in figures:
         axes = Figure().subplots()
         assert figure.draw(axes) is axes
@@ -262,12 +264,15 @@ def test_long_texts_stand_below_the_table_in_a_terminal():
 
 def test_every_rendering_writes_the_same_table():
     content = Content("Title", "Answer.", (TABLE,), (), (), {}, {}, None)
-    page = Page(html_text([content]))
+    text = html_text([content])
+    assert re.search(r'<tr class="answer">\s*<th[^>]*><span class="tag">answer', text)
+    page = Page(text)
     markdown = markdown_files([content], Path("r.md"))[Path("r.md")].decode()
     for text in (text for texts in TEXTS for text in texts if text):
         assert text in page.text
         assert text in markdown.replace("\\", "")
     assert len(page.found("span")) == 2  # The mark of the answer and the range.
+    assert [row.get("class") for row in page.found("tr")] == [None, "answer", None]
     assert "| **16** | **1,230 (1,200 to 1,260)** |" in markdown
     assert r"out of \| \<memory\>" in markdown
 

@@ -1,3 +1,5 @@
+"""Reports in Chromium: at the width of a telephone, a desk and between, and sorted by a press."""
+
 import html
 import json
 import re
@@ -5,6 +7,7 @@ import shutil
 import subprocess
 
 import pytest
+from record_samples import RECORDS
 from records_factory import make_study, make_trial
 
 from kbatch.page.result import write_report
@@ -15,66 +18,89 @@ pytestmark = [
     pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium: apt-get install chromium"),
 ]
 
-# The report in a frame as wide as a telephone or a desk, its buttons pressed.
+# Runs `look` in each report, in a frame of each width, and writes what it found.
 HARNESS = """<!doctype html>
-<iframe id="frame" src="report.html" style="width:{width}px;height:900px">
-</iframe><script>
-frame.onload = () => {{
-  const page = frame.contentDocument;
+<body><script>
+const look = (page) => {{ {look} }};
+const found = {{}};
+let waiting = 0;
+for (const name of {names}) for (const width of {widths}) {{
+  waiting += 1;
+  const frame = document.createElement("iframe");
+  frame.style = `width:${{width}}px;height:900px`;
+  frame.onload = () => {{
+    found[`${{name}} ${{width}}`] = look(frame.contentDocument);
+    waiting -= 1;
+    if (waiting === 0) {{
+      const out = document.createElement("pre");
+      out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
+    }}
+  }};
+  frame.src = name + ".html";
+  document.body.append(frame);
+}}
+</script>"""
+WIDER = """
+  const wider = (element) => element.scrollWidth - element.clientWidth;
+  return [wider(page.documentElement), ...[...page.querySelectorAll(".scroll")].map(wider)];
+"""
+SORTED = """
   const rows = () => [...page.querySelectorAll("tbody tr")].map((row) => row.cells[0].dataset.sort);
   const press = (title) => [...page.querySelectorAll("thead button")]
     .find((button) => button.textContent === title).click();
-  const found = {{
-    overflow: page.documentElement.scrollWidth - page.documentElement.clientWidth,
-    first: rows(),
-  }};
-  press("Samples/s"); found.slowest = rows();
-  press("Samples/s"); found.fastest = rows();
-  found.sorted = page.querySelector("[aria-sort=descending] button").textContent.trim();
-  press("Status"); found.status = rows();
-  const out = document.createElement("pre");
-  out.id = "found"; out.textContent = JSON.stringify(found); document.body.append(out);
-}};
-</script>"""
+  const found = {first: rows()};
+  press("peak memory (MiB)"); found.rising = rows();
+  press("peak memory (MiB)"); found.falling = rows();
+  found.sorted = page.querySelector("[aria-sort=descending] button").textContent;
+  return found;
+"""
 
 
-def browse(folder, *arguments):
-    return subprocess.run(
+def browse(folder, names, widths, look):
+    """What `look` returns in each report at each width; nothing may be logged."""
+    page = HARNESS.format(look=look, names=json.dumps(names), widths=json.dumps(widths))
+    (folder / "harness.html").write_text(page)
+    done = subprocess.run(
         [
             *(CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic"),
             *("--no-first-run", "--disable-background-networking", "--disable-sync"),
             *("--disable-component-update", "--allow-file-access-from-files"),
-            *("--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}", *arguments),
+            *("--enable-logging=stderr", f"--user-data-dir={folder / 'profile'}"),
+            *("--virtual-time-budget=60000", "--dump-dom", (folder / "harness.html").as_uri()),
         ],
         capture_output=True,
         text=True,
         check=True,
         timeout=600,
     )
-
-
-@pytest.mark.parametrize("width", [360, 768, 1280])
-def test_the_page_fits_sorts_and_logs_no_error(tmp_path, width):
-    trials = [make_trial(size, rate=rate) for size, rate in ((16, 3000), (32, 1000), (64, 2000))]
-    study = make_study(*trials, make_trial(128, status="failed", failure="word" * 60))
-    write_report(study, tmp_path / "report.html")
-    (tmp_path / "harness.html").write_text(HARNESS.format(width=width))
-    done = browse(tmp_path, "--dump-dom", (tmp_path / "harness.html").as_uri())
     assert "CONSOLE" not in done.stderr
-    found = json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', done.stdout)[1]))
+    return json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', done.stdout)[1]))
+
+
+def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk(tmp_path):
+    names = []
+    for name, record in RECORDS.items():
+        names.append(name.replace(" ", "-"))
+        write_report(record, tmp_path / f"{names[-1]}.html")
+    found = browse(tmp_path, names, [360, 600, 1200], WIDER)
+    assert len(found) == 3 * len(RECORDS)
+    assert {name: wider for name, (wider, *_) in found.items() if wider} == {}
+    assert {name: wider for name, wider in found.items() if "1200" in name and any(wider)} == {}
+
+
+def test_a_table_is_sorted_by_a_press_and_what_is_missing_stays_last(tmp_path):
+    write_report(RECORDS["largest batch"], tmp_path / "found.html")
+    (found,) = browse(tmp_path, ["found"], [1200], SORTED).values()
     assert found == {
-        "overflow": 0,
-        "first": ["16", "32", "64", "128"],
-        "slowest": ["32", "64", "16", "128"],
-        "fastest": ["16", "64", "32", "128"],
-        "sorted": "Samples/s",
-        "status": ["16", "64", "32", "128"],
+        "first": ["1", "40", "800", "4000", "2600", "2250", "2250"],
+        "rising": ["1", "40", "800", "2250", "2250", "2600", "4000"],
+        "falling": ["2600", "2250", "2250", "800", "40", "1", "4000"],
+        "sorted": "peak memory (MiB)",
     }
 
 
 def test_a_page_of_many_trials_loads_the_images_of_its_marks(tmp_path):
     trials = (make_trial(16, trial_id=f"{k}", hyperparameters={"k": k}) for k in range(501))
-    write_report(make_study(*trials), tmp_path / "report.html")
-    assert "<image " in (tmp_path / "report.html").read_text()
-    done = browse(tmp_path, "--dump-dom", (tmp_path / "report.html").as_uri())
-    assert "CONSOLE" not in done.stderr
+    write_report(make_study(*trials), tmp_path / "many.html")
+    assert "<image " in (tmp_path / "many.html").read_text()
+    assert browse(tmp_path, ["many"], [1200], WIDER)
