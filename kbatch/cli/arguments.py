@@ -6,7 +6,7 @@ import inspect
 import os
 import re
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -198,16 +198,16 @@ def print_section(console: "Console", section: "Section") -> None:
         say(console, f"Note: {note.text}")
 
 
-def print_table(console: "Console", table: "Table", widths: Sequence[int] | None = None) -> None:
+def print_table(console: "Console", table: "Table") -> None:
     """Print a table, numbers to the right and the best row bold."""
     from rich import box
     from rich.markup import escape
     from rich.table import Table as Printed
 
     printed = Printed(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for i, column in enumerate(table.columns):
-        side, width = "right" if column.numeric else "left", widths[i] if widths else None
-        printed.add_column(column.title, justify=side, width=width, overflow="fold")
+    for column in table.columns:
+        justify = "right" if column.numeric else "left"
+        printed.add_column(column.title, justify=justify, overflow="fold")
     for row in table.rows:
         printed.add_row(*map(escape, row.texts), style="bold" if row.best else None)
     console.print(printed)

@@ -1,17 +1,18 @@
 """Commands that read a study, `report`, `plot`, `export`, and `demo`, which makes one."""
 
 import argparse
+import functools
+import importlib
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.cli.arguments import add_output, integers, print_table, say, starting_console
+from kbatch.cli.arguments import add_output, integers, say, starting_console
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
-    from kbatch.study.study import Study
+    from matplotlib.axes import Axes
 
 
 def add_report(commands: Any) -> None:
@@ -83,7 +84,6 @@ def add_plot(commands: Any) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     from kbatch.plotting.saving import save_figure
-    from kbatch.study.figures import draw_figure
     from kbatch.study.study import load_study
 
     output = options.output or Path(f"kbatch-{options.figure}.png")
@@ -92,6 +92,35 @@ def _plot(options: argparse.Namespace) -> None:
     if options.figure != "memory":
         _say_problems(load_study(options.study))
     print(output)
+
+
+def draw_figure(
+    name: str, path: str | Path, *, target: float | None = None, width_in: float | None = None
+) -> "Axes":
+    """Draw a figure of what lies in a file or a folder."""
+    if name not in FIGURES:
+        raise ValueError(
+            f"There is no such figure: the name must be one of {', '.join(FIGURES)}. "
+            f"Received: {name!r}."
+        )
+    if target is not None and name != "time-to-target":
+        raise ValueError(
+            "A target belongs to the figure `time-to-target`. "
+            f"Received: target={target} for {name!r}."
+        )
+    from kbatch.memory.result import MaxBatchSizeResult
+    from kbatch.plotting.canvas import draw_so_wide
+    from kbatch.study.study import load_study
+
+    draw: Callable[..., Axes]
+    if name == "memory":
+        draw = MaxBatchSizeResult.load(path).plot
+    else:
+        module = name.replace("-", "_")
+        plot = getattr(importlib.import_module(f"kbatch.study.figures.{module}"), f"plot_{module}")
+        options = {} if target is None else {"target": target}
+        draw = functools.partial(plot, load_study(path), **options)
+    return draw() if width_in is None else draw_so_wide(draw, width_in)
 
 
 def add_export(commands: Any) -> None:
@@ -153,43 +182,6 @@ def _no_formula(cell: object) -> object:
     except ValueError:
         return f"'{text}"
     return text
-
-
-def print_trials(study: "Study", console: "Console") -> None:
-    """Print the trials; what is the same in all of them stands in a line below."""
-    from kbatch.study.table import trial_table
-
-    table = trial_table(study)
-    titles = table.headers
-
-    def measured() -> tuple[list[int], list[int]]:
-        """Return the width of each column, whose title may take a line a word; and which vary."""
-        columns = [list(texts) for texts in zip(*(row.texts for row in table.rows), strict=True)]
-        widths = [max(map(len, [*t.split(), *c])) for t, c in zip(titles, columns, strict=True)]
-        return widths, [i for i, texts in enumerate(columns) if len(set(texts)) > 1]
-
-    def fit(columns: list[int]) -> bool:
-        """Return whether columns fit a line: two characters between them, one at each end."""
-        return 2 + sum(widths[i] + 2 for i in columns) <= console.width
-
-    widths, varying = measured()
-    # Spreads go first, then the reasons behind "n/a": both stand in the report.
-    for missing in (False, True):
-        if not fit(varying):
-            cells = (tuple(cell.brief(missing) for cell in row.cells) for row in table.rows)
-            rows = map(lambda row, brief: row._replace(cells=brief), table.rows, cells)
-            table = table._replace(rows=tuple(rows))
-            widths, varying = measured()
-    shown = varying
-    while len(shown) > 4 and not fit(shown):
-        shown = shown[:-1]
-    print_table(console, table.select(shown), [widths[i] for i in shown])
-    if left_out := [titles[i].lower() for i in varying if i not in shown]:
-        say(console, f"in the report too: {', '.join(left_out)}")
-    if len(varying) < len(titles):
-        pairs = enumerate(zip(titles, table.rows[0].texts, strict=True))
-        same = [f"{title.lower()} {text}" for i, (title, text) in pairs if i not in varying]
-        say(console, f"in every trial: {', '.join(same)}")
 
 
 _DEMO_SIZES = "32,64,128,256,512"
@@ -257,7 +249,6 @@ def _demo(options: argparse.Namespace) -> None:
     study = load_study(tuner)
     for note in study.plan.notes if study.plan is not None else ():
         say(console, note)
-    print_trials(study, console)
     console.print(str(study.decide()), highlight=False, soft_wrap=True)
     figure, report = options.output / "trials.png", options.output / "report.html"
     save_figure(plot_trials(study), figure)

@@ -14,7 +14,6 @@ from kbatch.records.record import EnvironmentRecord
 _SECTION_OF = {
     "InferenceProfile": ("kbatch.inference.report", "inference_section"),
     "Recommendation": ("kbatch.recommendation.report", "recommendation_section"),
-    "Study": ("kbatch.study.report", "study_section"),
     "TrainingProfile": ("kbatch.throughput.report", "training_section"),
 }
 

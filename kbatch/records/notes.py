@@ -5,20 +5,11 @@ of a training run stand in the report of a study, which names the trials that th
 """
 
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 from kbatch.records.json_codec import decode, printable
 
 Value = bool | int | float | str | None
-
-
-class _Kind(NamedTuple):
-    """One kind of note."""
-
-    label: str = ""  # What it is about in a few words, for a note on a training run,
-    column: str = ""  # and the column of the trials' table whose numbers it concerns.
-    # With the names of values in braces, or made from these.
-    text: str | Callable[..., str] = ""
 
 
 class Note(str):
@@ -30,7 +21,7 @@ class Note(str):
     @classmethod
     def of(cls, code: str, /, **values: Value) -> Self:
         """Make a note from its code and values."""
-        made = KINDS[code].text
+        made = KINDS[code]
         # Some notes have a further sentence.
         text = made.format(**{"more": ""} | values) if isinstance(made, str) else made(**values)
         note = cls(printable(text))
@@ -45,16 +36,6 @@ class Note(str):
     def to_json(self) -> object:
         """Return what a file holds of it."""
         return {"code": self.code, "values": self.values}
-
-    @property
-    def label(self) -> str:
-        """What it is about, in a few words."""
-        return KINDS[self.code].label
-
-    @property
-    def column(self) -> str:
-        """The column of the trials' table whose numbers it concerns."""
-        return KINDS[self.code].column
 
 
 def _parts_differ(found: str, source: str | None = None) -> str:
@@ -85,147 +66,230 @@ def _measured_here(why: str) -> str:
     return f"Measured in this process, {reasons[why]}"
 
 
-_SIZE = ("micro-batch size", "micro_batch_size")
-_CUT = ("batch cut in micro-batches", "quality")
-_STEPS = ("steps of an execution", "samples_per_second")
-_RATE = ("learning rate", "learning_rate")
-KINDS = {
-    "peaks_differ": _Kind(
-        text="Peaks differ from run to run: {refuted} sizes in a row were refuted when they were "
+def _trials_missing(count: int) -> str:
+    if count == 1:
+        return "1 trial is missing: its record is damaged or lost, and it may have been the best."
+    return (
+        f"{count:,} trials are missing: their records are damaged or lost, and one of them may "
+        "have been the best."
+    )
+
+
+def _alone(why: str | None) -> str:
+    if why is None:
+        return "No other batch size completed, so nothing was compared."
+    return f"No other batch size is compared with it ({why})."
+
+
+def _one_execution(race: bool, shown: str, best_mean: str) -> str:
+    ran, more = "Each size ran once", "`executions_per_trial=3` or more"
+    if race:
+        ran, more = "No size was repeated twice", "a larger `max_executions`"
+    return (
+        f"{ran}, so what another seed would change is not known and nothing is certain.{shown} "
+        f"{best_mean}; {more} would show more."
+    )
+
+
+# With the names of values in braces, or made from these.
+KINDS: dict[str, str | Callable[..., str]] = {
+    "peaks_differ": (
+        "Peaks differ from run to run: {refuted} sizes in a row were refuted when they were "
         "run again, and the next one was run once. Leave a wider margin below the limit."
     ),
-    "gpu_shared": _Kind(
-        text="{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
+    "gpu_shared": (
+        "{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
     ),
-    "measured_here": _Kind(text=_measured_here),
-    "input_batches_differ": _Kind(
-        text="Batches differ in size: the second half of those read holds {grown:.2g} times as "
+    "measured_here": _measured_here,
+    "input_batches_differ": (
+        "Batches differ in size: the second half of those read holds {grown:.2g} times as "
         "much as the first, those trained on {trained:.2g} times as much as the mean. The verdict "
         "is that of these batches."
     ),
-    "input_cache_unfilled": _Kind(
-        text="The pipeline's own cache was not filled first ({reason}): these may be the rates of "
+    "input_cache_unfilled": (
+        "The pipeline's own cache was not filled first ({reason}): these may be the rates of "
         "the first epoch, and later ones faster."
     ),
-    "input_one_step": _Kind(
-        text="`fit` runs {steps} steps of this model in one execution; here each was started by "
+    "input_one_step": (
+        "`fit` runs {steps} steps of this model in one execution; here each was started by "
         "itself, so training may wait longer for data in `fit`."
     ),
-    "input_contended": _Kind(
-        text="Together pipeline and train step are slower than one after the other: they want the "
+    "input_contended": (
+        "Together pipeline and train step are slower than one after the other: they want the "
         "same cores, or Python code in one holds up the other."
     ),
-    "input_crossing": _Kind(
-        text="Up to about batch size {size:,} ({low:,} to {high:,}) the train step is slower, "
+    "input_crossing": (
+        "Up to about batch size {size:,} ({low:,} to {high:,}) the train step is slower, "
         "above it the pipeline, if an example takes that as long at other sizes."
     ),
-    "rows_differ": _Kind(
-        text="Rows of the dataset differ in length: the longest of the first {elements} elements "
+    "rows_differ": (
+        "Rows of the dataset differ in length: the longest of the first {elements} elements "
         "was used. If there are longer ones, put one first or, where there is such an argument, "
         "give it as `longest_example`."
     ),
-    "data_end": _Kind(
-        text="The data set ended the search: to search beyond it, give "
+    "data_end": (
+        "The data set ended the search: to search beyond it, give "
         "`longest_example=(x[0], y[0])` to `find_max_batch_size`."
     ),
-    "batch_normalization_in_parts": _Kind(
-        "BatchNormalization in micro-batches",
-        "quality",
+    # Of a search: what its answer lacks, then what would make another one better.
+    "trials_missing": _trials_missing,
+    "left_out": "Left out: {first}",
+    "nothing_completed": "{advice}",
+    "several_objectives": (
+        "The search has several objectives, so sizes are not compared: this trial has the "
+        "best mean."
+    ),
+    "alone": _alone,
+    "pinned": (
+        "Nothing can be certain: neither the initial weights nor the order of the examples "
+        "change with the seed, so all executions count as one. Leave `set_random_seed` out of "
+        "`build` and shuffle the data. {best_mean}."
+    ),
+    "no_outcomes": (
+        "Nothing can be certain: {why}. By the spread over executions alone, {told}. {best_mean}."
+    ),
+    "one_execution": _one_execution,
+    "not_certified": "Nothing is certified: {told}. {best_mean}.{more}",
+    "certified": (
+        "Its {words} is certified to lie within {within} of the best ({sure}). It is open "
+        "whether {others} would do too, and be preferred.{more}"
+    ),
+    "certain": "Certain{sure}: {told}.{more}",
+    "another_batch_size": (
+        "Batch size {asked:,} was asked for, but the train step received at most {seen:,} "
+        "examples at once: read this trial as batch size {seen:,}."
+    ),
+    "rate_unchecked": (
+        "Your learning rate, {rate} at batch size {size}, was not checked: "
+        '`strategy="race"` looks for a better one.{more}'
+    ),
+    "rates_by_callback": (
+        "A callback set learning rates in training: {went}. So at the end they did not follow "
+        "the rule, and sizes were compared at other rates than it gives. Give `build` a schedule, "
+        "which the rule scales for each size, not a callback."
+    ),
+    "lagging_statistics": (
+        "Training accuracy is far above validation accuracy at {sizes} ({training} and "
+        "{validation} at {at}), and {what} lag: there were {updates}, and they average over the "
+        "last {memory}, 1 / (1 - momentum). Before you compare these sizes, train for more updates "
+        "or lower {cure}."
+    ),
+    "still_rising": (
+        "The {words} still got better at the end, by {gain} over the last {last}: a longer "
+        "training may have another answer."
+    ),
+    "rate_off": "Your learning rate, {rate} at batch size {size}, is {far}.",
+    "input_binds": (
+        "The input pipeline binds: training waited for data {share} of its time at batch size "
+        "{size}. `kbatch.profile_input_pipeline` tries what would help."
+    ),
+    "waiting_for_data": (
+        "Training waited for data more than {share} of its time at {sizes}: there the "
+        "samples/s measure the input pipeline, not the model. `kbatch.profile_input_pipeline` "
+        "tries what would help."
+    ),
+    "memory_binds": (
+        "Memory binds: the next larger batch size, {size}, ran out of it. A smaller "
+        "`micro_batch_size` needs less."
+    ),
+    "updates_bind": (
+        "The number of updates binds, not the device: larger batches trained up to {gain} "
+        "times as fast, but made fewer updates in the same epochs and reached a worse {words}. "
+        "With `kbatch.TimeBudget` all sizes train for one time."
+    ),
+    "noise_binds": (
+        "The gradient noise binds: the batch size lies above the noise scale of {scale} "
+        "examples, beyond which a larger batch saves ever fewer updates."
+    ),
+    "saturated": (
+        "The hardware is saturated: up to {size} examples at once no larger micro-batch "
+        "trained {gain} faster."
+    ),
+    "memory_cuts": (
+        "Memory binds: at most {most} examples fit in it at once, so the batch was cut into "
+        "micro-batches of {size}."
+    ),
+    "failure_rate": (
+        "Batch size {failed} {how}: that {trainings} did not leaves a failure rate of up to "
+        "{rate} open."
+    ),
+    "devices_differ": (
+        "Trials ran on different devices: {devices}. Compare samples/s and seconds within one "
+        "device only."
+    ),
+    "shared_device": (
+        "The device was shared by up to {workers} workers: samples/s are those of a part of "
+        "it. Repeat with one worker a device to compare them."
+    ),
+    "small_last_batch": (
+        "The last batch of an epoch is small at {sizes} (down to {examples}): it makes a full "
+        "update from a far noisier gradient, and an epoch has few updates. To compare these sizes, "
+        "train on a number of examples that they divide."
+    ),
+    "batch_normalization_in_parts": (
         "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
         "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "
-        "for an exact large batch.",
+        "for an exact large batch."
     ),
-    "parts_differ": _Kind(*_CUT, _parts_differ),
-    "parts_not_compared": _Kind(*_CUT, "Not known to be equal to the whole batch: {found}."),
-    "cut_to_fit": _Kind(
-        *_SIZE,
+    "parts_differ": _parts_differ,
+    "parts_not_compared": "Not known to be equal to the whole batch: {found}.",
+    "cut_to_fit": (
         "At most {size} examples fit in memory at once ({reason}), so larger batches go through in "
-        "micro-batches.{more}",
+        "micro-batches.{more}"
     ),
-    "memory_ran_out": _Kind(
-        *_SIZE,
+    "memory_ran_out": (
         "Memory ran out in training with micro-batches of {before}: from plan {plan} on they have "
-        "at most {after} examples. Compare samples/s of sizes within one plan.",
+        "at most {after} examples. Compare samples/s of sizes within one plan."
     ),
-    "own_step_whole": _Kind(
-        *_SIZE,
+    "own_step_whole": (
         "Batches went through whole, not in micro-batches of {size}: the model has its own "
         "`train_step`. To cut them, move its loss into `compute_loss`, or let the build function "
-        "call `accumulate_gradients` with `exact=True`.",
+        "call `accumulate_gradients` with `exact=True`."
     ),
-    "first_learning_rate": _Kind(
-        *_RATE,
+    "first_learning_rate": (
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
-        "was built with: a callback or the tuner's `optimizer` set it.",
+        "was built with: a callback or the tuner's `optimizer` set it."
     ),
-    "fitted_by_build": _Kind(
-        *_RATE,
-        "`build` fits {names} to the batch size by itself, so the search left that as it is.",
+    "fitted_by_build": (
+        "`build` fits {names} to the batch size by itself, so the search left that as it is."
     ),
-    "steps_by_build": _Kind(
-        *_STEPS,
-        "`build` sets `steps_per_execution={steps}` by itself, so the search left that as it is.",
+    "steps_by_build": (
+        "`build` sets `steps_per_execution={steps}` by itself, so the search left that as it is."
     ),
-    "one_step_an_execution": _Kind(
-        *_STEPS, "Keras started each step by itself, which takes longer: {reason}."
+    "one_step_an_execution": "Keras started each step by itself, which takes longer: {reason}.",
+    "too_short_to_time": (
+        "Too short to time: samples/s need three steps after the first one of each size."
     ),
-    "too_short_to_time": _Kind(
-        "too short to time",
-        "samples_per_second",
-        "Too short to time: samples/s need three steps after the first one of each size.",
+    "resumed": (
+        "It went on from epoch {epoch} of another trial: counts and times are those of the rest."
     ),
-    "resumed": _Kind(
-        "rest of a training",
-        "updates",
-        "It went on from epoch {epoch} of another trial: counts and times are those of the rest.",
-    ),
-    "embedding_summed": _Kind(
-        "embeddings",
-        "quality",
+    "embedding_summed": (
         "The gradient of an embedding was added up over equal indices before the optimizer saw "
         "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
-        "takes other steps.",
+        "takes other steps."
     ),
-    "metrics_of_parts": _Kind(
-        "metrics in micro-batches",
-        "quality",
+    "metrics_of_parts": (
         "A mean over micro-batches, not over batches: {names}, since its function returns one "
-        "value for all rows that it is given.",
+        "value for all rows that it is given."
     ),
-    "nothing_timed": _Kind(
-        "nothing timed",
-        "samples_per_second",
-        "Training did not go through `model.fit`: nothing was timed or counted.",
-    ),
-    "float32_instead": _Kind(
-        "dtype policy",
-        "quality",
+    "nothing_timed": "Training did not go through `model.fit`: nothing was timed or counted.",
+    "float32_instead": (
         "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "
-        '`dtype_policy="{policy}"`.',
+        '`dtype_policy="{policy}"`.'
     ),
-    "compiled_late": _Kind(
-        "compiled late",
-        "batch_size",
+    "compiled_late": (
         "The model was not compiled when it was built, so batches were not cut and the "
-        "optimizer's settings did not follow the batch size.",
+        "optimizer's settings did not follow the batch size."
     ),
-    "loss_a_row": _Kind(
-        "training loss",
-        "quality",
+    "loss_a_row": (
         "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
-        "comparable.",
+        "comparable."
     ),
-    "validation_shuffled": _Kind(
-        "order of validation data",
-        "quality",
+    "validation_shuffled": (
         "The validation data have another order in each trial, so sizes cannot be compared "
-        "example by example and need more executions: do not shuffle them.",
+        "example by example and need more executions: do not shuffle them."
     ),
-    "own_path": _Kind(
-        "file of each trial",
-        "batch_size",
-        "`{callback}` writes a file for each trial: {own} in place of {given}.",
-    ),
+    "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
 }
 _MOST_SHOWN = 3
 

@@ -30,13 +30,13 @@ from kbatch.records.json_codec import (
 )
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.records.usage import USAGE_METRICS
+from kbatch.study.comparison import as_compared
 from kbatch.study.names import at_most, outcome
 from kbatch.study.study import (
     RECORD_NAME,
     SETTINGS_REMEDY,
     SearchRecord,
     Study,
-    as_compared,
     load_study,
 )
 from kbatch.study.trial import Objective, TrialRecord
@@ -437,7 +437,7 @@ def open_trials(project: Path) -> set[str]:
     files = [file.parent / RECORD_NAME for file in project.glob(f"trial_*/{CHECKPOINT_NAME}")]
     trials = [trial for file in files if (trial := load_if_readable(TrialRecord, file))]
     search = load_if_readable(SearchRecord, project / RECORD_NAME)
-    study = as_compared(Study(project.name, tuple(trials), search))
+    study = Study(project.name, as_compared(trials), search)
     decision = study.decide()
     best = None if decision.best is None else decision.best.objective_value
     tolerance = decision.tolerance

@@ -4,7 +4,7 @@ import dataclasses
 import itertools
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -14,10 +14,25 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.names import is_fraction
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
 
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
+
 # Of a metric between 0 and 1 where larger is better, and the share of any other.
 _DEFAULT_TOLERANCE = 0.01
 # A completed trial that is not compared, and why.
 LeftOut = tuple[TrialRecord, str]
+
+
+def refuse_empty(study: "Study") -> None:
+    if study.trials:
+        return
+    problems = " ".join(study.problems)
+    raise ValueError(
+        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
+        "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
+        + (f"What is missing: {problems} " if problems else "")
+        + "Received: study.trials=()."
+    )
 
 
 def completed_executions(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
@@ -29,6 +44,13 @@ def completed_executions(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
             whole = len(kept) == len(trial.executions)
             found.append(trial if whole else dataclasses.replace(trial, executions=kept))
     return found
+
+
+def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
+    """Return the trials with what is compared: the executions that completed."""
+    trials = tuple(trials)
+    counted = {trial.trial_id: trial for trial in completed_executions(trials)}
+    return tuple(counted.get(trial.trial_id, trial) for trial in trials)
 
 
 def comparable_trials(
@@ -68,19 +90,17 @@ def comparable_trials(
     return tuple(kept[size] for size in sorted(kept)), tuple(left_out)
 
 
-def best_of_rates(trials: Sequence[TrialRecord]) -> tuple[TrialRecord, ...]:
-    """Return the trials; where learning rates were searched, that of the best of each setting."""
-    if not any(FACTOR_NAME in trial.hyperparameters for trial in trials):
-        return tuple(trials)
-    groups: dict[str, list[TrialRecord]] = {}
+def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
+    """Group trials that differ in their learning rate alone, the best first; others stay alone."""
+    groups: dict[object, list[TrialRecord]] = {}
     for trial in trials:
-        key = repr((trial.batch_size, _settings(trial), _budget(trial)))
-        groups.setdefault(key, []).append(trial)
-    ends = ("completed", "running")
-    return tuple(
-        min(group, key=lambda t: (t.status not in ends, -len(t.executions), t.rank))
+        searched = FACTOR_NAME in trial.hyperparameters
+        alike = repr((trial.batch_size, _settings(trial), _budget(trial)))
+        groups.setdefault(alike if searched else trial.trial_id, []).append(trial)
+    return [
+        sorted(group, key=lambda t: (t.status != "completed", -len(t.executions), t.rank))
         for group in groups.values()
-    )
+    ]
 
 
 def runs_of(trials: Sequence[TrialRecord]) -> tuple[list[Run], str]:

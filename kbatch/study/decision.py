@@ -8,11 +8,13 @@ import dataclasses
 import html
 from collections.abc import Mapping, Sequence
 from statistics import fmean
-from typing import Any, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
 from kbatch.analysis.race_rounds import first_seed, judge_race
+from kbatch.page.table import table_text
+from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import (
     LeftOut,
@@ -25,6 +27,11 @@ from kbatch.study.comparison import (
 )
 from kbatch.study.trial import TrialRecord, device_kinds
 
+if TYPE_CHECKING:
+    import pandas as pd
+
+# Why a race does not repeat a size.
+_UNLIKELY = "not repeated: unlikely to win"
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 
@@ -39,21 +46,39 @@ class SizeChange(NamedTuple):
     difference_interval: Estimate[float] | None  #: Its interval of 95 % confidence.
 
 
+# A row of the table, by the names of its columns.
+Row = dict[str, object]
+
+
 class Page(NamedTuple):
     """A decision in words, a sentence or two a line; an empty text says nothing."""
 
     headline: str  # What to take, and for which length of training.
+    missing: str = ""  # How many trials are damaged or lost.
     certainty: str = ""  # How sure that is, and what would settle it.
     change: str = ""  # What it changes against the base size.
     rate: str = ""  # Whether the learning rate was checked, and what was found.
-    table: tuple[str, ...] = ()  # A line a size.
+    rows: tuple[Row, ...] = ()  # One a size.
     settings: str = ""  # What else was set, and whether batches are cut.
-    limit: str = ""  # What limits it.
+    limits: tuple[str, ...] = ()  # What limits it.
     search: str = ""  # How many trainings there were, which failed or are missing.
 
     def __str__(self) -> str:
-        parts = (part if isinstance(part, tuple) else (part,) for part in self)
-        return "\n".join(line for lines in parts for line in lines if line)
+        table = table_text(frame_of(self.rows)) if self.rows else ""
+        words = (self.settings, " ".join(self.limits), self.search)
+        above = (self.headline, self.missing, self.certainty, self.change, self.rate)
+        return "\n".join(filter(None, (*above, table, *words)))
+
+
+def frame_of(rows: Sequence[Row]) -> "pd.DataFrame":
+    """Make a table of rows, in which the answer is the row to take."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    table.attrs["answer"] = [place for place, row in enumerate(rows) if row["outcome"] == "take"]
+    digits = {"validation": 4, "training": 4, "worse": 2}
+    table.attrs["digits"] = {n: digits[k] for n in table.columns if (k := n.split()[0]) in digits}
+    return table
 
 
 @dataclasses.dataclass(frozen=True, repr=False)
@@ -127,6 +152,13 @@ class Decision:
     def reason(self) -> str:
         """Why this size, and how sure that is, in sentences."""
         return self.page.certainty or self.page.headline
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """What speaks for another training or search; nothing where the answer is certain."""
+        certainty = () if self.certain else (self.page.certainty,)
+        found = (self.page.missing, *certainty, self.page.rate, *self.page.limits)
+        return tuple(note for note in found if isinstance(note, Note))
 
     @property
     def learning_rate(self) -> float | None:
@@ -229,7 +261,7 @@ def decide(
         judgement = judge(runs, **given, over_examples=not is_time(best.objective))
     else:
         raced = {size for size, _ in judgement.pairs}
-        left_out += tuple((t, "not repeated") for t in compared if t.batch_size not in raced)
+        left_out += tuple((t, _UNLIKELY) for t in compared if t.batch_size not in raced)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
         runs = [run for run in runs if run.batch_size in raced and (run.seed or 0) > first]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.

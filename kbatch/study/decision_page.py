@@ -7,10 +7,18 @@ from typing import Any
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
-from kbatch.page.numbers import format_number, in_brackets, join_words, percent, pluralize, setting
+from kbatch.page.numbers import (
+    format_number,
+    in_brackets,
+    join_words,
+    percent,
+    pluralize,
+    setting,
+)
+from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.comparison import is_share, is_time, rate_factor
-from kbatch.study.decision import Decision, Page, SizeChange, starting_rate
+from kbatch.study.comparison import as_compared, is_share, rate_factor
+from kbatch.study.decision import Decision, Page, Row, SizeChange, starting_rate
 from kbatch.study.limits import binding_limits
 from kbatch.study.names import (
     Conditions,
@@ -25,6 +33,7 @@ from kbatch.study.names import (
     outcome,
     trial_names,
 )
+from kbatch.study.table import COMPARED, objective_column, rows_of
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 
 # Ratios of times by plain `fit` and in the search that differ by less are one.
@@ -40,7 +49,7 @@ def with_page(
     conditions: Conditions | None,
     settings: Mapping[str, Any],
     missing: int,
-    plain_s: Mapping[int, float] | None = None,
+    plain_s: Mapping[int, float],
 ) -> Decision:
     """Return a decision with its page; the settings are those of the search.
 
@@ -50,20 +59,25 @@ def with_page(
         return found
     lost = missing_text(missing)
     if found.trial is None:
-        headline = f"No batch size can be named: {_missing_reason(trials)}. {lost}".strip()
-        return dataclasses.replace(found, page=Page(headline, _what_to_do(trials)))
+        headline = f"No batch size can be named: {_missing_reason(trials)}."
+        advice = Note.of("nothing_completed", advice=_what_to_do(trials))
+        return dataclasses.replace(found, page=Page(headline, lost, advice))
     names = trial_names(trials)
+    limits = (
+        *binding_limits(found.trial, trials, names, conditions),
+        *_rising(found),
+        *_failures(found, trials),
+    )
     page = Page(
-        headline=f"{_headline(found, names, conditions)} {lost}".strip(),
-        certainty=" ".join(
-            filter(None, (_certainty(found, trials, settings), _settled_by(found), _pinned(found)))
-        ),
-        change=_change(found, plain_s or {}),
+        headline=_headline(found, names, conditions),
+        missing=lost,
+        certainty=_certainty(found, trials, settings),
+        change=_change(found, plain_s),
         rate=_rate(found, settings),
-        table=_table(found, trials, names),
+        rows=_rows(found, trials, names),
         settings=_settings(found),
-        limit=" ".join((*binding_limits(found, trials, names, conditions), *_rising(found))),
-        search=" ".join(filter(None, _search(found, trials, names))),
+        limits=limits,
+        search=" ".join(_search(found, trials, names)),
     )
     return dataclasses.replace(found, page=page)
 
@@ -80,13 +94,10 @@ def _headline(found: Decision, names: TrialNames, conditions: Conditions | None)
     return f"{text}, {to_target}{budget_text(conditions)}."
 
 
-def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any]) -> str:
+def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any]) -> Note:
     judgement, best = found.judgement, found.best
     if judgement is None or best is None:
-        return (
-            "The search has several objectives, so sizes are not compared: this trial has the best "
-            "mean."
-        )
+        return Note.of("several_objectives")
     words, within = metric_words(best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
     sizes = sorted({trial.batch_size for trial in trials})
@@ -100,46 +111,31 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
     match judgement.obstacle:
         case "alone":
             others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
-            if not others:
-                return "No other batch size completed, so nothing was compared."
-            why = join_words(dict.fromkeys(others))
-            return f"No other batch size is compared with it ({why})."
+            return Note.of("alone", why=join_words(dict.fromkeys(others)) if others else None)
         case "one_execution":
             shown = f" On these validation examples, {told}." if judgement.gaps else ""
-            ran, more = "Each size ran once", "`executions_per_trial=3` or more"
-            if search.get("strategy") == "race":  # Some ran at several learning rates.
-                ran, more = "No size was repeated twice", "a larger `max_executions`"
-            return (
-                f"{ran}, so what another seed would change is not known and nothing is certain."
-                f"{shown} {best_mean}; {more} would show more."
-            )
+            race = search.get("strategy") == "race"  # Some ran at several learning rates.
+            return Note.of("one_execution", race=race, shown=shown, best_mean=best_mean)
         case "no_outcomes":
-            return (
-                f"Nothing can be certain: {found.unpaired}. By the spread over executions alone, "
-                f"{told}. {best_mean}."
-            )
+            why = found.unpaired
+            return Note.of("no_outcomes", why=why, told=told, best_mean=best_mean)
         case "pinned":
-            return (
-                "Nothing can be certain: neither the initial weights nor the order of the examples "
-                "change with the seed, so all executions count as one. Leave `set_random_seed` out "
-                f"of `build` and shuffle the data. {best_mean}."
-            )
+            return Note.of("pinned", best_mean=best_mean)
+    more = "".join(f" {text}" for text in (_settled_by(found), _pinned(found)) if text)
     if found.certain and tied:
         which = "it trains fastest; of those that differ by less than 5 % it is the smallest"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
             ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
             which = f"it has the best mean; times are not compared{ran}"
-        of = f"of the sizes whose {words} lies within {within} of the best"
-        return f"Certain ({sure}): {of}, {which}."
+        told = f"of the sizes whose {words} lies within {within} of the best, {which}"
+        return Note.of("certain", sure=f" ({sure})", told=told, more=more)
     if found.certain:
-        return f"Certain: {told}."
+        return Note.of("certain", sure="", told=told, more=more)
     if found.certified:
-        return (
-            f"Its {words} is certified to lie within {within} of the best ({sure}). It is open "
-            f"whether {_open_sizes(found)} would do too, and be preferred."
-        )
-    return f"Nothing is certified: {told}. {best_mean}."
+        given = {"words": words, "within": within, "sure": sure, "others": _open_sizes(found)}
+        return Note.of("certified", **given, more=more)
+    return Note.of("not_certified", told=told, best_mean=best_mean, more=more)
 
 
 def _open_sizes(found: Decision) -> str:
@@ -261,78 +257,40 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
     if trial is None or scaling is None:
         return ""
     own, base = scaling.learning_rate / scaling.learning_rate_ratio, scaling.base_batch_size
-    yours = f"Your learning rate, {setting(own)} at batch size {base:,},"
+    given = {"rate": setting(own), "size": f"{base:,}"}
     if FACTOR_NAME not in trial.hyperparameters:
         searched = trial.hyperparameters.keys() - {*OWN_COLUMNS}
         if searched or settings.get("search_learning_rate") is False:
             return ""
-        rule = f" It follows the {scaling.rule} rule." if scaling.rule else ""
-        return f'{yours} was not checked: `strategy="race"` looks for a better one.{rule}'
+        more = f" It follows the {scaling.rule} rule." if scaling.rule else ""
+        return Note.of("rate_unchecked", **given, more=more)
     at_base = next((t for t in found.trials if t.batch_size == base), trial)
     factor = rate_factor(at_base)
     if factor == 1:
-        return f"{yours} is as good as any that was tried."
+        return f"Your learning rate, {setting(own)} at batch size {base:,}, is the best one tried."
     times = setting(max(factor, 1 / factor))
     times = f"at least {times}" if factor in (FACTORS[0], FACTORS[-1]) else times
-    where = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
-    return f"{yours} is {times} times too {'small' if factor > 1 else 'large'}{where}."
+    more = "" if at_base.batch_size == base else f", as found at {at_base.batch_size:,}"
+    far = f"{times} times too {'small' if factor > 1 else 'large'}{more}"
+    return Note.of("rate_off", **given, far=far)
 
 
-def _table(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[str, ...]:
-    """Write a line a batch size; of many those around the answer."""
+def _rows(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Row, ...]:
+    """Return a row a batch size; of many those around the answer."""
     judgement = found.judgement
     if judgement is None or len(found.trials) < 2:
         return ()
-    objective = found.trials[0].objective
-    fraction, words = is_fraction(objective.name), metric_words(objective.name)
-    why = {trial.trial_id: reason for trial, reason in found.left_out}
-    rows: dict[int, tuple[str, ...]] = {}
-    for trial in sorted(trials, key=lambda trial: trial.rank, reverse=True):  # The best last.
-        known = trial.trial_id in why and trial.objective_value is not None
-        rows[trial.batch_size] = (
-            setting(rate) if (rate := starting_rate(trial)) else "",
-            format_number(trial.objective_value or 0.0, 4) if known else "",
-            *("", "", f"{len(trial.executions):,}" if known else ""),
-            why[trial.trial_id] if known else outcome(trial),
-        )
-    for trial, pair in zip(found.trials, judgement.pairs, strict=True):
-        size, rate, gap = trial.batch_size, starting_rate(trial), judgement.gaps.get(pair)
-        verdict = "not told apart" if size in found.tied else "best"
-        if size in found.worse:
-            verdict = "worse"
-        elif pair in judgement.certified and not judgement.obstacle:
-            verdict = "as good"
-        behind = ""
-        if pair == judgement.leader:
-            behind = "best mean"
-        elif gap is not None and gap.ends is not None:
-            behind = " to ".join(_signed(end, fraction) for end in gap.ends)
-        cost = judgement.costs.get(pair)
-        # What the bounds are about, without the runs that chose the pairs of a race.
-        value = trial.objective_value if is_time(objective) else judgement.means[pair]
-        rows[size] = (
-            setting(rate) if rate else "",
-            format_number(value or 0.0, 4),
-            behind,
-            f"{cost:.2f}" if cost else "",
-            f"{len(trial.executions):,}",
-            "take" if size == found.batch_size else verdict,
-        )
-    sizes = sorted(rows)
-    named: Any = found.batch_size
-    first = max(0, min(sizes.index(named) - _MOST_ROWS // 2, len(sizes) - _MOST_ROWS))
-    shown = sizes[first : first + _MOST_ROWS]
-    unit = ", points" if fraction else ""  # Of percent: 0.01 is one.
-    head = ("size", "rate", words, f"worse by{unit}", "relative time", "runs", "")
-    lines = [head, *((f"{size:,}", *rows[size]) for size in shown)]
-    kept = [k for k in range(len(head)) if any(line[k] for line in lines[1:])]
-    widths = {k: max(len(line[k]) for line in lines) for k in kept}
+    words = objective_column(found.trials[0].objective)
+    columns = ("batch size", "learning rate", words, "relative time", "runs", "outcome")
+    rows = rows_of(found, as_compared(trials), names, None)
+    rows.sort(key=lambda row: row["outcome"] in COMPARED)  # Of a size the last is shown.
+    by_size: dict[Any, Row] = {row["batch size"]: row for row in rows}
+    shown = [by_size[size] for size in sorted(by_size)]
+    place = next(place for place, row in enumerate(shown) if row["outcome"] == "take")
+    first = max(0, min(place - _MOST_ROWS // 2, len(shown) - _MOST_ROWS))
     return tuple(
-        "  ".join(
-            line[k].ljust(widths[k]) if k == len(head) - 1 else line[k].rjust(widths[k])
-            for k in kept
-        ).rstrip()
-        for line in lines
+        {name: row[name] for name in row if name in columns or name.startswith("worse by")}
+        for row in shown[first : first + _MOST_ROWS]
     )
 
 
@@ -361,7 +319,7 @@ def _settings(found: Decision) -> str:
     return f"{text} {most:,} examples fit at once: no accumulation is needed.".strip()
 
 
-def _rising(found: Decision) -> Iterable[str]:
+def _rising(found: Decision) -> Iterable[Note]:
     """Say where the objective still got better in the last fifth of training."""
     trial = found.trial
     if trial is None or found.tolerance is None or trial.target is not None:
@@ -378,11 +336,8 @@ def _rising(found: Decision) -> Iterable[str]:
     if (gain if larger else -gain) > found.tolerance / 2:
         number = count - 1 - before
         last = "epoch" if number == 1 else f"{number:,} epochs"
-        yield (
-            f"The {metric_words(name)} still got better at the end, by "
-            f"{format_number(abs(gain), 2)} over the last {last}: a longer training may have "
-            "another answer."
-        )
+        words, by = metric_words(name), format_number(abs(gain), 2)
+        yield Note.of("still_rising", words=words, gain=by, last=last)
 
 
 def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> Iterable[str]:
@@ -408,24 +363,23 @@ def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -
             ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
             tied = join_words(at_most(list(dict.fromkeys(map(names.name, ordered)))))
             yield f"Batch size {tied} had the same value: the smallest of equals is named."
-    if (open_rate := _open_failure_rate(found, trials)) is not None:
-        yield open_rate
 
 
-def _open_failure_rate(found: Decision, trials: Sequence[TrialRecord]) -> str | None:
+def _failures(found: Decision, trials: Sequence[TrialRecord]) -> Iterable[Note]:
     """Say what successes leave open where the size that is named, or a neighbour, has failed."""
     sizes = sorted({trial.batch_size for trial in trials})
     place = sizes.index(found.batch_size or 0)
     near = sizes[max(0, place - 1) : place + 2]
     failed = [t for t in trials if t.batch_size in near and (t.status == "failed" or diverged(t))]
-    if not failed or found.trial is None:
-        return None
-    succeeded = len(found.trial.executions)
-    return (
-        f"Batch size {failed[-1].batch_size:,} {'diverged' if diverged(failed[-1]) else 'failed'}: "
-        f"that {pluralize(succeeded, 'training')} of {found.batch_size:,} did not leaves a failure "
-        f"rate of up to {percent(1 - 0.05 ** (1 / succeeded))} open."
-    )
+    if failed and found.trial is not None:
+        succeeded = len(found.trial.executions)
+        yield Note.of(
+            "failure_rate",
+            failed=f"{failed[-1].batch_size:,}",
+            how="diverged" if diverged(failed[-1]) else "failed",
+            trainings=f"{pluralize(succeeded, 'training')} of {found.batch_size:,}",
+            rate=percent(1 - 0.05 ** (1 / succeeded)),
+        )
 
 
 def _missing_reason(trials: Sequence[TrialRecord]) -> str:

@@ -3,10 +3,10 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.page import numbers
 from kbatch.page.environment import UNKNOWN_DEVICE, versions_text
+from kbatch.records.notes import Note
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
@@ -71,15 +71,7 @@ def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
 
 def missing_text(missing: int) -> str:
     """Say that trials of a study are missing, an empty text where none is."""
-    if not missing:
-        return ""
-    which, why, who = "is", "its record is", "it"
-    if missing > 1:
-        which, why, who = "are", "their records are", "one of them"
-    return (
-        f"{numbers.pluralize(missing, 'trial')} {which} missing: {why} damaged or lost, and {who} "
-        "may have been the best."
-    )
+    return Note.of("trials_missing", count=missing) if missing else ""
 
 
 def at_most(names: Sequence[str]) -> list[str]:
@@ -110,15 +102,6 @@ def metric_words(name: str) -> str:
 
 def is_fraction(name: str) -> bool:
     return "acc" in name
-
-
-def noise_scale_text(scale: Estimate[float | None]) -> str:
-    """Write a noise scale with its interval, or what is known of an unresolved one."""
-    if scale.value is not None:
-        return f"{numbers.format_number(scale.value, 2)}{numbers.in_brackets(scale, 2)}"
-    if scale.low:
-        return f"n/a (unresolved: at least {numbers.format_number(scale.low, 2)})"
-    return "n/a (unresolved)"
 
 
 class Conditions(NamedTuple):
@@ -196,27 +179,3 @@ def end_text(execution: ExecutionRecord) -> str:
     sign = "≥" if target.direction == "max" else "≤"
     until = f"until {target.metric} {sign} {numbers.setting(target.value)}"
     return f"{until}, at most {' or '.join(limits)}" if limits else until
-
-
-class Spreads(NamedTuple):
-    """Which spreads there are among trials."""
-
-    intervals: bool  # Whether a trial has executions enough for a 95 % interval.
-    pairs: bool  # Whether a trial has several executions, but too few for an interval.
-    single: bool  # Whether a trial has one execution.
-    quartiles: bool  # Whether a trial of one execution has quartiles over its timing windows.
-    examples: bool  # Whether one has an interval of the objective over validation examples.
-
-
-def spreads(trials: Iterable[TrialRecord]) -> Spreads:
-    """Find which spreads the trials have that completed."""
-    completed = [trial for trial in trials if trial.status == "completed"]
-    counts = {len(trial.executions) for trial in completed}
-    single = [trial for trial in completed if len(trial.executions) == 1]
-    return Spreads(
-        intervals=any(count >= FEWEST_VALUES for count in counts),
-        pairs=any(1 < count < FEWEST_VALUES for count in counts),
-        single=bool(single),
-        quartiles=any(trial.samples_per_second_interval for trial in single),
-        examples=any(trial.examples_interval(trial.objective.name) for trial in single),
-    )

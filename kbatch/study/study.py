@@ -3,20 +3,23 @@
 import contextlib
 import dataclasses
 import functools
+import html
 import os
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.page.section import ShownRecord
+from kbatch.page.content import Figure, Page
+from kbatch.page.result import Result
 from kbatch.records import json_codec
+from kbatch.records.notes import Note, most_important
 from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import EnvironmentRecord
-from kbatch.study.comparison import check_tolerance, completed_executions
-from kbatch.study.decision import Decision, decide
+from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
+from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.decision_page import with_page
-from kbatch.study.names import Conditions, conditions_of
+from kbatch.study.names import Conditions, conditions_of, trial_names
 from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
@@ -72,7 +75,7 @@ class PlainEpochs:
 
 
 @dataclasses.dataclass(frozen=True)
-class Study(ShownRecord):
+class Study(Result):
     """The trials of one search, read from files or from a tuner.
 
     Example:
@@ -105,6 +108,60 @@ class Study(ShownRecord):
             value = f"{named.objective.name} {named.objective_value:.4g}"
             parts.append(f"batch size {named.batch_size} with {value}")
         return f"<Study {self.name!r}: {', '.join(parts)}>"
+
+    @property
+    def title(self) -> str:
+        """What it is a result of."""
+        return f"Study {self.name}"
+
+    @property
+    def answer(self) -> str:
+        """The batch size to take, and for which length of training."""
+        return self.decide().page.headline
+
+    def table(self) -> "pd.DataFrame":
+        """Return a row a batch size: of several learning rates the best, and how it compares."""
+        from kbatch.study.table import rows_of
+
+        trials = as_compared(self.trials)
+        found, names = self.decide(), trial_names(self.trials)
+        return frame_of(rows_of(found, trials, names, self.quality_metric))
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        from kbatch.study.caveats import caveats
+
+        return most_important((*self.decide().notes, *caveats(self)))
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figures for which there are data; that of the trials shows the answer."""
+        from kbatch.study.figures import study_figures
+
+        return study_figures(self) if self.trials else ()
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What was searched and how, and what else was found."""
+        from kbatch.study.settings import settings_of
+
+        return settings_of(self)
+
+    @property
+    def environment(self) -> EnvironmentRecord | None:
+        """The machine, None if it was not recorded."""
+        return self.search.environment if self.search else None
+
+    def page(self) -> Page:
+        """Return what all renderings show."""
+        refuse_empty(self)
+        return super().page()
+
+    def _repr_html_(self) -> str:
+        try:
+            return super()._repr_html_()
+        except ValueError as error:  # What is looked at must not raise: it says what is missing.
+            return f"<p>{html.escape(str(error))}</p>"
 
     @property
     def objective(self) -> Objective | None:
@@ -164,16 +221,14 @@ class Study(ShownRecord):
                 if settings.get("strategy") == "race"
                 else (),
             )
+            plain = self.plain_epochs
             self._decisions[tolerance, sure] = with_page(
                 found,
                 self.trials,
                 conditions=self.conditions if self.trials else None,
                 settings=settings,
                 missing=self.missing,
-                plain_s=self.plain_epochs
-                and dict(
-                    zip(self.plain_epochs.batch_sizes, self.plain_epochs.epoch_s, strict=True)
-                ),
+                plain_s=dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {},
             )
         return self._decisions[tolerance, sure]
 
@@ -274,25 +329,6 @@ class Study(ShownRecord):
         decision = self.decide()
         runs = tracked_runs(self.trials, name=self.name, decision=decision, settings=settings)
         return log_runs(runs, tracker, machine)
-
-
-def as_compared(study: Study) -> Study:
-    """Return the study with what is compared: the executions that completed."""
-    counted = {trial.trial_id: trial for trial in completed_executions(study.trials)}
-    trials = tuple(counted.get(trial.trial_id, trial) for trial in study.trials)
-    return dataclasses.replace(study, trials=trials)
-
-
-def refuse_empty(study: Study) -> None:
-    if study.trials:
-        return
-    problems = " ".join(study.problems)
-    raise ValueError(
-        f"The study {study.name!r} has no trial: run `tuner.search(x, y)` of a "
-        "`kbatch.BatchSizeTuner`, or `kbatch demo`, then load it again. "
-        + (f"What is missing: {problems} " if problems else "")
-        + "Received: study.trials=()."
-    )
 
 
 RECORD_NAME = "kbatch.json"

@@ -43,7 +43,7 @@ def few_images(patch):
 def test_the_demo_prints_progress_a_table_and_paths(demo):
     directory, told = demo
     assert re.search(r"trial 2/3, batch +128, .* samples/s, val_accuracy 0\.\d+", told)
-    assert re.search(r"^ +32 +32 ", told, re.MULTILINE)
+    assert re.search(r"^[* ] +32 +0\.001 ", told, re.MULTILINE)
     for file in ("trials.png", "report.html"):
         assert str(directory / file) in told
         assert (directory / file).stat().st_size > 10_000

@@ -6,17 +6,11 @@ import small_models as models
 import kbatch
 from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
-from kbatch.study.caveats import caveats
 
 
-def noted_columns(study):
-    """Columns of the report's table that notes of trials stand beside, by what they are about."""
-    notes = {" ".join(note.split())[:60] for trial in study.trials for note in trial.notes}
-    return {
-        caveat.label: caveat.columns[0]
-        for caveat in caveats(study)
-        if any(note in caveat.text for note in notes)
-    }
+def noted(study):
+    """The codes of what was noted of trials."""
+    return {note.code for trial in study.trials for note in trial.notes}
 
 
 def hypermodel(build=models.mlp, batch_sizes=(8, 16, 32), **arguments):

@@ -217,7 +217,6 @@ def test_late_want_of_memory_runs_the_execution_again_with_half(monkeypatch, tmp
     assert (run.micro_batch_size, run.most_in_memory, run.plan) == (8, 8, 2)
     (note,) = [note for note in run.notes if note.code == "memory_ran_out"]
     assert note.values == {"before": 16, "after": 8, "plan": 2}
-    assert searches.noted_columns(study)["micro-batch size"] == "micro_batch_size"
     assert run.examples_seen == 2 * 94
     assert len(run.epochs) == 2
     # Its callbacks are fresh ones: 12 batches, and not those before too.

@@ -209,7 +209,7 @@ def test_what_cannot_be_cut_stands_in_the_record_where_it_was_cut(tmp_path):
         tuner = searches.quick(tmp_path, search)
     study = kbatch.load_study(tuner)
     whole, cut = study.trials
-    assert searches.noted_columns(study) == {"BatchNormalization in micro-batches": "quality"}
+    assert searches.noted(study) == {"batch_normalization_in_parts"}
     assert whole.notes == ()
     assert "Not equal to the whole batch" in cut.notes[0]
     assert "last_norm (BatchNormalization)" in cut.notes[0]
@@ -432,7 +432,7 @@ def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
 
     hypermodel = searches.stock(Loop(None), (8,))
     study = kbatch.load_study(searches.search(tmp_path, hypermodel))
-    assert searches.noted_columns(study)["nothing timed"] == "samples_per_second"
+    assert "nothing_timed" in searches.noted(study)
     ((run,),) = (trial.executions for trial in study.trials)
     assert (run.examples_seen, run.updates, run.train_s, run.total_s) == (None,) * 4
     assert "nothing was timed" in run.notes[-1]
@@ -466,7 +466,7 @@ def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     hypermodel = searches.hypermodel(batch_sizes=(8,), dtype_policy="float32")
     study = kbatch.load_study(searches.quick(tmp_path, hypermodel, fit={"callbacks": [schedule]}))
-    assert searches.noted_columns(study) == {"learning rate": "learning_rate"}
+    assert searches.noted(study) == {"first_learning_rate"}
     (trial,) = study.trials
     assert trial.learning_rate == pytest.approx(0.01)
     assert "0.01, not the 0.001" in trial.notes[0]
@@ -610,7 +610,7 @@ def test_a_cut_that_trains_otherwise_is_warned_of_and_noted(tmp_path):
         hypermodel = searches.hypermodel(summed, (16,), dtype_policy="float32")
         tuner = searches.quick(tmp_path, hypermodel)
     study = kbatch.load_study(tuner)
-    assert searches.noted_columns(study) == {"batch cut in micro-batches": "quality"}
+    assert searches.noted(study) == {"parts_differ"}
     assert "(SummedPenalty) adds differed by" in study.trials[0].notes[0]
 
 

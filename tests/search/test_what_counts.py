@@ -111,7 +111,7 @@ def test_a_loss_that_is_a_sum_is_compared_by_the_row(tmp_path, build, data, sums
     study = kbatch.load_study(tuner)
     small, large = (trial.objective_value for trial in study.trials)
     assert small == pytest.approx(large, rel=0.02)
-    assert ("training loss" in searches.noted_columns(study)) == sums
+    assert ("loss_a_row" in searches.noted(study)) == sums
     scores = [tuner.oracle.trials[trial.trial_id].score for trial in study.trials]
     assert scores == pytest.approx([small, large])
 

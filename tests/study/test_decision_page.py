@@ -46,6 +46,10 @@ def pages(*trials, **settings):
     return make_study(*trials, search=search).decide()
 
 
+def outcomes(found):
+    return [row["outcome"] for row in found.page.rows]
+
+
 def certain(**changed):
     return pages(
         make_trial(32, 800, rate=1000.0),
@@ -64,8 +68,8 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert page.change == (
         "32 -> 64: 2.0 times sooner (2.0 to 2.0), validation accuracy as good within 0.01."
     )
-    assert [line.split()[0] for line in page.table] == ["size", "32", "64", "128", "256"]
-    assert [line.split()[-1] for line in page.table[1:]] == ["good", "take", "good", "worse"]
+    assert [row["batch size"] for row in page.rows] == [32, 64, 128, 256]
+    assert outcomes(found) == ["as good", "take", "as good", "worse"]
     assert "`steps_per_execution` 8" in page.settings
     assert "`beta_2` 0.998" in page.settings
     assert "128 examples fit at once: no accumulation is needed." in page.settings
@@ -86,7 +90,7 @@ def test_a_rate_that_nobody_checked_is_said_to_be_so():
     [
         (4.0, "4 times too small"),
         (0.25, "4 times too large"),
-        (1.0, "as good as any"),
+        (1.0, "the best one tried"),
         (FACTORS[-1], "at least "),
     ],
 )
@@ -101,14 +105,12 @@ def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
     trials = [make_trial(32, 800, factor=2.0), make_trial(64, 805, factor=2.0)]
     trials += [make_trial(32, 950, factor=1.0, count=1), make_trial(64, 990, factor=1.0, count=1)]
     found = pages(*trials, make_diverged(128))
-    rows = [line.split() for line in found.page.table[1:]]
-    assert [(row[0], row[-1]) for row in rows[:2]] == [("32", "take"), ("64", "good")]
-    assert rows[2][0] == "128" and rows[2][-1] == "diverged"
+    assert [row["batch size"] for row in found.page.rows] == [32, 64, 128]
+    assert outcomes(found) == ["take", "as good", "diverged"]
     assert "Not compared" not in found.page.search
     other = dataclasses.replace(make_trial(128, 700), hyperparameters={"units": 8})
     mixed = pages(make_trial(32, 600), make_trial(64, 600, rate=3000.0), other)
-    (row,) = [line for line in mixed.page.table if line.split()[0] == "128"]
-    assert row.endswith("other settings")
+    assert outcomes(mixed)[2] == "other settings"
     assert "Not compared: 1 trial (other settings)." in mixed.page.search
 
 
@@ -122,15 +124,17 @@ def test_batches_that_are_cut_need_accumulation():
 @pytest.mark.parametrize(("epochs", "told"), [(1, False), (4, True)])
 def test_a_value_that_still_rises_at_the_end_is_said_to_hold_for_this_length(epochs, told):
     found = pages(make_trial(32, 800, epochs=epochs), make_trial(64, 800, epochs=epochs))
-    assert ("got better at the end, by 0.020 over the last epoch" in found.page.limit) == told
+    rising = [note.values for note in found.page.limits if note.code == "still_rising"]
+    assert [(v["gain"], v["last"]) for v in rising] == [("0.020", "epoch")] * told
 
 
 def test_successes_beside_a_failure_leave_its_rate_open():
     trials = make_trial(32, 800), make_trial(64, 800, rate=2000.0)
     near, far = pages(*trials, make_diverged(128)), pages(*trials, make_diverged(16))
     assert near.batch_size == far.batch_size == 64
-    assert "a failure rate of up to 63 % open" in near.page.search
-    assert "failure rate" not in far.page.search
+    (rate,) = [n.values["rate"] for n in near.page.limits if n.code == "failure_rate"]
+    assert rate == "63 %"
+    assert "failure_rate" not in [note.code for note in far.page.limits]
 
 
 def test_one_execution_each_is_no_certainty_and_names_a_size_all_the_same():
@@ -156,8 +160,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     found = pages(*trials)
     both = {32, found.batch_size} <= set(found.tied)
     assert ("%" in found.page.change) == (found.batch_size in found.changes and not both)
-    states = [line.split()[-1] for line in found.page.table[1:]]
-    assert states.count("worse") == len(set(found.worse) - {found.batch_size})
+    assert outcomes(found).count("worse") == len(set(found.worse) - {found.batch_size})
     assert (found.page.certainty.startswith("Certain")) == found.certain
 
 
@@ -166,7 +169,7 @@ def test_missing_executions_of_a_size_are_in_the_table():
     last = dataclasses.replace(make_execution(64), status="interrupted")
     cut = dataclasses.replace(half, executions=(*half.executions[:2], last))
     found = pages(make_trial(32, 800), cut)
-    assert [line.split()[-1] for line in found.page.table[1:]] != []
+    assert [row["runs"] for row in found.page.rows] == [3, 2]
     assert "(1 interrupted)" in found.page.search
 
 
@@ -247,7 +250,7 @@ def test_the_table_of_a_race_shows_the_values_that_are_judged():
     trials = with_luck(32, 800, 800), with_luck(64, 40, 1000)
     raced = pages(*trials, strategy="race", batch_sizes=[32, 64])
     assert raced.judgement.leader == (32, 2.0)
-    values = [float(line.split()[2]) for line in raced.page.table[1:]]
+    values = [row["validation accuracy"] for row in raced.page.rows]
     assert values == pytest.approx([1 - 800 / 20_000, 0.95], abs=0.001)
     (bounds,) = [change.difference_interval for change in raced.changes.values()]
     assert bounds.low < values[1] - values[0] < bounds.high

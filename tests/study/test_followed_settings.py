@@ -3,7 +3,7 @@ from records_factory import make_study, make_trial
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.study.names import decay_text
-from kbatch.study.table import followed_text, trial_table
+from kbatch.study.settings import followed_text
 
 SETTINGS = {"weight_decay": 0.01, "batch_norm_momenta": (0.9, 0.99)}
 
@@ -13,11 +13,11 @@ def scalings(sizes=(32, 64, 128), beta_2=0.999, **changed):
     return [learning_rate_scaling(0.1, beta_2, batch_size=size, **fields) for size in sizes]
 
 
-def test_the_table_says_what_followed_and_from_which_value_to_which():
+def test_the_settings_say_what_followed_and_from_which_value_to_which():
     trials = [make_trial(s.batch_size, scaling=s) for s in scalings()]
-    assert trial_table(make_study(*trials)).footnote.endswith(
-        "Settings that follow the batch size, from 32 to 128: `beta_2` (0.999 to 0.996), weight "
-        "decay (0.01 to 0.02) and BatchNormalization's momentum (0.9 and 0.99 to 0.656 and 0.961)."
+    assert make_study(*trials).settings["follows the batch size"] == (
+        "`beta_2` (0.999 to 0.996), weight decay (0.01 to 0.02) and BatchNormalization's momentum "
+        "(0.9 and 0.99 to 0.656 and 0.961), from 32 to 128"
     )
 
 
@@ -37,9 +37,7 @@ def test_nothing_is_said_where_nothing_followed(found):
 
 def test_one_of_them_is_said_alone():
     text = followed_text(scalings(follow_batch_size=("weight_decay",)))
-    assert (
-        text == "Settings that follow the batch size, from 32 to 128: weight decay (0.01 to 0.02)."
-    )
+    assert text == "weight decay (0.01 to 0.02), from 32 to 128"
 
 
 @pytest.mark.parametrize(

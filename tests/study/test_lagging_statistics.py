@@ -28,21 +28,20 @@ def noted(
         averages_validated=averages,
     )
     found = caveats(make_study(trial, make_trial(32)))
-    return [caveat for caveat in found if caveat.label == "lagging statistics"]
+    return [note.values for note in found if note.code == "lagging_statistics"]
 
 
 def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
-    (caveat,) = noted()
-    assert "at batch size 256 (0.880 and 0.200)" in caveat.text
-    words = "there were 40 updates, and they average over the last 100, 1 / (1 - momentum)"
-    assert words in caveat.text
-    assert (caveat.columns, caveat.keys) == (("quality",), ("0256",))
+    (values,) = noted()
+    assert (values["sizes"], values["at"]) == ("batch size 256", "256")
+    assert (values["training"], values["validation"]) == ("0.880", "0.200")
+    assert (values["updates"], values["memory"]) == ("40 updates", "100")
 
 
 def test_averages_of_weights_that_were_validated_lag_too():
-    (caveat,) = noted(averages=True, updates=400)
-    words = "there were 400 updates, and they average over the last 200, 1 / (1 - momentum)"
-    assert words in caveat.text and "lower `ema_momentum`" in caveat.text
+    (values,) = noted(averages=True, updates=400)
+    assert (values["updates"], values["memory"]) == ("400 updates", "200")
+    assert values["cure"] == "`ema_momentum`"
 
 
 @pytest.mark.parametrize(

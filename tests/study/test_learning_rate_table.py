@@ -7,7 +7,6 @@ import records_factory as records
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.study.comparison import runs_of
-from kbatch.study.table import learning_rate_table
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
 
@@ -37,28 +36,20 @@ def study():
     return records.make_study(*trials, trial(64, 1.0, 0.94, 0.94, 0.94))
 
 
-def test_each_size_has_its_best_rate_beside_those_of_the_rules(study):
-    table = learning_rate_table(study)
-    assert [row.texts[:5] for row in table.rows] == [
-        ("16", "0.01", "0.01", "0.01", "5"),
-        ("64", "0.02", "0.04", "0.02", "5"),
-        ("256", "0.08", "0.16", "0.04", "5"),
-    ]
-
-
-def test_the_pair_that_was_repeated_is_the_best_of_its_size(study):
-    assert [row.texts[5:] for row in learning_rate_table(study).rows][1] == ("3", "0.9400")
+def test_each_size_has_a_row_with_its_best_rate(study):
+    table = study.table()
+    assert list(table["batch size"]) == [16, 64, 256]
+    assert list(table["learning rate"]) == [0.01, 0.02, 0.08]
+    assert list(table["rates tried"]) == [5, 5, 5]
+    # The pair that was repeated is the one of its size.
+    assert (table["runs"][1], table["validation accuracy"][1]) == (3, pytest.approx(0.94))
 
 
 def test_the_slope_that_was_found_is_said(study):
-    text = learning_rate_table(study).footnote
+    text = study.settings["learning rate by batch size"]
     found = float(text.split("to the power of ")[1].split()[0])
     assert found == pytest.approx(0.75, abs=0.15)
-    assert "the linear rule takes 1, the sqrt rule 0.5" in text
-
-
-def test_a_study_of_other_searches_has_no_such_table():
-    assert learning_rate_table(records.make_study()) is None
+    assert "learning rate by batch size" not in records.make_study().settings
 
 
 def test_the_model_gets_what_ended():

@@ -25,59 +25,48 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
     )
 
 
-NAMES = {
-    "input pipeline binds": "input pipeline",
-    "gradient noise binds": "gradient noise",
-    "Memory binds": "memory",
-    "hardware is saturated": "hardware saturation",
-    "number of updates binds": "number of updates",
-}
-
-
 def limits(study):
-    found = study.decide()
-    return binding_limits(found, study.trials, trial_names(study.trials), study.conditions)
+    best, names = study.decide().trial, trial_names(study.trials)
+    return [] if best is None else list(binding_limits(best, study.trials, names, study.conditions))
 
 
 def names(*trials):
-    texts = limits(make_study(*trials))
-    return [next(name for words, name in NAMES.items() if words in text) for text in texts]
+    return [note.code for note in limits(make_study(*trials))]
 
 
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
     waiting = repeated(64, 0.98, 1000, wait_share=0.3)
-    assert names(waiting, repeated(128, 0.9, 1010)) == ["input pipeline"]
-    assert "30 % of its time at batch size 64" in limits(make_study(waiting))[0]
+    assert names(waiting, repeated(128, 0.9, 1010)) == ["input_binds"]
+    assert limits(make_study(waiting))[0].values == {"share": "30 %", "size": "64"}
     assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
-        "number of updates"
+        "updates_bind"
     ]
 
 
 def test_a_trial_on_another_device_tells_nothing_of_this_one():
     faster, found = repeated(128, 0.9, 2000, device="H100"), repeated(64, 0.98, 1000)
-    assert names(found, faster) == ["number of updates"]
+    assert names(found, faster) == ["updates_bind"]
     assert names(repeated(64, 0.98, 1000, device="A100"), faster) == []
 
 
 def test_memory_binds_where_every_larger_size_ran_out():
     out = make_trial(128, status="out_of_memory")
-    assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory"]
-    assert "batch size, 128," in make_study(repeated(64, 0.98, 1000), out).decide().page.limit
+    assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory_binds"]
+    (limit,) = make_study(repeated(64, 0.98, 1000), out).decide().page.limits
+    assert limit.values == {"size": "128"}
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
 
 def test_memory_binds_where_it_cut_the_batch():
     cut = {"micro_batch_size": 43, "most_in_memory": 60}
     (limit,) = limits(make_study(make_trial(128, **cut)))
-    assert limit.startswith("Memory binds")
-    assert "at most 60 examples fit in it at once" in limit
-    assert "micro-batches of 43" in limit
+    assert (limit.code, limit.values) == ("memory_cuts", {"most": "60", "size": "43"})
     # Chosen since it is faster, given, or the whole batch: memory has no say.
     for other in ({"micro_batch_size": 32}, {"most_in_memory": None}, {"micro_batch_size": 128}):
         assert names(make_trial(128, **(cut | other))) == []
     # Two replicas have half of the batch each.
     assert names(make_trial(128, **cut, replicas=2)) == []
-    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory"]
+    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory_cuts"]
 
 
 def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
@@ -91,10 +80,10 @@ def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
     # The larger of two as good is the answer where it is faster, and nothing larger was tried.
     assert names(best, repeated(128, 0.98 - 1e-6, 1080)) == []
     # A gain that is no gain is given up for nothing.
-    assert names(best, repeated(128, 0.9, 1050)) == ["hardware saturation"]
+    assert names(best, repeated(128, 0.9, 1050)) == ["saturated"]
     # The upper end of its interval is beyond a tenth: it may be faster by that much.
-    assert "hardware saturation" not in names(best, repeated(128, 0.9, 1098))
-    assert "hardware saturation" not in names(best, repeated(80, 0.9, 1000))
+    assert "saturated" not in names(best, repeated(128, 0.9, 1098))
+    assert "saturated" not in names(best, repeated(80, 0.9, 1000))
 
 
 def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
@@ -105,9 +94,8 @@ def test_batches_of_equal_micro_batches_tell_nothing_of_the_device():
 def test_updates_bind_where_larger_batches_were_faster_and_learnt_less():
     best = repeated(64, 0.98, 1000)
     (limit,) = limits(make_study(best, repeated(128, 0.9, 1900)))
-    assert limit.startswith("The number of updates binds")
-    assert "up to 1.9 times as fast" in limit
-    assert "a worse validation accuracy" in limit
+    assert (limit.code, limit.values["gain"]) == ("updates_bind", "1.9")
+    assert limit.values["words"] == "validation accuracy"
 
 
 def test_updates_do_not_bind_where_larger_batches_made_as_many():
@@ -149,11 +137,11 @@ def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
         )
         return make_trial(size, *executions)
 
-    assert names(noisy(64, 10.0)) == ["gradient noise"]
+    assert names(noisy(64, 10.0)) == ["noise_binds"]
     assert names(noisy(64, 100.0)) == []
 
 
 def test_nothing_is_said_where_the_trials_do_not_tell():
     assert names(make_trial(64)) == []
-    assert make_study(make_trial(64)).decide().page.limit == ""
+    assert make_study(make_trial(64)).decide().page.limits == ()
     assert names(make_trial(64, status="failed")) == []

@@ -9,15 +9,14 @@ from kbatch.study.caveats import caveats
 def noted(examples, *batch_sizes):
     trials = [make_trial(b, epochs=make_epochs((0.9,), examples=examples)) for b in batch_sizes]
     found = caveats(make_study(*trials))
-    return [caveat for caveat in found if caveat.label == "small last batch"]
+    return [note.values for note in found if note.code == "small_last_batch"]
 
 
 def test_the_note_names_the_sizes_and_the_examples_that_are_left():
-    (caveat,) = noted(1541, 32, 256, 512)
-    assert "at batch sizes 256 and 512 (5 examples at 256, the fewest)" in caveat.text
-    assert (caveat.columns, caveat.keys) == (("quality", "updates"), ("0256", "0512"))
-    (one,) = noted(513, 512)
-    assert "at batch size 512 (1 example): it makes" in one.text
+    assert noted(1541, 32, 256, 512) == [
+        {"sizes": "batch sizes 256 and 512", "examples": "5 examples"}
+    ]
+    assert noted(513, 512) == [{"sizes": "batch size 512", "examples": "1 example"}]
 
 
 @pytest.mark.parametrize(

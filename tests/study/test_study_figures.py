@@ -18,9 +18,10 @@ from figure_studies import (
 from records_factory import make_environment, make_study, make_trial
 
 import kbatch
+from kbatch.cli.study import draw_figure
 from kbatch.plotting.canvas import detached_axes
 from kbatch.plotting.saving import save_figure
-from kbatch.study.figures import FIGURES, STUDY_FIGURES, draw_figure
+from kbatch.study.figures import FIGURES, STUDY_FIGURES
 from kbatch.study.study import Study
 
 SAMPLES = {

@@ -1,4 +1,4 @@
-import dataclasses
+"""The table of a study: what each row says of a batch size."""
 
 import pytest
 from records_factory import (
@@ -10,133 +10,97 @@ from records_factory import (
     make_usage,
 )
 
+from kbatch.analysis.intervals import mean_interval
 from kbatch.study.study import Study
-from kbatch.study.table import trial_table
+
+ENDS = ("", ", low", ", high")
 
 
-def column(study, title):
-    table = trial_table(study)
-    return [row.texts[table.headers.index(title)] for row in table.rows]
+def column(study, name):
+    return study.table()[name].tolist()
 
 
-def test_without_a_spread_a_number_stands_alone():
-    short = make_trial(16, window_examples=(100,), window_durations_s=(0.1,))
-    pair = make_trial(32, *(make_execution(32, accuracies=(a,)) for a in (0.5, 0.7)))
-    study = make_study(short, pair)
-    assert column(study, "Samples/s") == ["1,000", "1,000"]
-    assert column(study, "Validation accuracy") == ["0.9700", "0.6000"]
-    footnote = trial_table(study).footnote
-    assert "Two executions have a mean and no interval." in footnote
-    assert "±" not in footnote
-    assert "quartile" not in footnote
+def ranged(study, name, row=0):
+    return [study.table()[f"{name}{end}"][row] for end in ENDS]
 
 
-def test_a_diverged_trial_says_so():
-    study = make_study(make_diverged(16))
-    assert column(study, "Status") == ["diverged"]
-    assert column(study, "Samples/s") == ["n/a (diverged)"]
+def executed(seed, rate, accuracy):
+    return make_execution(seed=seed, rate=rate, accuracies=(accuracy,))
 
 
-def test_every_row_has_a_cell_a_column():
-    table = trial_table(make_study())
-    assert len(table.rows) == 7
-    assert {len(row.cells) for row in table.rows} == {len(table.columns)}
-    assert [row.best for row in table.rows].index(True) == 2
+def test_each_size_has_a_row_and_the_one_to_take_is_marked():
+    table = make_study().table()
+    assert column(make_study(), "batch size") == [16, 32, 64, 128, 256, 512, 4096]
+    assert table.attrs["answer"] == [2]
+    assert table["outcome"][2] == "take"
+    assert table["outcome"][6] == "out of memory"
+    assert set(table["outcome"]) <= {"take", "not told apart", "worse", "out of memory"}
 
 
-def test_numbers_are_short_and_show_their_spread():
-    assert column(make_study(make_trial(4096, rate=12345)), "Samples/s") == [
-        "12,300 (12,200 to 12,500)"
-    ]
-    repeated = make_trial(
-        64,
-        *(
-            make_execution(rate=r, accuracies=(a,))
-            for r, a in ((1000, 0.9), (1010, 0.91), (1010, 0.91))
-        ),
-    )
-    # Half of the interval of three values 0, d and d: 4.303 d / 3.
-    assert column(make_study(repeated), "Samples/s") == ["1,010 ± 14"]
-    assert column(make_study(repeated), "Validation accuracy") == ["0.9067 ± 0.014"]
-    assert column(make_study(), "Batch size")[-1] == "4,096"
-    assert column(make_study(), "Learning rate")[0] == "0.001"
+def test_numbers_have_the_interval_over_executions_or_within_one():
+    runs = ((1000, 0.9), (1010, 0.91), (1010, 0.91))
+    study = make_study(make_trial(64, *(executed(n, *run) for n, run in enumerate(runs))))
+    for place, name in enumerate(("samples/s", "validation accuracy")):
+        interval = mean_interval([run[place] for run in runs])
+        expected = (interval.value, interval.low, interval.high)
+        assert ranged(study, name) == pytest.approx(expected)
+    single = ranged(make_study(make_trial(64)), "samples/s")
+    assert single[1] < single[0] < single[2]
+
+
+def test_two_executions_have_a_mean_and_no_interval():
+    pair = make_trial(32, *(executed(n, 1000, a) for n, a in enumerate((0.5, 0.7))))
+    value, low, high = ranged(make_study(pair), "validation accuracy")
+    assert (value, low, high) == (pytest.approx(0.6), None, None)
 
 
 @pytest.mark.parametrize(
-    ("status", "reason"),
-    [("out_of_memory", "out of memory"), ("failed", "failed"), ("running", "running")],
+    ("trial", "outcome"),
+    [
+        (make_trial(64, status="out_of_memory"), "out of memory"),
+        (make_trial(64, status="failed"), "failed: ValueError: the loss is not finite"),
+        (make_trial(64, status="running"), "running"),
+        (make_diverged(64), "diverged"),
+    ],
 )
-def test_a_missing_value_says_why(status, reason):
-    study = make_study(make_trial(64, status=status), make_trial(128))
-    for title in ("Samples/s", "Validation accuracy", "Updates", "First step (s)"):
-        assert column(study, title)[0] == f"n/a ({reason})"
-    assert column(study, "Status")[0] == reason
-    text = " ".join(" ".join(row.texts) for row in trial_table(study).rows).lower()
-    assert "nan" not in text
-    assert "none" not in text
+def test_what_is_missing_is_unknown_and_its_outcome_says_why(trial, outcome):
+    table = make_study(trial, make_trial(128)).table()
+    assert table["outcome"][0] == outcome
+    assert table[["samples/s", "validation accuracy"]].isna().loc[0].all()
 
 
-def test_a_value_that_was_not_measured_says_so():
-    study = make_study(make_trial(64, data_wait_s=None, learning_rate=None, epochs=()))
-    assert column(study, "Waiting for data") == ["n/a (not measured)"]
-    assert column(study, "Learning rate") == ["n/a (not measured)"]
+def test_a_trial_that_is_not_compared_says_why():
+    other = make_trial(32, hyperparameters={"units": 8}, accuracies=(0.5,))
+    table = make_study(make_trial(16, hyperparameters={"units": 9}), other).table()
+    assert column(make_study(make_trial(16, hyperparameters={"units": 9}), other), "units") == [
+        9,
+        8,
+    ]
+    assert table["outcome"][1] == "other settings"
 
 
-def test_updates_that_overflowed_stand_in_the_table_where_there_are_any():
-    study = make_study(make_trial(64, overflowed_updates=3), make_trial(128, overflowed_updates=0))
-    assert column(study, "Overflowed updates") == ["3", "0"]
-    none = make_study(make_trial(64, overflowed_updates=0), make_trial(128))
-    assert "Overflowed updates" not in trial_table(none).headers
-
-
-def test_hyperparameters_stand_in_the_table_where_they_differ():
+def test_what_differs_between_trials_has_a_column():
     study = make_study(
         make_trial(16, hyperparameters={"units": 8, "drop": 0.5, "tuner/epochs": 1}),
         make_trial(32, hyperparameters={"units": 1600, "drop": 0.5, "tuner/epochs": 2}),
+        make_trial(512, hyperparameters={"units": 8, "drop": 0.5}, micro_batch_size=64),
     )
-    assert column(study, "units") == ["8", "1,600"]
-    assert {"drop", "tuner/epochs"}.isdisjoint(trial_table(study).headers)
+    assert column(study, "units") == [8, 1600, 8]
+    assert study.table()["micro-batch size"][2] == 64
+    assert {"drop", "tuner/epochs", "dtype policy"}.isdisjoint(study.table().columns)
 
 
-GPU_COLUMNS = {"GPU utilization", "Joules per sample"}
-
-
-def test_what_was_measured_of_the_gpus_stands_in_the_table_where_it_is_known():
+def test_what_was_measured_of_the_gpus_has_columns_where_it_is_known():
     study = make_study(
         make_trial(16, usage=make_usage(make_gpu(energy_j=3 * 2874.0, utilization=0.876))),
         make_trial(32, usage=make_usage(make_gpu(energy_j=None))),
         make_trial(64),
-        make_trial(128, status="out_of_memory"),
     )
-    known, unknown = "n/a (not measured)", "n/a (out of memory)"
-    assert column(study, "Joules per sample") == ["3.00", known, known, unknown]
-    assert column(study, "GPU utilization") == ["88 %", "80 %", known, unknown]
-    assert "whole run" in trial_table(study).footnote
-    assert "MIG" not in trial_table(study).footnote
+    assert column(study, "energy (J/sample)")[0] == pytest.approx(3.0)
+    assert column(study, "GPU utilization (%)")[:2] == pytest.approx([87.6, 80.0])
+    assert list(study.table()["energy (J/sample)"].isna()) == [False, True, True]
+    assert not [name for name in make_study().table().columns if "GPU" in name]
 
 
-def test_the_energy_of_an_instance_of_a_gpu_is_said_to_be_the_boards():
-    instance = dataclasses.replace(make_gpu(), mig=True)
-    study = make_study(make_trial(16, usage=make_usage(make_gpu(), instance)))
-    assert "(MIG) the energy is the whole board's" in trial_table(study).footnote
-
-
-@pytest.mark.parametrize("usage", [None, make_usage()])
-def test_without_gpus_there_is_no_column_of_them(usage):
-    study = make_study(make_trial(16, usage=usage))
-    assert GPU_COLUMNS.isdisjoint(trial_table(study).headers)
-    assert "NVML" not in trial_table(study).footnote
-
-
-def test_the_footnote_explains_the_spreads_that_are_there():
-    single = make_study(make_trial(64))
-    repeated = make_study(make_trial(64, *[make_execution()] * 3))
-    assert "quartile" in trial_table(single).footnote
-    assert "±" not in trial_table(single).footnote
-    assert "95 %" in trial_table(repeated).footnote
-    assert "quartile" not in trial_table(repeated).footnote
-
-
-def test_an_empty_study_is_refused():
-    with pytest.raises(ValueError, match=r"tuner\.search"):
-        trial_table(Study("digits", ()))
+def test_an_empty_study_has_an_empty_table():
+    assert len(Study("digits", ()).table()) == 0

@@ -1,12 +1,14 @@
 """The figures of a study by name, each loaded when it is drawn."""
 
+import contextlib
 import functools
-import importlib
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from kbatch.page.content import Figure
 
 if TYPE_CHECKING:
-    from matplotlib.axes import Axes
+    from kbatch.study.study import Study
 
 # Names are those of the modules, and of the functions behind `plot_`.
 STUDY_FIGURES = (
@@ -19,35 +21,61 @@ STUDY_FIGURES = (
 )
 # That of the file that `find_max_batch_size` or `kbatch max-batch --output` left is the last.
 FIGURES = (*STUDY_FIGURES, "memory")
+# More curves than these nobody can tell apart, and they make a page heavy.
+MOST_CURVES = 24
 
 
-def draw_figure(
-    name: str, path: str | Path, *, target: float | None = None, width_in: float | None = None
-) -> "Axes":
-    """Draw a figure of what lies in a file or a folder."""
-    if name not in FIGURES:
-        raise ValueError(
-            f"There is no such figure: the name must be one of {', '.join(FIGURES)}. "
-            f"Received: {name!r}."
-        )
-    if target is not None and name != "time-to-target":
-        raise ValueError(
-            "A target belongs to the figure `time-to-target`. "
-            f"Received: target={target} for {name!r}."
-        )
-    # A command lists the names without loading what reads and draws.
-    from kbatch.plotting.canvas import draw_so_wide
+def study_figures(study: "Study") -> tuple[Figure, ...]:
+    """Offer the figures for which a study has the data, that of the decision first."""
+    # What draws is loaded where something is drawn.
+    from kbatch.study.figures import (
+        gpu_timeline,
+        learning_curves,
+        noise_scale,
+        pareto,
+        time_to_target,
+        trials,
+    )
 
-    if name == "memory":
-        from kbatch.memory.figure import plot_memory
-        from kbatch.memory.result import MaxBatchSizeResult
+    first = "Throughput and quality by batch size"
+    draw = functools.partial(trials.plot_trials, study)
+    found = [Figure("trials", first, trials.HEIGHT_IN, draw)]
 
-        draw = functools.partial(plot_memory, MaxBatchSizeResult.load(path))
-    else:
-        from kbatch.study.study import load_study
+    def offer(
+        name: str,
+        title: str,
+        height_in: float,
+        plot: Callable[..., Any],
+        shown: bool = True,
+        **options: Any,
+    ) -> None:
+        if shown:
+            draw = functools.partial(plot, study, **options)
+            found.append(Figure(name, title, height_in, draw, "small"))
 
-        module = name.replace("-", "_")
-        plot = getattr(importlib.import_module(f"kbatch.study.figures.{module}"), f"plot_{module}")
-        options = {} if target is None else {"target": target}
-        draw = functools.partial(plot, load_study(path), **options)
-    return draw() if width_in is None else draw_so_wide(draw, width_in)
+    # A page leaves out what was not measured.
+    with contextlib.suppress(ValueError):
+        shown = len(pareto.pareto_info(study).points) > 1
+        title = "Quality against throughput"
+        offer("pareto", title, pareto.HEIGHT_IN, pareto.plot_pareto, shown)
+    with contextlib.suppress(ValueError):
+        curves = learning_curves.learning_curves_info(study).curves
+        shown = 0 < sum(len(curve.points) > 1 for curve in curves) <= MOST_CURVES
+        for against, words in (("updates", "updates"), ("seconds", "training time")):
+            plot, height_in = learning_curves.plot_learning_curves, learning_curves.HEIGHT_IN
+            name, title = f"learning-curves-{against}", f"Learning curves over {words}"
+            offer(name, title, height_in, plot, shown, against=against)
+    with contextlib.suppress(ValueError):
+        time_to_target.time_to_target_info(study)
+        plot, height_in = time_to_target.plot_time_to_target, time_to_target.HEIGHT_IN
+        offer("time-to-target", "Time and updates to the target", height_in, plot)
+    with contextlib.suppress(ValueError):
+        info = noise_scale.noise_scale_info(study)
+        height_in = noise_scale.HEIGHT_IN if info.goodput else noise_scale.ALONE_IN
+        shown, title = len(info.curves) <= MOST_CURVES, "Gradient noise scale and goodput"
+        offer("noise-scale", title, height_in, noise_scale.plot_noise_scale, shown)
+    with contextlib.suppress(ValueError):
+        gpu_timeline.gpu_timeline_info(study)
+        plot, height_in = gpu_timeline.plot_gpu_timeline, gpu_timeline.HEIGHT_IN
+        offer("gpu-timeline", "GPUs during the named trial", height_in, plot)
+    return tuple(found)

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -19,8 +19,10 @@ from kbatch.study.names import (
     outcome,
     trial_names,
 )
-from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 BATCH_LABEL = "Batch size (examples per update)"
 MOST_SERIES = 6
@@ -52,14 +54,14 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
 
 
 def write_conditions(
-    panel: Axes, study: Study, *notes: str, alarm: str = "", below_pt: float = 36
+    panel: Axes, study: "Study", *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
     lines = (*notes, caption(study.conditions))
     alarm = f"{alarm} {missing_text(study.missing)}".strip()
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
 
-def incomplete_text(study: Study) -> str:
+def incomplete_text(study: "Study") -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
     trials = [trial for trial in study.trials if trial.status != "completed"]
     if not trials:
@@ -81,11 +83,11 @@ def incomplete_text(study: Study) -> str:
     )
 
 
-def none_completed(study: Study) -> str:
+def none_completed(study: "Study") -> str:
     return f"No trial completed: {_counts(study.trials)}"
 
 
-def missing_data(study: Study, needed: str) -> ValueError:
+def missing_data(study: "Study", needed: str) -> ValueError:
     """Return the error of a figure whose data no trial has."""
     completed = any(trial.status == "completed" for trial in study.trials)
     received = "Trials completed without them" if completed else none_completed(study)
@@ -97,19 +99,19 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
-def best_of_size(study: Study) -> dict[int, TrialRecord]:
+def best_of_size(trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
     """Pick the trial of each batch size with the best objective, completed ones first."""
-    ranked = sorted(study.trials, key=lambda trial: (trial.status != "completed", trial.rank))
+    ranked = sorted(trials, key=lambda trial: (trial.status != "completed", trial.rank))
     found = {trial.batch_size: trial for trial in reversed(ranked)}
     return dict(sorted(found.items()))
 
 
-def best_of_size_note(study: Study) -> str:
+def best_of_size_note(trials: Sequence[TrialRecord]) -> str:
     """Describe that the best trials are shown, empty where each size has one trial."""
-    sizes, trials = {trial.batch_size for trial in study.trials}, len(study.trials)
-    if len(sizes) == trials:
+    sizes = {trial.batch_size for trial in trials}
+    if len(sizes) == len(trials):
         return ""
-    of = f"{len(sizes):,} of {pluralize(trials, 'trial')}"
+    of = f"{len(sizes):,} of {pluralize(len(trials), 'trial')}"
     return f"Shown: the best trial of each batch size, {of}."
 
 

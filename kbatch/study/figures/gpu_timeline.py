@@ -1,6 +1,6 @@
 """The timeline of the GPUs: utilization, memory and power while a block of code ran."""
 
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -8,11 +8,12 @@ from kbatch.page.numbers import format_number, join_words, memory_text, percent,
 from kbatch.plotting import canvas
 from kbatch.plotting.palette import series_style
 from kbatch.records.usage import GpuUsage, UsageRecord
+from kbatch.study.comparison import refuse_empty
 from kbatch.study.names import missing_text
-from kbatch.study.study import Study, refuse_empty
 
 if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
+    from kbatch.study.study import Study
 
 _GIB = 2.0**30
 _PANEL_IN, _REST_IN = 1.35, 1.5
@@ -78,10 +79,10 @@ def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelin
     return GpuTimelineInfo(title, tuple(map(_name, gpus)), tuple(panels), usage.duration_s, notes)
 
 
-def _watched(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord | None, str]:
+def _watched(watched: Any) -> tuple[str, UsageRecord | None, str]:
     if isinstance(watched, UsageRecord):
         return "GPU timeline", watched, watched.unavailable or ""
-    if not isinstance(watched, Study):
+    if not hasattr(watched, "trials"):
         return "GPU timeline", watched.usage, watched.unavailable or "The block has not ended."
     refuse_empty(watched)
     best = watched.decide().trial
@@ -160,6 +161,6 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     panels[-1].set_xlim(0, info.duration_s)
     panels[-1].set_xlabel("Time (s)")
     canvas.write_title(panels[0], info.title, columns=2)
-    alarm = missing_text(watched.missing) if isinstance(watched, Study) else ""
+    alarm = missing_text(getattr(watched, "missing", 0))
     canvas.write_caption(panels[-1], *info.notes, alarm=alarm)
     return panels[0]

@@ -2,7 +2,7 @@
 
 import itertools
 from statistics import fmean
-from typing import Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -11,10 +11,13 @@ from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color
+from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import diverged, metric_words
-from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 HEIGHT_IN = 3.8
 BUDGETS = ("updates", "examples", "seconds")
@@ -50,19 +53,19 @@ class LearningCurvesInfo(NamedTuple):
     incomplete: str  # Empty where all trials have a result.
 
 
-def learning_curves_info(study: Study) -> LearningCurvesInfo:
+def learning_curves_info(study: "Study") -> LearningCurvesInfo:
     """Compute the learning curve of the best trial of each batch size."""
     refuse_empty(study)
     quality = study.quality_metric
     curves = tuple(
         LearningCurve(size, trial.trial_id, points, diverged(trial))
-        for size, trial in common.best_of_size(study).items()
+        for size, trial in common.best_of_size(study.trials).items()
         if quality is not None and (points := _points(trial, quality.name))
     )
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")
     notes = [
-        common.best_of_size_note(study),
+        common.best_of_size_note(study.trials),
         "Training time has the tracing of the first step in it, but no validation.",
     ]
     most = max(len(trial.executions) for trial in study.trials)
@@ -88,7 +91,7 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
     for ends in zip(*runs, strict=False):
         updates, examples, seconds, values = zip(*ends, strict=True)
         interval = mean_interval(values)
-        bar = (interval.low, interval.high) if interval else None
+        bar = interval and interval.ends
         spent = fmean(updates), fmean(examples), fmean(seconds)
         points.append(CurvePoint(*spent, fmean(values), bar))
     return tuple(points)
@@ -108,7 +111,7 @@ def alt_text(info: LearningCurvesInfo) -> str:
 
 
 def plot_learning_curves(
-    study: Study,
+    study: "Study",
     ax: Axes | None = None,
     *,
     against: Literal["updates", "examples", "seconds"] | None = None,

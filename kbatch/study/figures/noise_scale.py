@@ -1,6 +1,6 @@
 """The figure of the gradient noise scale over training, and of the goodput that follows from it."""
 
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from matplotlib.axes import Axes
 
@@ -10,10 +10,12 @@ from kbatch.page.numbers import format_number, in_brackets, join_words, pluraliz
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
+from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.figures.common import bars_text, throughput_estimate
-from kbatch.study.names import noise_scale_text
-from kbatch.study.study import Study, refuse_empty
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 # Of both panels, and of the noise scale alone.
 HEIGHT_IN, ALONE_IN = 6.0, 4.0
@@ -49,10 +51,10 @@ class NoiseScaleInfo(NamedTuple):
     incomplete: str  # Empty where all trials have a result.
 
 
-def noise_scale_info(study: Study) -> NoiseScaleInfo:
+def noise_scale_info(study: "Study") -> NoiseScaleInfo:
     """Compute the noise scale over training of the best measured trial of each batch size."""
     refuse_empty(study)
-    measured = Study(study.name, tuple(t for t in study.trials if t.noise_scale is not None))
+    measured = [trial for trial in study.trials if trial.noise_scale is not None]
     curves = []
     for size, trial in common.best_of_size(measured).items():
         # Its axis is logarithmic, which has no place for 0.
@@ -80,10 +82,10 @@ def noise_scale_info(study: Study) -> NoiseScaleInfo:
     return NoiseScaleInfo(tuple(curves), progress, epochs, notes, common.incomplete_text(study))
 
 
-def _goodput(study: Study) -> Goodput | None:
+def _goodput(study: "Study") -> Goodput | None:
     """Compute the goodput of each batch size by the noise scale of the best trial that has one."""
     resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
-    completed = Study(study.name, tuple(t for t in study.trials if t.status == "completed"))
+    completed = [trial for trial in study.trials if trial.status == "completed"]
     rates = {
         size: rate
         for size, trial in common.best_of_size(completed).items()
@@ -91,7 +93,7 @@ def _goodput(study: Study) -> Goodput | None:
     }
     if not resolved or len(rates) < 2:
         return None
-    trial = Study(study.name, tuple(resolved)).best_trial() or resolved[0]
+    trial = min(resolved, key=lambda trial: (trial.status != "completed", trial.rank))
     scale: Any = trial.noise_scale
     curves = [
         {
@@ -148,7 +150,16 @@ def _goodput_text(found: Goodput | None) -> str:
     return f"Below it, goodput by batch size is {values} samples/s, largest at {found.best:,}. "
 
 
-def plot_noise_scale(study: Study, ax: Axes | None = None) -> Axes:
+def noise_scale_text(scale: Estimate[float | None]) -> str:
+    """Write a noise scale with its interval, or what is known of an unresolved one."""
+    if scale.value is not None:
+        return f"{format_number(scale.value, 2)}{in_brackets(scale, 2)}"
+    if scale.low:
+        return f"n/a (unresolved: at least {format_number(scale.low, 2)})"
+    return "n/a (unresolved)"
+
+
+def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
 
     Below the noise scale, twice the batch size nearly halves the updates that training needs;

@@ -1,7 +1,7 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -12,7 +12,7 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import shortened
 from kbatch.plotting.palette import INK, MUTED, series_style
-from kbatch.study.comparison import best_of_rates
+from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.figures.common import (
     bars_text,
@@ -20,8 +20,10 @@ from kbatch.study.figures.common import (
     throughput_estimate,
 )
 from kbatch.study.names import metric_words, trial_names
-from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import Objective
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 HEIGHT_IN = 4.0
 _MOST_NAMED = 14
@@ -52,11 +54,11 @@ class ParetoInfo(NamedTuple):
         return tuple(point for point in self.points if point.on_front)
 
 
-def pareto_info(study: Study) -> ParetoInfo:
+def pareto_info(study: "Study") -> ParetoInfo:
     """Compute which trials are faster or better than every other one."""
     refuse_empty(study)
     names, quality = trial_names(study.trials), study.quality_metric
-    completed = [trial for trial in best_of_rates(study.trials) if trial.status == "completed"]
+    completed = [t for t, *_ in rates_of_settings(study.trials) if t.status == "completed"]
     series = common.trial_series(completed, names) if completed else ()
     number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
     measured = [
@@ -106,7 +108,7 @@ def alt_text(info: ParetoInfo) -> str:
     ).strip()
 
 
-def plot_pareto(study: Study, ax: Axes | None = None) -> Axes:
+def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.

@@ -1,7 +1,7 @@
 """The figure of the cost of a target: seconds and updates by batch size."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -13,11 +13,14 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
+from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.figures.common import BARS
 from kbatch.study.names import metric_words, outcome
-from kbatch.study.study import Study, refuse_empty
 from kbatch.study.trial import TrialRecord
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 HEIGHT_IN = 5.6
 
@@ -55,7 +58,7 @@ class TimeToTargetInfo(NamedTuple):
         return f"{metric_words(self.target.metric)} {sign} {setting(self.target.value)}"
 
 
-def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToTargetInfo:
+def time_to_target_info(study: "Study", *, target: float | None = None) -> TimeToTargetInfo:
     """Compute what each batch size needed to reach a target."""
     refuse_empty(study)
     aim = _target(study, target)
@@ -114,7 +117,7 @@ def time_to_target_info(study: Study, *, target: float | None = None) -> TimeToT
     )
 
 
-def _target(study: Study, value: float | None) -> Target:
+def _target(study: "Study", value: float | None) -> Target:
     if value is not None:
         metric = study.quality_metric
         if metric is None:
@@ -180,7 +183,7 @@ def alt_text(info: TimeToTargetInfo) -> str:
 
 
 def plot_time_to_target(
-    study: Study, ax: Axes | None = None, *, target: float | None = None
+    study: "Study", ax: Axes | None = None, *, target: float | None = None
 ) -> Axes:
     """Plot the training time and the updates to a target by batch size, on logarithmic axes.
 

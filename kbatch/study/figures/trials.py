@@ -5,7 +5,7 @@ import math
 import textwrap
 from collections.abc import Mapping, Sequence
 from statistics import median
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
@@ -15,21 +15,23 @@ from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.palette import MUTED, series_style
-from kbatch.study.comparison import best_of_rates
+from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import at_most, metric_words, outcome, trial_names
-from kbatch.study.study import Study, as_compared, refuse_empty
 from kbatch.study.trial import Objective, TrialRecord
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 HEIGHT_IN = 5.4
 # A size lies outside the axis that is so many times as far from the best as the median is.
 _FAR, _LEAST_SPREAD = 10, 0.05
 
 
-def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
+def plot_trials(study: "Study", ax: Axes | None = None) -> Axes:
     """Plot samples/s and the quality of the model by batch size.
 
     The upper panel holds the throughput, the lower one the validation accuracy or whatever
@@ -53,11 +55,11 @@ def plot_trials(study: Study, ax: Axes | None = None) -> Axes:
     return draw_trials(study, ax)
 
 
-def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) -> Axes:
+def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) -> Axes:
     """Draw the figure; the trial that runs is a hollow mark."""
     refuse_empty(study)
-    study = as_compared(study)
-    quality, named, shown = study.quality_metric, study.decide().trial, best_of_rates(study.trials)
+    quality, named, trials = study.quality_metric, study.decide().trial, as_compared(study.trials)
+    shown = [rates[0] for rates in rates_of_settings(trials)]
     series = common.trial_series(shown, trial_names(study.trials))
     places = _places(series, shown)
     completed = [trial for trial in shown if trial.status == "completed"]
@@ -99,7 +101,7 @@ def draw_trials(study: Study, ax: Axes | None, *, running: str | None = None) ->
         outside = _end_axis(lower, completed, quality)
         (bottom, top), below = lower.get_ylim(), 0.12 if len(completed) == len(shown) else 0.25
         lower.set_ylim(bottom - below * (top - bottom), top + 0.08 * (top - bottom))
-        others = _draw_other_rates(lower, study, shown, quality)
+        others = _draw_other_rates(lower, trials, shown, quality)
     if quality:
         values = [e.value for trial in completed if (e := quality_of(trial))]
         common.quality_axis(lower, quality, values)
@@ -137,7 +139,7 @@ def _places(series: Sequence[common.Series], trials: Sequence[TrialRecord]) -> d
 def _mark_incomplete(
     upper: Axes,
     lower: Axes,
-    study: Study,
+    study: "Study",
     shown: Sequence[TrialRecord],
     places: Mapping[str, float],
 ) -> str:
@@ -179,13 +181,16 @@ def _end_axis(panel: Axes, completed: Sequence[TrialRecord], quality: Objective 
 
 
 def _draw_other_rates(
-    panel: Axes, study: Study, shown: Sequence[TrialRecord], quality: Objective | None
+    panel: Axes,
+    trials: Sequence[TrialRecord],
+    shown: Sequence[TrialRecord],
+    quality: Objective | None,
 ) -> str:
     """Draw the learning rates that are not the best of their size, and say what they are."""
     best = {trial.trial_id for trial in shown}
     points = [
         (trial.batch_size, value)
-        for trial in study.trials
+        for trial in trials
         if trial.trial_id not in best and trial.status == "completed"
         if quality and (value := trial.metrics.get(quality.name)) is not None
     ]
@@ -200,7 +205,7 @@ def _draw_other_rates(
     return f"Grey: {pluralize(len(points), 'trial')} at other learning rates{where}."
 
 
-def _tied(study: Study) -> str:
+def _tied(study: "Study") -> str:
     decided = study.decide()
     if not decided.tied:
         return ""
@@ -220,7 +225,7 @@ def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> 
     return f"Points are not joined: {why}."
 
 
-def named_label(study: Study) -> str:
+def named_label(study: "Study") -> str:
     """Write what the decision names, with its throughput or quality."""
     trial: Any = study.decide().trial
     parts = [f"batch size {trial.batch_size:,}", *trial_names(study.trials).settings(trial)]
@@ -252,7 +257,7 @@ def _write_above(panel: Axes, text: str, place: float) -> None:
     draw.text(panel, text, (place, 1), (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
 
 
-def _alt_text(study: Study, shown: Sequence[TrialRecord]) -> str:
+def _alt_text(study: "Study", shown: Sequence[TrialRecord]) -> str:
     sizes = [trial.batch_size for trial in shown]
     between = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
     words = metric_words(study.quality_metric.name) if study.quality_metric else "quality"
