@@ -106,7 +106,7 @@ def by_kbatch(model, x, target_s: float) -> Found:
         model, x, latency_slo_ms=1000 * target_s, quantile=QUANTILE, measure_memory=False
     )
     seconds = time.perf_counter() - began_s
-    kept = [check.batch_size for check in profile.checks if check.best]
+    kept = [check.batch_size for check in profile.checks if check == profile.verified]
     probes = sum(t.measured for t in profile.timings) + len(profile.checks)
     return Found(kept[0] if kept else 0, probes, seconds)
 

@@ -6,15 +6,12 @@ from kbatch.device.gpu_monitor import GpuMonitor as GpuMonitor
 from kbatch.device.quiet_start import quiet_start as quiet_start
 from kbatch.errors import OutOfMemoryError as OutOfMemoryError
 from kbatch.inference.figures import plot_inference_memory as plot_inference_memory
-from kbatch.inference.figures import plot_inference_noise as plot_inference_noise
 from kbatch.inference.figures import (
     plot_inference_operating_curve as plot_inference_operating_curve,
 )
-from kbatch.inference.figures import plot_inference_paths as plot_inference_paths
-from kbatch.inference.figures import plot_inference_tails as plot_inference_tails
 from kbatch.inference.figures import plot_inference_throughput as plot_inference_throughput
 from kbatch.inference.measure import profile_inference as profile_inference
-from kbatch.inference.profile import InferenceProfile as InferenceProfile
+from kbatch.inference.result import InferenceProfile as InferenceProfile
 from kbatch.input_pipeline.figure import plot_input_pipeline as plot_input_pipeline
 from kbatch.input_pipeline.measure import profile_input_pipeline as profile_input_pipeline
 from kbatch.input_pipeline.result import InputPipelineProfile as InputPipelineProfile

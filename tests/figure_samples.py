@@ -31,10 +31,7 @@ def input_profile():
 SAMPLES = {
     "gpu_timeline": gpu_study,
     "inference_memory": inference_factory.make_profile,
-    "inference_noise": inference_factory.make_profile,
     "inference_operating_curve": inference_factory.make_profile,
-    "inference_paths": inference_factory.make_profile,
-    "inference_tails": inference_factory.make_profile,
     "inference_throughput": inference_factory.make_profile,
     "input_pipeline": input_profile,
     "learning_curves": lambda: learned_study(3),

@@ -3,8 +3,8 @@
 import numpy as np
 from records_factory import make_environment
 
-from kbatch.inference.profile import InferenceProfile
-from kbatch.inference.record import TargetCheck, TimingRecord, TwinRecord
+from kbatch.inference.result import InferenceProfile, TimingRecord
+from kbatch.inference.target_search import TargetCheck
 from kbatch.memory.result import MemoryRecord
 
 PEAK_RATE = 10_000.0
@@ -25,9 +25,7 @@ def make_timing(
         "outcome": "measured",
         "examples_per_call": batch_size,
         "first_call_s": 0.5,
-        "warm_up_calls": 3,
         "calls": calls,
-        "block_rounds": tuple(range(8)),
         "block_medians_s": tuple(float(v) for v in blocks),
         "latencies_s": tuple(float(v) for v in latencies),
     }
@@ -38,9 +36,8 @@ def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy=
     return TimingRecord(path, policy, batch_size, outcome, "memory ran out when it was probed")
 
 
-def make_check(batch_size, latencies_s, *, best=True, latency_ms=5.0, quantile=0.95):
-    calls = tuple(latencies_s)
-    return TargetCheck("compiled", "float32", batch_size, latency_ms, quantile, calls, best)
+def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60, missing_calls=None):
+    return TargetCheck(batch_size, tuple(latencies_s), outcome, missing_calls)
 
 
 def make_memory(batch_size, *, policy="float32", fixed=2**24, each=2**18, **changed):
@@ -62,7 +59,6 @@ def make_profile(*timings, **changed):
         "timings": tuple(timings),
         "memory": (*map(make_memory, sizes), make_memory(128, reason="too much", **guarded)),
         "memory_limit_bytes": 2**26,
-        "twin": TwinRecord("compiled", "float32", 8, (0.01, -0.02, 0.0, 0.01, -0.01, 0.03)),
         "environment": make_environment(),
     }
     return InferenceProfile(**(fields | changed))

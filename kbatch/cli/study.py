@@ -38,7 +38,7 @@ def _report(options: argparse.Namespace) -> None:
 
 def load_result(path: Path) -> Any:
     """Read a study from the folder of its search, or whatever result a JSON file holds."""
-    from kbatch.inference.profile import InferenceProfile
+    from kbatch.inference.result import InferenceProfile
     from kbatch.input_pipeline.result import InputPipelineProfile
     from kbatch.memory.result import MaxBatchSizeResult
     from kbatch.recommendation.record import Recommendation

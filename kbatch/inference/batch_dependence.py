@@ -24,8 +24,9 @@ import tensorflow as tf
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.inference.call_paths import Run
 from kbatch.inference.inputs import InferenceInputs
-from kbatch.inference.record import SizeEffect
+from kbatch.inference.result import SizeEffect
 from kbatch.library_internals import forward, replaced
+from kbatch.records.notes import Note
 
 # Rounding may change so many times what one eps of the inputs changes, and so many eps at least.
 _TIMES_MOVED, _LEAST_EPS = 10.0, 8.0
@@ -78,15 +79,28 @@ class BatchDependence:
                 max(changed, default=None),
             )
 
-    def differing_layer(self) -> str | None:
+    def notes(self) -> tuple[Note, ...]:
+        """Return a note on the first size that changes outputs, none where no size does."""
+        differing = (one for one, effect in self.found.items() if effect.depends)
+        if (setting := next(differing, None)) is None:
+            return ()
+        path, policy, size = setting
+        difference, layer = self.found[setting].difference, self._differing_layer(*setting)
+        note = Note.of(
+            "depends_on_size",
+            path=path,
+            policy=policy,
+            size=size,
+            found="overflow" if difference is None else f"differ by {100 * difference:.2g} %",
+            more="" if layer is None else f", first in layer {layer}",
+        )
+        return (note,)
+
+    def _differing_layer(self, path: str, policy: str, size: int) -> str | None:
         """Name the first layer whose outputs depend on the batch size, by running all eagerly.
 
-        None where predictions do not depend on it, or the layers by themselves do not show it.
+        None where the layers by themselves do not show it.
         """
-        setting = next((one for one, effect in self.found.items() if effect.depends), None)
-        if setting is None:
-            return None
-        path, policy, size = setting
         smallest, _ = self._smallest[path, policy]
         rows, names = min(_FEWEST_ROWS, self._repeated), []
         kept = max(rows, smallest)  # Of a large batch, whose layers may return more than fits.

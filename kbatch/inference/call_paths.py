@@ -18,9 +18,10 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.inference.inputs import InferenceInputs
-from kbatch.inference.record import BULK_PATH, OutputChange
+from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import declared_structure
 from kbatch.page.numbers import join_words
+from kbatch.records.notes import Note
 from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
@@ -160,7 +161,7 @@ INT8 = "int8"
 
 def variants_of(
     model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Iterable[CallPath]
-) -> tuple[dict[str, keras.Model], tuple[OutputChange, ...], tuple[str, ...]]:
+) -> tuple[dict[str, keras.Model], dict[str, float | None], tuple[Note, ...]]:
     """Return the model under each policy, how its outputs differ from float32's, and notes."""
     own = policy_of(model)
     names = (own,) if dtype_policies is None else check_variants(dtype_policies)
@@ -172,40 +173,40 @@ def variants_of(
             f"Received: call_paths with {functions}, dtype_policies={names}."
         )
     models: dict[str, keras.Model] = {}
-    notes = [inputs.note]
+    notes = [] if inputs.note is None else [inputs.note]
+    refused = []
     for name in names:
         try:
             models[name] = variant(model, name)
         except PolicyUnsupported as reason:
-            notes.append(f"Not measured under {name}: {reason}")
+            refused.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
     if not models:
         raise InputError(
             "The model can be had under none of the policies: leave `dtype_policies` out to "
-            f"measure it as it is. {' '.join(filter(None, notes[1:]))} "
-            f"Received: dtype_policies={names}."
+            f"measure it as it is. {' '.join(refused)} Received: dtype_policies={names}."
         )
     if INT8 in models:
         layers = layers_with_weights(models[INT8])
         plain = [one.name for one in layers if INT8 not in one.dtype_policy.name]
         if plain:
-            notes.append(
-                f"Under int8, {len(layers) - len(plain)} of {len(layers)} layers with weights are "
-                f"quantised; the others compute in float32: {join_words(plain)}."
+            note = Note.of(
+                "not_quantised",
+                quantised=len(layers) - len(plain),
+                layers=len(layers),
+                others=join_words(plain),
             )
-    changes: list[OutputChange] = []
+            notes.append(note)
+    changes: dict[str, float | None] = {}
     others = {name: one for name, one in models.items() if name != "float32"}
     if others:
-        try:
-            expected = outputs_of(models.get("float32") or variant(model, "float32"), inputs.rows)
-        except PolicyUnsupported as reason:
-            notes.append(f"Outputs are not compared with float32: {reason}")
-        else:
-            examples = len(keras.tree.flatten(inputs.rows)[0])
-            changes += [
-                output_change(outputs_of(one, inputs.rows), expected, name, examples=examples)
+        with contextlib.suppress(PolicyUnsupported):  # Then there is nothing to compare with.
+            reference = models.get("float32") or variant(model, "float32")
+            expected = outputs_of(reference, inputs.rows)
+            changes = {
+                name: output_change(outputs_of(one, inputs.rows), expected)
                 for name, one in others.items()
-            ]
-    return models, tuple(changes), tuple(filter(None, notes))
+            }
+    return models, changes, (*refused, *notes)
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
@@ -245,23 +246,17 @@ def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
     return copy
 
 
-def output_change(
-    outputs: Any, reference: Any, dtype_policy: str, *, examples: int
-) -> OutputChange:
+def output_change(outputs: Any, reference: Any) -> float | None:
+    """Return the largest difference over the largest output; None if not finite or all zeros."""
+
     def flat(nested: Any) -> np.ndarray:
         leaves = keras.tree.flatten(nested)
         return np.concatenate([np.asarray(leaf, "float64").ravel() for leaf in leaves])
 
-    def finite(value: Any) -> float | None:
-        return float(value) if np.isfinite(value) else None
-
     expected = flat(reference)
-    # What is not finite, or relative to nothing but zeros, has no figure.
     with np.errstate(invalid="ignore", divide="ignore"):
-        difference, size = np.abs(flat(outputs) - expected), np.abs(expected)
-        largest, mean = np.max(difference), np.mean(difference)
-        figures = (largest, mean, largest / np.max(size), mean / np.mean(size))
-        return OutputChange(dtype_policy, examples, *map(finite, figures))
+        change = float(np.max(np.abs(flat(outputs) - expected)) / np.max(np.abs(expected)))
+    return change if np.isfinite(change) else None
 
 
 def outputs_of(model: Any, batch: Any) -> Any:

@@ -9,19 +9,19 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
+from kbatch.records.notes import Note
 from kbatch.training.data.forms import FitData, as_dataset, is_composite, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
 from kbatch.training.data.sample_rows import SampleElements, sample_of
 
 _MADE_ROWS = 64
-_MADE_NOTE = "Inputs were made at random for the model's input shapes."
 
 
 class InferenceInputs(NamedTuple):
     """Rows that are repeated into batches."""
 
     rows: Any  # Arrays of shape (rows, ...), nested as the model takes them.
-    note: str | None  # What a reader must know of them.
+    note: Note | None  # What a reader must know of them.
 
     def batch(self, batch_size: int) -> Any:
         count = len(keras.tree.flatten(self.rows)[0])
@@ -38,7 +38,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
             f"Received: model of class {type(model).__name__}."
         )
     if x is None:
-        inputs = InferenceInputs(_made_rows(model), _MADE_NOTE)
+        inputs = InferenceInputs(_made_rows(model), Note.of("inputs_made"))
     else:
         x = as_dataset(x)
         _check_form(x)
@@ -47,7 +47,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         source = sample_of(FitData(x))
         found = source.rows(model) if isinstance(source, SampleElements) else source
         rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
-        inputs = InferenceInputs(rows, found.note and str(found.note))
+        inputs = InferenceInputs(rows, found.note)
     check_inputs(model, inputs)
     if not model.built or not getattr(model, "inputs", None):
         model(inputs.batch(1), training=False)  # A subclass has its weights after a first call.

@@ -10,7 +10,7 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -18,6 +18,7 @@ import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.intervals import calls_for_quantile
+from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
@@ -27,14 +28,20 @@ from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import call_paths_of, variants_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
-from kbatch.inference.profile import InferenceProfile, TargetTooLow, check_target, round_noise
-from kbatch.inference.record import BULK_PATH, TargetCheck
+from kbatch.inference.result import (
+    BULK_PATH,
+    InferenceProfile,
+    TargetTooLow,
+    TimingRecord,
+    check_target,
+)
 from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
 from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
+from kbatch.records.notes import Note
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
@@ -195,29 +202,24 @@ def profile_inference(
         dependence = BatchDependence(models, inputs, time_budget_s=plan.time_budget_s)
         with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
             _warm_up(sweep, memory, dependence, say)
-            for number, live in enumerate(sweep.each_round(), start=1):
+            for number, live in enumerate(sweep.rounds.each_round(), start=1):
                 say(
                     f"round {number}: {pluralize(len(live), 'setting')} to go on, "
                     f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
                 )
+            effects = dependence.found
             profile = InferenceProfile(
                 model_name=model.name,
                 quantile=plan.quantile,
                 timings=tuple(
-                    dataclasses.replace(
-                        t,
-                        size_effect=dependence.found.get(
-                            (t.call_path, t.dtype_policy, t.batch_size)
-                        ),
-                    )
-                    for t in sweep.records()
+                    dataclasses.replace(one, size_effect=effects.get(one.setting))
+                    for one in sweep.records()
                 ),
                 memory=memory.records,
                 memory_limit_bytes=memory.limit_bytes or None,
                 output_changes=changes,
-                differing_layer=dependence.differing_layer(),
-                twin=sweep.twin(),
-                notes=tuple(dict.fromkeys((*notes, *memory.notes))),
+                target_ms=plan.target_ms,
+                noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
                 environment=read_environment(),
             )
             return profile if plan.target_ms is None else verify_target(profile, sweep, say)
@@ -246,14 +248,14 @@ def _probes(
 ) -> Iterator[Probes]:
     rows = SampleRows((inputs.rows,), None)
     workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
-    why_here = "gpu"
+    why_here = "model on the GPU"
     if not gpu_in_use():
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
                 _check_weights(probes, model, memory_limit_bytes)
             # What a class that the worker does not know leads to when the model is read there.
             except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
-                why_here = "not sendable"
+                why_here = "model not sendable"
             else:
                 yield probes
                 return
@@ -320,71 +322,54 @@ def verify_target(
     profile: InferenceProfile, sweep: InferenceSweep, say: Progress
 ) -> InferenceProfile:
     """Look for the largest batch within the target of the plan, and add the checks."""
-    target_ms, quantile = sweep.plan.target_ms or math.inf, profile.quantile
-    if not profile.answering:
-        note = "The latency target was not looked for: nothing was timed."
-        return dataclasses.replace(profile, notes=(*profile.notes, note))
-    series, rounds = profile.series[0], sweep.rounds
-    search = LatencyTargetSearch(
-        _guess(profile),
-        target_s=target_ms / 1000,
-        quantile=quantile,
-        largest=sweep.largest_allowed[series],
-        drift=expected_drift(round_noise(profile.answering)),
-        earlier=[
-            [block.durations_s for block in blocks]
-            for setting, blocks in rounds.blocks.items()
-            if setting[:2] == series and blocks
-        ],
-    )
-    while look := search.ask(more_sizes=rounds.spent_s < sweep.plan.time_budget_s):
-        setting, latencies_s = Setting(*series, look.batch_size), None
-        if setting in rounds.warm_ups or sweep.admit(setting) is not None:
-            latencies_s = rounds.fresh_calls(setting, look.calls, least_s=_LEAST_CHECK_S)
-        found = "memory ran out"
-        if latencies_s is not None:
-            found = f"{1000 * max(latencies_s):.3g} ms at most"
-        say(f"checked batch {look.batch_size}: {found}")
-        search.tell(latencies_s or [math.inf] * look.calls)  # No target is kept to.
-    checks = tuple(
-        TargetCheck(
-            *series,
-            one.batch_size,
-            target_ms,
-            quantile,
-            tuple(latency_s for latency_s in one.latencies_s if math.isfinite(latency_s)),
-            best=one is search.best,
-            drift=search.drift,
-            confidence=one.confidence,
-            calls_a_hiccup=one.calls_a_hiccup,
-            missing_calls=one.missing_calls,
-            withdrawn=search.is_withdrawn(one),
+    series, rounds = sweep.first_series, sweep.rounds
+    if profile.answering:
+        search = LatencyTargetSearch(
+            _guess(profile),
+            target_s=(profile.target_ms or math.inf) / 1000,
+            quantile=profile.quantile,
+            largest=sweep.largest_allowed[series],
+            drift=expected_drift(profile.answering),
+            earlier=[
+                [block.durations_s for block in blocks]
+                for setting, blocks in rounds.blocks.items()
+                if setting[:2] == series and blocks
+            ],
         )
-        for one in search.tries
+        while look := search.ask(more_sizes=rounds.spent_s < sweep.plan.time_budget_s):
+            (size, calls), latencies_s = look, None
+            setting = Setting(*series, size)
+            if setting in rounds.warm_ups or sweep.admit(setting) is not None:
+                latencies_s = rounds.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
+            found = "memory ran out"
+            if latencies_s is not None:
+                found = f"{1000 * max(latencies_s):.3g} ms at most"
+            say(f"checked batch {size}: {found}")
+            search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
+        profile = dataclasses.replace(profile, checks=search.checks)
+    if profile.verified is not None:
+        return profile
+    unsure = [check for check in profile.checks if check.missing_calls is not None]
+    likely = max(unsure, key=lambda check: check.batch_size, default=None)
+    note = Note.of(
+        "target_not_verified",
+        target_ms=profile.target_ms,
+        quantile=profile.quantile,
+        more=""
+        if likely is None
+        else f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)",
     )
-    notes = profile.notes
-    if search.best is None:
-        sizes = ", ".join(str(one.batch_size) for one in search.tries)
-        note = (
-            f"No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile. "
-            f"Checked: {sizes}."
-        )
-        unsure = [one for one in search.tries if one.missing_calls is not None]
-        if unsure:
-            one = max(unsure, key=lambda found: found.batch_size)
-            note += (
-                f" Batch size {one.batch_size:,} may keep to it, but about {one.missing_calls:,} "
-                "more calls are needed to be sure: the machine slowed some calls, whatever their "
-                "size. Measure on a quieter machine."
-            )
-        notes = (*notes, note)
-    return dataclasses.replace(profile, checks=checks, notes=notes)
+    return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 
-def expected_drift(noise: float | None) -> float:
+def expected_drift(timings: Sequence[TimingRecord]) -> float:
     """Return how much slower later calls may be than those that verify an answer."""
     # The calls of a check are over within about a second; how far the rounds of the sweep scatter
     # shows what a machine does between two moments, and a short sweep may have seen a calm one.
+    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
+    noise = None
+    if len(pairs) >= 3 and len(timings) > 1:  # Enough for a line; slow rounds count too.
+        noise = fit_line(*zip(*pairs, strict=True)).departure.noise
     return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 
 
@@ -392,7 +377,7 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
     """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
     latency = None
     for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
-        with contextlib.suppress(ValueError):  # Calls or blocks are too few, as checks will tell.
+        with contextlib.suppress(ValueError):  # Calls or rounds are too few, as checks will tell.
             latency = fit()
             break
     if latency is None:
@@ -400,15 +385,13 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
         return lambda latency_s: max(1, int(rate * latency_s))
 
     def guess(latency_s: float) -> int | None:
-        longest_s, largest = float(latency.curve.latencies_s[-1]), latency.curve.batch_sizes[-1]
-        if not latency.follows_line and latency_s > longest_s:
+        sizes, times_s = latency.curve.batch_sizes, latency.curve.latencies_s
+        if not latency.follows_line and latency_s > times_s[-1]:
             # The curve ends here; on a plateau the time grows with the size.
-            return int(largest * latency_s / longest_s)
-        found = batch_size_within(latency, latency_s=latency_s).batch_size
-        if found is None:
-            # The smallest measured size is above the target: smaller ones in proportion, which is
-            # too many where a call has a fixed part, as fresh calls will show.
-            return int(latency.curve.batch_sizes[0] * latency_s / latency.curve.latencies_s[0])
-        return found
+            return int(sizes[-1] * latency_s / times_s[-1])
+        found = batch_size_within(latency, latency_s=latency_s).value
+        # Where the smallest measured size is above the target, smaller ones in proportion, which is
+        # too many where a call has a fixed part, as fresh calls will show.
+        return int(sizes[0] * latency_s / times_s[0]) if found is None else int(found)
 
     return guess

@@ -4,19 +4,15 @@ import contextlib
 import itertools
 import math
 import random
-import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
-
-import keras
-import tensorflow as tf
 
 from kbatch.analysis.scaling_curve import is_saturated
 from kbatch.device.failures import failure_text
 from kbatch.inference.call_paths import CallPath, Run
 from kbatch.inference.inputs import InferenceInputs
-from kbatch.inference.record import BULK_PATH, TimingRecord, TwinRecord
+from kbatch.inference.result import BULK_PATH, TimingRecord
 from kbatch.memory.find import MemoryPass
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import SURE_SHARE, fit_memory
@@ -31,18 +27,16 @@ _BEYOND_TARGET = "batches beyond the latency target"
 _FAR_BEYOND = 1.5
 # Single calls that a record keeps for each block, if the quantile needs no more.
 _KEPT_CALLS = 64
-_COPIES, _WARM_UP_COPIES = 7, 2
 
 Series = tuple[str, str]
 
 
 class Setting(NamedTuple):
-    """What is timed; a `twin` is the second of two that are alike."""
+    """What is timed."""
 
     call_path: str
     dtype_policy: str
     batch_size: int
-    twin: bool = False
 
 
 class InferencePlan(NamedTuple):
@@ -78,8 +72,6 @@ class InferenceSweep:
         self._paths = {path.name: path for path in plan.paths}
         self.runs: dict[Series, Run] = {}
         self._not_run: dict[Setting, str] = {}
-        self._copies_s: dict[int, float | None] = {}
-        self._twin: Setting | None = None
         self._stack = contextlib.ExitStack()
 
     def __enter__(self) -> "InferenceSweep":
@@ -156,34 +148,10 @@ class InferenceSweep:
 
         def prepare() -> Callable[[], Any]:
             size, run = setting.batch_size, self.runs[setting[:2]]
-            if size not in self._copies_s:
-                self._copies_s[size] = _copy_s(self._inputs.batch(size))
             batch = self._inputs.batch(self.examples_per_call(setting))
             return lambda: run(batch, size)
 
         return self.rounds.admit(setting, prepare)
-
-    def each_round(self) -> Iterator[list[Setting]]:
-        """Time all settings in rounds, one of them twice; yield after each which of them go on."""
-        settings = list(self.rounds.warm_ups)
-        if settings:
-            alike = self._timed(settings[0][:2])
-            self._twin = alike[(len(alike) - 1) // 2]._replace(twin=True)
-            self.admit(self._twin)
-            yield from self.rounds.each_round()
-
-    def twin(self) -> TwinRecord | None:
-        """Return the A/A test, None where nothing was timed."""
-        if self._twin is None:
-            return None
-        path, policy, size, _ = self._twin
-        twins = {block.round: block for block in self.rounds.blocks.get(self._twin, [])}
-        log_ratios = tuple(
-            math.log(block.median_s / twins[block.round].median_s)
-            for block in self.rounds.blocks[Setting(path, policy, size)]
-            if block.round in twins
-        )
-        return TwinRecord(path, policy, size, log_ratios)
 
     def records(self) -> tuple[TimingRecord, ...]:
         """Return what was timed of each series and size; of larger sizes, those that were tried."""
@@ -197,25 +165,22 @@ class InferenceSweep:
         failure = self.rounds.failures.get(setting)
         blocks = self.rounds.blocks.get(setting, [])
         if failure is not None:
-            return TimingRecord(*setting[:3], "out_of_memory", failure_text(failure))
+            return TimingRecord(*setting, "out_of_memory", failure_text(failure))
         if not blocks:
             reason = self._not_run.get(setting, "the time budget was spent")
-            return TimingRecord(*setting[:3], "not_run", reason)
+            return TimingRecord(*setting, "not_run", reason)
         warm_up = self.rounds.warm_ups[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         least = max(_KEPT_CALLS * len(blocks), self.plan.timing.needed_calls)
         kept_s = spaced_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
-            *setting[:3],
+            *setting,
             "measured",
             examples_per_call=self.examples_per_call(setting),
             first_call_s=warm_up.first_call_s,
-            warm_up_calls=len(warm_up.later_calls_s),
             calls=len(durations_s),
-            block_rounds=tuple(block.round for block in blocks),
             block_medians_s=tuple(block.median_s for block in blocks),
             latencies_s=tuple(round(duration_s, 9) for duration_s in kept_s),
-            copy_s=self._copies_s[setting.batch_size],
         )
 
     def _reason_not_to_run(self, setting: Setting, memory: MemoryRecord | None) -> str | None:
@@ -267,23 +232,6 @@ class InferenceSweep:
         """Return how many examples a call has: a bulk call has as many whatever the batch."""
         bulk = self._paths[setting.call_path].bulk
         return self.plan.bulk_examples if bulk else setting.batch_size
-
-
-def _copy_s(batch: Any) -> float | None:
-    """Time the copy of a batch to the first GPU, until an element can be read; None without one."""
-    if not tf.config.list_physical_devices("GPU"):
-        return None
-    with tf.device("CPU:0"):
-        on_host = keras.tree.flatten(keras.tree.map_structure(tf.constant, batch))
-    durations_s = []
-    for _ in range(_WARM_UP_COPIES + _COPIES):
-        began_s = time.perf_counter()
-        with tf.device("GPU:0"):
-            copies = [tf.identity(leaf) for leaf in on_host]
-            for copy in copies:
-                tf.reshape(copy, [-1])[:1].numpy()
-        durations_s.append(time.perf_counter() - began_s)
-    return statistics.median(durations_s[_WARM_UP_COPIES:])
 
 
 def spaced_calls(durations_s: Sequence[float], *, least: int, seed: int) -> list[float]:

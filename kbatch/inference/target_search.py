@@ -39,22 +39,25 @@ _WRONG = 0.05
 
 
 @dataclasses.dataclass(frozen=True)
-class TargetTry:
-    """A batch size that was called afresh: what `TargetCheck` keeps of it."""
+class TargetCheck:
+    """A batch size that was called afresh to see whether it keeps to a latency target."""
+
+    batch_size: int  #: Examples in a batch.
+    latencies_s: tuple[float, ...]  #: Seconds of each call; none where memory ran out.
+    #: "verified", "missed", or "unsure" where hiccups of the machine were too many for its calls.
+    outcome: str
+    #: Calls more that would settle a size which may yet keep to it; None if not worth a number.
+    missing_calls: int | None = None
+
+
+class _Size(NamedTuple):
+    """A size that was looked at, once or twice."""
 
     batch_size: int
-    latencies_s: tuple[float, ...]
+    stretches: list[Sequence[float]]  # The calls of each look, in a row.
     keeps: bool
     confidence: float  # Of its last look.
-    calls_a_hiccup: float
     missing_calls: int | None
-
-
-class Look(NamedTuple):
-    """Calls to make: at least so many, of batches of one size."""
-
-    batch_size: int
-    calls: int
 
 
 class LatencyTargetSearch:
@@ -71,62 +74,53 @@ class LatencyTargetSearch:
         # Seconds of calls in a row that were timed before, a list for each batch size.
         earlier: Sequence[Sequence[Sequence[float]]] = (),
     ):
-        self.tries: list[TargetTry] = []
-        self._guess = guess
-        self.drift = drift
-        self._target_s, self._quantile = target_s, quantile
+        self._guess, self._target_s, self._quantile = guess, target_s, quantile
         self._most_s = target_s / (1 + drift)  # What the quantile itself may be.
         self._stretches = [list(stretches) for stretches in earlier]  # Of all sizes.
-        self._earlier = len(self._stretches)
+        self._sizes: list[_Size] = []
         self._looks = 0
         self._low, self._high = 0, largest + 1
         self._share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
-        self._next: Look | None = self._first_look(self._guessed())
+        self._next: tuple[int, int] | None = self._first_look(self._guessed())
 
-    def ask(self, *, more_sizes: bool = True) -> Look | None:
-        """Return the next calls to make, None at the end."""
+    def ask(self, *, more_sizes: bool = True) -> tuple[int, int] | None:
+        """Return a batch size and how many calls of it to make at least; None at the end."""
         # Without time for more sizes the one at hand is finished; the first is always called.
-        if not more_sizes and self.tries and not self._stretches[-1]:
+        if not more_sizes and self._sizes and not self._stretches[-1]:
             self._next = None
         return self._next
 
     def tell(self, latencies_s: Sequence[float]) -> None:
         """Take the seconds of the calls that were asked for; infinite where none can be made."""
         assert self._next is not None
-        size, own = self._next.batch_size, self._stretches[-1]
+        (size, _), own = self._next, self._stretches[-1]
         own.append(latencies_s)
-        made = tuple(latency_s for stretch in own for latency_s in stretch)
-        confidence = self._confidence
+        made, confidence = np.concatenate(own), self._confidence
         everywhere, run = self._hiccups(own)
+        seen = (_Hiccups.among(made > self._target_s), everywhere)
+        use = self._quantile_s(made) / self._most_s
+        keeps = use <= 1 and all(s.are_rare(self._quantile, confidence, run) for s in seen)
         self._looks += 1
-        keeps = everywhere.are_rare(self._quantile, confidence, run) and keeps_to(
-            made,
-            self._target_s,
-            quantile=self._quantile,
-            drift=self.drift,
-            confidence=confidence,
-            calls_a_hiccup=run,
-        )
-        missing = None if keeps else self._missing(np.asarray(made), everywhere, run)
+        missing = None if keeps else self._missing(made, seen, run)
         if missing is not None and len(own) == 1 and missing <= _MOST_LONGER * self._step:
-            self._next = Look(size, max(missing, _LONGER * self._step))
+            self._next = (size, max(missing, _LONGER * self._step))
             return
-        use = _quantile_s(made, self._quantile) / self._most_s
-        unsure = missing if use <= 1 else None
-        self.tries.append(TargetTry(size, made, keeps, confidence, run, unsure))
+        self._sizes.append(_Size(size, own, keeps, confidence, missing if use <= 1 else None))
         self._next = self._next_size(size, made, keeps, use)
 
     @property
-    def best(self) -> TargetTry | None:
-        """The largest size that kept to the target, None if none did."""
-        kept = [one for one in self.tries if one.keeps and not self.is_withdrawn(one)]
-        return max(kept, key=lambda one: one.batch_size, default=None)
-
-    def is_withdrawn(self, one: TargetTry) -> bool:
-        """Return whether a size kept to the target, and calls after it showed too many hiccups."""
-        own = self._stretches[self._earlier + self.tries.index(one)]
-        everywhere, run = self._hiccups(own)
-        return one.keeps and not everywhere.are_rare(self._quantile, one.confidence, run)
+    def checks(self) -> tuple[TargetCheck, ...]:
+        """What was found of each size so far."""
+        checks = []
+        for size, own, keeps, confidence, missing in self._sizes:
+            everywhere, run = self._hiccups(own)
+            outcome = "missed" if missing is None else "unsure"
+            if keeps:  # Calls of later sizes may have shown too many hiccups.
+                rare = everywhere.are_rare(self._quantile, confidence, run)
+                outcome = "verified" if rare else "unsure"
+            calls_s = (call_s for stretch in own for call_s in stretch if math.isfinite(call_s))
+            checks.append(TargetCheck(size, tuple(calls_s), outcome, missing))
+        return tuple(checks)
 
     @property
     def _confidence(self) -> float:
@@ -135,46 +129,51 @@ class LatencyTargetSearch:
     def _guessed(self) -> int:
         return min(self._guess(self._share * self._most_s) or 1, self._high - 1)
 
-    def _first_look(self, size: int) -> Look:
+    def _first_look(self, size: int) -> tuple[int, int]:
         enough = calls_for_quantile(self._quantile, confidence=self._confidence)
         self._step = math.ceil(_UNSEEN_RUN * enough)
         self._stretches.append([])
-        return Look(size, self._step)
+        return size, self._step
 
     def _next_size(
-        self, size: int, latencies_s: Sequence[float], keeps: bool, use: float
-    ) -> Look | None:
+        self, size: int, made: np.ndarray, keeps: bool, use: float
+    ) -> tuple[int, int] | None:
         """Return the first look at the next size, which lies between those that keep and miss."""
         if keeps:
             self._low = size
         else:
             self._high = size
-        if len(self.tries) == _MOST_CHECKS or (keeps and use > _IN_USE):
+        if len(self._sizes) == _MOST_CHECKS or (keeps and use > _IN_USE):
             return None
         if math.isinf(use):  # The fit does not know what keeps calls from being made.
             size = (self._low + self._high) // 2
         else:
             bound_use = 1.0
             if keeps:  # The bound may exceed the target where the quantile itself does not.
-                bound = quantile_upper_bound(latencies_s, quantile=self._quantile)
-                bound_use = (bound or 0.0) / self._target_s
+                bound_s = quantile_upper_bound(made, quantile=self._quantile)
+                bound_use = (bound_s or 0.0) / self._target_s
             self._share *= _AIM / max(use, bound_use)
             size = self._guessed()
         return self._first_look(size) if size > self._low else None
 
-    def _missing(self, made: np.ndarray, everywhere: "_Hiccups", run: float) -> int | None:
+    def _missing(
+        self, made: np.ndarray, seen: tuple["_Hiccups", "_Hiccups"], run: float
+    ) -> int | None:
         """Return how many more calls would make a size keep, were they all fast; None for none."""
-        both = (_Hiccups.among(made > self._target_s), everywhere)
+        slow = np.sum(made > self._most_s)
         for calls in range(self._step, _MOST_MISSING * self._step + 1, self._step):
-            slow_share = np.sum(made > self._most_s) / (len(made) + calls)
-            if slow_share <= 1 - self._quantile and all(
-                seen._replace(calls=seen.calls + calls).are_rare(
+            if slow <= (1 - self._quantile) * (len(made) + calls) and all(
+                one._replace(calls=one.calls + calls).are_rare(
                     self._quantile, self._confidence, run
                 )
-                for seen in both
+                for one in seen
             ):
                 return calls
         return None
+
+    def _quantile_s(self, made: np.ndarray) -> float:
+        # Between infinite values there is nothing to interpolate.
+        return math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
 
     def _hiccups(self, own: list[Sequence[float]]) -> tuple["_Hiccups", float]:
         """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
@@ -200,21 +199,6 @@ class LatencyTargetSearch:
         return seen, 1 + (again + 4) / max(1, ended) if seen.slow else _UNSEEN_RUN
 
 
-def keeps_to(
-    latencies_s: Sequence[float],
-    target_s: float,
-    *,
-    quantile: float,
-    drift: float = 0.0,
-    confidence: float = 0.95,
-    calls_a_hiccup: float = 1.0,
-) -> bool:
-    """Return whether a latency keeps to a target, with confidence and with room for drift."""
-    seen = _Hiccups.among(np.asarray(latencies_s) > target_s)
-    rare = seen.are_rare(quantile, confidence, calls_a_hiccup)
-    return rare and _quantile_s(latencies_s, quantile) <= target_s / (1 + drift)
-
-
 class _Hiccups(NamedTuple):
     """How many calls there were, how many of them were slow, and in how many runs."""
 
@@ -236,8 +220,3 @@ class _Hiccups(NamedTuple):
         # An exact power must not be pushed beyond its bound by rounding.
         most = (1 - confidence) * (1 + 1e-9)
         return bool(special.bdtr(hiccups, chances, 1 - quantile) <= most)
-
-
-def _quantile_s(latencies_s: Sequence[float], quantile: float) -> float:
-    # Between infinite values there is nothing to interpolate.
-    return math.inf if math.inf in latencies_s else float(np.quantile(latencies_s, quantile))

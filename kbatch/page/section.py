@@ -12,7 +12,6 @@ from kbatch.records.record import EnvironmentRecord
 
 # What makes the section of each class: whoever makes a class a `Result` takes its line away.
 _SECTION_OF = {
-    "InferenceProfile": ("kbatch.inference.report", "inference_section"),
     "Recommendation": ("kbatch.recommendation.report", "recommendation_section"),
     "TrainingProfile": ("kbatch.throughput.report", "training_section"),
 }

@@ -59,6 +59,9 @@ def _measured_here(why: str) -> str:
         "anything else uses TensorFlow.",
         "replicas": "on as many replicas as train: a batch far too large may end this process, and "
         "the answer is not confirmed in a fresh one.",
+        "model on the GPU": "which holds the GPU already: a batch far too large may end it.",
+        "model not sendable": "since the model cannot be sent to a worker process: a batch far too "
+        "large may end it, and on a CPU small blocks of memory are not counted.",
         "not sendable": "since the model or the data cannot be sent to a worker process: "
         "a batch far too large may end this process, small blocks of memory are not counted on a "
         "CPU, and the answer is not confirmed in a fresh process.",
@@ -93,6 +96,20 @@ def _one_execution(race: bool, shown: str, best_mean: str) -> str:
 
 # With the names of values in braces, or made from these.
 KINDS: dict[str, str | Callable[..., str]] = {
+    "depends_on_size": (
+        "Predictions depend on the batch size: at {size} ({path}, {policy}) outputs {found}, "
+        "more than by rounding{more}. A layer mixes the examples of a batch, as BatchNormalization "
+        "with `training=True` does, or overflows."
+    ),
+    "target_not_verified": (
+        "No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile"
+        "{more}: measure on a quieter machine, or give a higher target or a faster model."
+    ),
+    "policy_not_measured": "Not measured under {policy}: {reason}",
+    "not_quantised": (
+        "Under int8, {quantised} of {layers} layers with weights are quantised; the others "
+        "compute in float32: {others}."
+    ),
     "peaks_differ": (
         "Peaks differ from run to run: {refuted} sizes in a row were refuted when they were "
         "run again, and the next one was run once. Leave a wider margin below the limit."
@@ -126,6 +143,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Rows of the dataset differ in length: the longest of the first {elements} elements "
         "was used. If there are longer ones, put one first or, where there is such an argument, "
         "give it as `longest_example`."
+    ),
+    "inputs_made": (
+        "Inputs were made at random: give `x` where times or outputs depend on their values."
     ),
     "data_end": (
         "The data set ended the search: to search beyond it, give "

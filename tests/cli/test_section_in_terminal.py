@@ -3,10 +3,10 @@
 import io
 
 from inference_factory import make_profile
+from kbatch.inference.report import inference_section
 from rich.console import Console
 
 from kbatch.cli.arguments import print_section
-from kbatch.inference.report import inference_section
 
 
 def printed(section):

@@ -106,7 +106,9 @@ def test_planted_dependence_is_named_with_its_layer(name):
         assert differing == [1024]
     else:
         assert differing
-    assert seen.differing_layer().startswith("planted")
+    (note,) = seen.notes()
+    assert "layer planted (" in note.values["more"]
+    assert note.values["size"] == differing[0]
 
 
 def deep():
@@ -199,7 +201,7 @@ def test_a_sound_net_is_not_accused(name):
     assert seen.found
     accused = {setting: effect for setting, effect in seen.found.items() if effect.depends}
     assert not accused
-    assert seen.differing_layer() is None
+    assert seen.notes() == ()
 
 
 def test_classes_that_change_beyond_rounding_are_counted():
@@ -223,5 +225,5 @@ def test_a_profile_says_that_predictions_depend_on_the_batch_size():
     one, four = profile.timings
     assert one.size_effect is None
     assert four.size_effect.depends
-    assert profile.differing_layer.startswith("planted")
-    assert profile.to_dataframe()["depends_on_size"].tolist() == [None, True]
+    assert [note.code for note in profile.notes] == ["depends_on_size"]
+    assert "depend" in profile.table()["outcome"][1]

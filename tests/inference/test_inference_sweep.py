@@ -70,7 +70,7 @@ def swept(
     plan = InferencePlan(paths, sizes, chosen, timing, BULK, larger, target_ms=target_ms)
     with InferenceSweep({"float32": None}, Inputs(), plan, seed=0, clock=clock) as sweep:
         list(sweep.warm_up(memory))
-        list(sweep.each_round())
+        list(sweep.rounds.each_round())
         return {(r.call_path, r.batch_size): r for r in sweep.records()}
 
 

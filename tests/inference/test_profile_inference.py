@@ -9,7 +9,7 @@ from small_models import mlp, rows
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.inference.profile import InferenceProfile, TargetTooLow
+from kbatch.inference.result import InferenceProfile, TargetTooLow
 
 X = rows(32)[0]
 
@@ -56,9 +56,7 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
     for timing in found.timings:
         if timing.measured:
             assert timing.first_call_s > 0
-            assert timing.warm_up_calls >= 2
             assert timing.calls >= len(timing.block_medians_s) >= 1
-            assert timing.copy_s is None or tf.config.list_physical_devices("GPU")
         else:
             assert "time budget" in timing.reason
     first = [t for t in found.timings if (t.call_path, t.dtype_policy) == ("compiled", "float32")]
@@ -75,10 +73,8 @@ def test_memory_was_measured_for_each_policy_and_size(whole):
 
 
 def test_the_change_of_the_outputs_stands_beside(whole):
-    (change,) = whole[0].output_changes
-    assert change.dtype_policy == "bfloat16"
-    assert 0 < change.mean <= change.largest < 0.1
-    assert change.examples == 32
+    assert whole[0].output_changes.keys() == {"bfloat16"}
+    assert 0 < whole[0].output_changes["bfloat16"] < 0.1
 
 
 def test_a_loose_target_is_verified_by_fresh_calls(whole):
@@ -102,7 +98,6 @@ def test_it_tells_what_happens(whole):
         assert any(line.startswith(words) for line in told), words
     assert any(line.endswith(" of at most 4 s") for line in told)
     assert found.environment.versions["keras"] == keras.__version__
-    assert found.twin.batch_size == 8
 
 
 def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
@@ -110,13 +105,13 @@ def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
     sizes = [t.batch_size for t in found.timings]
     assert sizes == [2**k for k in range(13)]
     assert found.timings[0].measured
-    assert "random" in found.notes[0]
+    assert [note.code for note in found.notes] == ["inputs_made"]
 
 
 def test_a_target_is_looked_for_from_one_size_as_well():
     found = profile(batch_sizes=(4,), latency_slo_ms=5_000, time_budget_s=1.0)
     answer = found.batch_for(latency_ms=5_000)
-    assert (answer.batch_size, answer.verified, answer.interval) == (4, True, None)
+    assert (answer.batch_size, answer.verified) == (4, True)
 
 
 def test_a_target_that_the_calls_miss_is_told_and_not_verified():
@@ -133,8 +128,8 @@ def test_a_target_that_the_calls_miss_is_told_and_not_verified():
     found = profile(
         call_paths=(first_fast_then_slow,), latency_slo_ms=5, batch_sizes=(1, 2), time_budget_s=1
     )
-    assert not any(check.verified for check in found.checks)
-    assert any("No batch size was verified" in note for note in found.notes)
+    assert found.verified is None
+    assert "target_not_verified" in [note.code for note in found.notes]
 
 
 def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
@@ -148,7 +143,7 @@ def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
 
     found = profile(Own(), dtype_policies=("float32", "float16"), time_budget_s=0.3)
     assert found.series == (("compiled", "float32"),)
-    assert any("Not measured under float16" in note for note in found.notes)
+    assert "policy_not_measured" in [note.code for note in found.notes]
 
 
 @pytest.mark.slow  # Another worker process; what is guarded is in `test_inference_memory`.
@@ -272,5 +267,5 @@ def test_as_many_calls_are_kept_as_a_high_quantile_needs():
         call_paths=lambda batch: batch, quantile=0.999, batch_sizes=(1, 8), time_budget_s=1.0
     )
     for timing in found.timings:
-        assert timing.latency_bound(0.999) is not None
+        assert timing.latency_bound_s(0.999) is not None
         assert len(timing.latencies_s) < 2 * max(2995, 64 * len(timing.block_medians_s))

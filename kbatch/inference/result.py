@@ -1,0 +1,505 @@
+"""The profile of a model's inference: what was measured, and which batch sizes it answers."""
+
+import contextlib
+import dataclasses
+import math
+import numbers
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from kbatch.analysis.batch_sizes import check_size
+from kbatch.analysis.intervals import (
+    Estimate,
+    calls_for_quantile,
+    median_interval,
+    quantile_upper_bound,
+)
+from kbatch.analysis.line_fit import without_slow_rounds
+from kbatch.analysis.scaling_curve import (
+    Latency,
+    batch_size_within,
+    efficient_batch_size,
+    fastest_batch_size,
+    fit_latency,
+    knee_batch_size,
+)
+from kbatch.inference.target_search import TargetCheck
+from kbatch.memory.result import MemoryRecord, peaks_under
+from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.page.content import Figure
+from kbatch.page.numbers import format_number, in_brackets, memory_text
+from kbatch.page.result import Result
+from kbatch.records.notes import Note, most_important
+from kbatch.records.record import EnvironmentRecord
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+# The path whose calls have all examples, cut into batches by Keras.
+BULK_PATH = "predict"
+# Groups of calls that each give a quantile of their own, which shows its noise.
+_MOST_GROUPS = 8
+# What the batch size of a property does, as the end of a sentence, the first known one first.
+_ANSWERS = {
+    "efficient": "is the smallest with 90 % of the peak throughput",
+    "knee": "has the largest throughput over latency",
+    "fastest": "had the largest throughput of those measured",
+}
+
+
+@dataclasses.dataclass(frozen=True)
+class SizeEffect:
+    """What a batch size changes in the outputs of the same examples, against the smallest one."""
+
+    depends: bool  #: Whether it is more than rounding.
+    difference: float | None  #: Largest, as a share of the largest output; None if not finite.
+    changed_argmax: float | None  #: Share of those beyond rounding; None if there are none.
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingRecord:
+    """The calls of one batch size on one call path under one policy."""
+
+    call_path: str  #: How the model was called.
+    dtype_policy: str  #: Under which policy, or `"int8"`.
+    batch_size: int  #: Examples in a batch.
+    outcome: str  #: "measured", "out_of_memory" or "not_run".
+    reason: str | None = None  #: Why it was not measured, None where it was.
+    examples_per_call: int = 0  #: Examples of a call: the batch, or all examples of a bulk call.
+    first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
+    calls: int = 0  #: Calls that count.
+    block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each round.
+    latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
+    size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
+
+    @property
+    def setting(self) -> tuple[str, str, int]:
+        """What was timed."""
+        return self.call_path, self.dtype_policy, self.batch_size
+
+    @property
+    def measured(self) -> bool:
+        """Whether there are times."""
+        return self.outcome == "measured"
+
+    @property
+    def bulk(self) -> bool:
+        """Whether a call has many batches, so that the latency of one is not seen."""
+        return self.call_path == BULK_PATH
+
+    @property
+    def batch_times_s(self) -> tuple[float, ...]:
+        """Seconds of a batch, one value a round; a share of the call where it has many."""
+        share = self.batch_size / self.examples_per_call if self.examples_per_call else 1.0
+        return tuple(share * median_s for median_s in self.block_medians_s)
+
+    @property
+    def batch_time_s(self) -> Estimate[float] | None:
+        """Median over the rounds; its 95 % interval from six rounds on."""
+        times_s = self.batch_times_s
+        if not times_s:
+            return None
+        return median_interval(times_s) or Estimate(float(np.median(times_s)), n=len(times_s))
+
+    @property
+    def samples_per_second(self) -> float | None:
+        """Examples per second at the median time of a batch."""
+        return None if self.batch_time_s is None else self.batch_size / self.batch_time_s.value
+
+    def latency_bound_s(self, quantile: float) -> float | None:
+        """Bound a quantile of the latency with 95 % confidence; None from too few calls."""
+        return quantile_upper_bound(self.latencies_s, quantile=quantile)
+
+    def missing_calls(self, quantile: float) -> int:
+        """Return how many calls that bound lacks."""
+        return max(0, calls_for_quantile(quantile) - len(self.latencies_s))
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceAnswer:
+    """A batch size, and how sure it is."""
+
+    batch_size: int  #: The size, in examples.
+    #: Its 95 % interval, whose ends are not made whole; they are None where they are not known.
+    interval: Estimate[float | None]
+    reason: str  #: Where the answer comes from.
+    #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
+    verified: bool = False
+    extrapolated: bool = False  #: Whether it lies outside the measured sizes.
+
+
+class TargetTooLow(ValueError):
+    """A latency target that not even the smallest batch reaches; it says what can be reached.
+
+    Attributes:
+        reachable_ms: Latency of the smallest batch, in milliseconds.
+    """
+
+    def __init__(self, latency_ms: float, quantile: float, batch_size: int, reachable_ms: float):
+        smaller = "" if batch_size == 1 else "measure smaller batch sizes, "
+        super().__init__(
+            f"`latency_ms` must be at least what batch size {batch_size} takes, "
+            f"{reachable_ms:.3g} ms at the {quantile:g} quantile: {smaller}give a higher target, "
+            f"or a faster call path or model. Received: latency_ms={latency_ms:g}."
+        )
+        self.reachable_ms = reachable_ms
+
+
+@dataclasses.dataclass(frozen=True)
+class InferenceProfile(Result):
+    """Latency, throughput and memory of a model's predictions by batch size.
+
+    Questions are answered for the first call path and policy; `select` gives those of others. They
+    raise `ValueError` where too little was measured, or the noise hides the answer.
+
+    Example:
+
+    >>> profile = kbatch.InferenceProfile.load("profile.json")
+    >>> profile.select(call_path="xla").batch_for(latency_ms=20, quantile=0.99).batch_size
+    """
+
+    model_name: str  #: The model's name.
+    quantile: float  #: The quantile for which calls were counted, in (0, 1).
+    timings: tuple[TimingRecord, ...]  #: What was timed, by path, policy and batch size.
+    memory: tuple[MemoryRecord, ...] = ()  #: That of `model.predict`, by policy and size.
+    memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
+    #: Largest difference of the outputs from float32, over the largest output, by policy; None
+    #: where it is not finite.
+    output_changes: Mapping[str, float | None] = dataclasses.field(default_factory=dict)
+    target_ms: float | None = None  #: The latency target that was looked for, or None.
+    checks: tuple[TargetCheck, ...] = ()  #: Fresh calls for it, on the first path and policy.
+    noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
+    environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
+
+    def __repr__(self) -> str:
+        paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
+        sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
+        between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
+        return f"<InferenceProfile {self.model_name!r}: {between}, {paths}>"
+
+    @property
+    def title(self) -> str:
+        """What it is a result of."""
+        return f"Inference of {self.model_name}"
+
+    @property
+    def answer(self) -> str:
+        """The batch size for the latency target, or else for the throughput."""
+        series = "nothing" if not self.series else " under ".join(self.series[0])
+        if self.target_ms is not None and (check := self.verified) is not None:
+            return (
+                f"Batch size {check.batch_size:,} is the largest with {100 * self.quantile:g} % of "
+                f"the calls within {self.target_ms:g} ms ({series}), verified by "
+                f"{len(check.latencies_s):,} fresh calls."
+            )
+        for name, does in _ANSWERS.items():
+            with contextlib.suppress(ValueError):
+                found = getattr(self, name)
+                fitted = ", by the fit: it was not measured" if found.extrapolated else ""
+                return f"Batch size {found.batch_size:,} {does} ({series}){fitted}."
+        return f"No batch size can be named for {series}: too little of it was timed."
+
+    def table(self) -> "pd.DataFrame":
+        """Return a row for each call path, policy and batch size."""
+        import pandas as pd
+
+        peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
+        table = pd.DataFrame([self._row(timing, peaks) for timing in self.timings])
+        named = None
+        with contextlib.suppress(ValueError):
+            named = self.verified or next(iter(self.answers.values()), None)
+        table.attrs["answer"] = [
+            place
+            for place, timing in enumerate(self.timings)
+            if named is not None
+            and timing.batch_size == named.batch_size
+            and (timing.call_path, timing.dtype_policy) == self.series[0]
+        ]
+        return table
+
+    def _row(self, timing: TimingRecord, peaks: Mapping[Any, int | None]) -> dict[str, Any]:
+        time, effect, bound_s = timing.batch_time_s, timing.size_effect, None
+        outcome = timing.outcome.replace("_", " ")
+        if timing.reason:
+            outcome += f": {timing.reason}"
+        if timing.measured and not timing.bulk:
+            bound_s = timing.latency_bound_s(self.quantile)
+            if missing := timing.missing_calls(self.quantile):
+                outcome += f", {missing:,} calls too few for the quantile"
+        if effect is not None and effect.depends:
+            outcome += ", outputs depend on the batch size"
+        peak = peaks.get((timing.dtype_policy, timing.batch_size))
+
+        def scaled(value: float | None, factor: float) -> float | None:
+            return None if value is None else factor * value
+
+        return {
+            "call path": timing.call_path,
+            "policy": timing.dtype_policy,
+            "batch size": timing.batch_size,
+            "batch time (ms)": scaled(time and time.value, 1e3),
+            "batch time (ms), low": scaled(time and time.low, 1e3),
+            "batch time (ms), high": scaled(time and time.high, 1e3),
+            "samples/s": timing.samples_per_second,
+            f"p{100 * self.quantile:g} at most (ms)": scaled(bound_s, 1e3),
+            "first call (s)": timing.first_call_s,
+            "peak memory (MiB)": scaled(peak, 2.0**-20),
+            "change by size (%)": scaled(effect and effect.difference, 100.0),
+            "classes changed by size (%)": scaled(effect and effect.changed_argmax, 100.0),
+            "change from float32 (%)": scaled(self.output_changes.get(timing.dtype_policy), 100.0),
+            "outcome": outcome,
+        }
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        return most_important(self.noted)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return throughput and time by batch size, one against the other, and memory."""
+        from kbatch.inference.figures import figures_of
+
+        return figures_of(self)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it was measured with, the sizes that it answers, and the fitted line."""
+        found = {
+            "call paths": ", ".join(dict.fromkeys(path for path, _ in self.series)),
+            "dtype policies": ", ".join(dict.fromkeys(policy for _, policy in self.series)),
+            "quantile of the latency": f"{self.quantile:g}",
+        }
+        if self.target_ms is not None:
+            found["latency target"] = f"{self.target_ms:g} ms"
+            looked_at = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
+            found["sizes called afresh"] = ", ".join(looked_at) or "none"
+        for name, answer in self.answers.items():
+            unmeasured = ", not measured" if answer.extrapolated else ""
+            found[name] = f"{answer.batch_size:,}{in_brackets(answer.interval)}{unmeasured}"
+        with contextlib.suppress(ValueError):
+            latency = self.latency
+            rate, half = latency.peak_throughput, latency.half_peak_batch_size
+            found["fit of the time"] = "no line: interpolated between measured sizes"
+            if latency.follows_line and rate.value is not None and half.value is not None:
+                found["fit of the time"] = (
+                    "t(b) = (b + n_half) / r_inf, "
+                    f"r_inf = {format_number(rate.value)}{in_brackets(rate)} samples/s, "
+                    f"n_half = {format_number(half.value)}{in_brackets(half)} examples"
+                )
+        if self.memory_limit_bytes is not None:
+            found["memory limit"] = memory_text(self.memory_limit_bytes)
+        return found
+
+    @property
+    def series(self) -> tuple[tuple[str, str], ...]:
+        """Each call path with each policy that was tried, in order."""
+        return tuple(dict.fromkeys((t.call_path, t.dtype_policy) for t in self.timings))
+
+    @property
+    def answering(self) -> tuple[TimingRecord, ...]:
+        """The timings that answer questions: those measured of the first path and policy."""
+        first = self.series[:1]
+        return tuple(
+            t for t in self.timings if t.measured and (t.call_path, t.dtype_policy) in first
+        )
+
+    @property
+    def latency(self) -> Latency:
+        """The fit of the time of a batch, without rounds that a neighbour on the machine slowed.
+
+        Raises:
+            ValueError: If too little was measured.
+        """
+        timings = self.answering
+        rounds = without_slow_rounds([t.batch_times_s for t in timings])
+        calm = [
+            (t.batch_size, time_s)
+            for t, times_s in zip(timings, rounds, strict=True)
+            for time_s in times_s
+        ]
+        if len(calm) < 3 or len(timings) < 2:
+            raise ValueError(
+                "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
+                f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
+                f"{len(calm)} blocks."
+            )
+        return fit_latency([size for size, _ in calm], [time_s for _, time_s in calm])
+
+    @property
+    def knee(self) -> InferenceAnswer:
+        """The batch size of the largest throughput over latency."""
+        return self._by_fit(knee_batch_size(self.latency))
+
+    @property
+    def efficient(self) -> InferenceAnswer:
+        """The smallest batch size with 90 % of the peak throughput."""
+        return self._by_fit(efficient_batch_size(self.latency))
+
+    @property
+    def fastest(self) -> InferenceAnswer:
+        """The measured batch size of the largest throughput."""
+        return self._by_fit(fastest_batch_size(self.latency))
+
+    def _by_fit(self, found: Estimate[float | None]) -> InferenceAnswer:
+        if found.value is None:
+            raise ValueError(
+                "This batch size cannot be determined: the noise of the measurements hides how "
+                "the time grows. Measure larger batch sizes, or longer. "
+                f"Received: interval={found.ends}."
+            )
+        sizes = [timing.batch_size for timing in self.answering]
+        outside = not min(sizes) <= found.value <= max(sizes)
+        reason = "the fit of the time of a batch"
+        return InferenceAnswer(int(found.value), found, reason, extrapolated=outside)
+
+    @property
+    def answers(self) -> dict[str, InferenceAnswer]:
+        """The sizes above by name, as far as the measurements tell them."""
+        answers = {}
+        for name in _ANSWERS:
+            with contextlib.suppress(ValueError):  # The measurements do not tell it.
+                answers[name] = getattr(self, name)
+        return answers
+
+    @property
+    def verified(self) -> TargetCheck | None:
+        """The largest size that fresh calls verified for the target."""
+        kept = [check for check in self.checks if check.outcome == "verified"]
+        return max(kept, key=lambda check: check.batch_size, default=None)
+
+    def batch_for(self, *, latency_ms: float, quantile: float = 0.95) -> InferenceAnswer:
+        """Find the largest measured batch size of which a share of the calls keeps to a latency.
+
+        A target that `profile_inference` looked for gets the size that was verified by fresh calls;
+        any other one is read off the fit, not verified, and kept to what those calls showed.
+
+        Args:
+            latency_ms: The target, in milliseconds.
+            quantile: Share of the calls that keep to it, in (0, 1).
+
+        Raises:
+            ValueError: If the target is below the latency of the smallest batch, or too few calls
+                were made for the quantile; it says what can be reached, or how many are missing.
+        """
+        check_target(latency_ms, quantile)
+        verified = self.verified
+        if verified is not None and (latency_ms, quantile) == (self.target_ms, self.quantile):
+            above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
+            reason = f"{len(verified.latencies_s)} fresh calls, {above} above the target"
+            return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
+        latency = self.latency_quantile(quantile)
+        found = batch_size_within(latency, latency_s=latency_ms / 1000)
+        smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
+        size, reason = int(found.value or 0), f"the fit of the {quantile:g} quantile"
+        if size >= largest:
+            size = largest
+            reason = "the largest size with calls enough; larger ones may keep to the target too"
+        elif size < smallest:
+            size = 0
+        # A stricter target has no larger size than the one that was verified for a looser one, and
+        # none from the smallest size on that missed it.
+        target_ms, least, bounds = self.target_ms or 0.0, 0, [size]
+        if verified and target_ms <= latency_ms and self.quantile >= quantile:
+            least = verified.batch_size
+        if target_ms >= latency_ms and self.quantile <= quantile:
+            bounds += [c.batch_size - 1 for c in self.checks if c.outcome == "missed"]
+            bounds += [verified.batch_size] if verified else []
+        kept = max(min(bounds), least)
+        if kept != size:
+            reason = "fresh calls for another target"
+        if kept < 1 or (kept < smallest and kept != least):
+            raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
+        return InferenceAnswer(kept, found, reason)
+
+    def latency_quantile(self, quantile: float) -> Latency:
+        """Fit a quantile of the latency, in (0, 1), to fresh calls of larger sizes as well.
+
+        Only sizes with enough calls take part. Their calls are cut into groups in order of time,
+        each long enough to show the quantile, and each gives one value.
+
+        Raises:
+            ValueError: If fewer than two sizes have the calls that it needs, or the path is bulk
+                prediction, where no batch is timed by itself.
+        """
+        timings, needed = self.answering, calls_for_quantile(quantile)
+        if timings and timings[0].bulk:
+            raise ValueError(
+                "Bulk prediction times all batches together: the latency of one is not known. "
+                'Measure another call path, such as "predict_on_batch". '
+                f"Received: call path {timings[0].call_path!r}."
+            )
+        known = {t.batch_size: t.latencies_s for t in timings if not t.missing_calls(quantile)}
+        largest = max(known, default=0)
+        known |= {
+            check.batch_size: check.latencies_s
+            for check in self.checks
+            if check.batch_size > largest and len(check.latencies_s) >= needed
+        }
+        if len(known) < 2:
+            missing = {t.batch_size: t.missing_calls(quantile) for t in timings}
+            raise ValueError(
+                f"The {quantile:g} quantile needs {needed} calls at two "
+                f"batch sizes or more: measure with `quantile={quantile:g}` and more time. "
+                f"Received: missing calls by batch size {missing}."
+            )
+        shortest = math.ceil(1 / min(quantile, 1 - quantile))
+        pairs = []
+        for size, latencies_s in known.items():
+            groups = max(1, min(_MOST_GROUPS, len(latencies_s) // shortest))
+            parts = np.array_split(np.asarray(latencies_s), groups)
+            pairs += [(size, float(np.quantile(part, quantile))) for part in parts]
+        # With the calls that the quantile needs there are two groups of each size or more.
+        return fit_latency([size for size, _ in pairs], [value for _, value in pairs])
+
+    def select(
+        self, *, call_path: str | None = None, dtype_policy: str | None = None
+    ) -> "InferenceProfile":
+        """Return the part of the profile with one call path, one policy, or both.
+
+        Raises:
+            ValueError: If the profile holds none such.
+        """
+        timings = tuple(
+            t
+            for t in self.timings
+            if call_path in (None, t.call_path) and dtype_policy in (None, t.dtype_policy)
+        )
+        if not timings:
+            raise ValueError(
+                f"The profile holds {', '.join(f'{p} under {d}' for p, d in self.series)}: select "
+                f"one of them. Received: call_path={call_path!r}, dtype_policy={dtype_policy!r}."
+            )
+        found = dataclasses.replace(
+            self,
+            timings=timings,
+            memory=tuple(m for m in self.memory if dtype_policy in (None, m.dtype_policy)),
+        )
+        if found.series[0] == self.series[0]:
+            return found
+        return dataclasses.replace(found, target_ms=None, checks=())
+
+    @property
+    def memory_fit(self) -> MemoryFit | None:
+        """The line through the memory of the first policy, None from fewer than two sizes."""
+        return fit_memory(peaks_under(self.series[0][1], self.memory))
+
+    def predict_memory_bytes(self, batch_size: int) -> float:
+        """Estimate the bytes of a batch from the line through two measured sizes or more."""
+        if (fit := self.memory_fit) is None:
+            raise ValueError(
+                "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "
+                f"Received: {len(self.memory)} probes of memory."
+            )
+        return fit.predict(check_size(batch_size, "batch_size"))
+
+
+def check_target(latency_ms: float, quantile: float) -> None:
+    known = isinstance(latency_ms, numbers.Real) and not isinstance(latency_ms, bool)
+    if not known or not 0 < latency_ms < math.inf:
+        raise ValueError(
+            "A latency target must be a positive number, in milliseconds. "
+            f"Received: latency_ms={latency_ms!r}."
+        )
+    calls_for_quantile(quantile)
