@@ -270,23 +270,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The first update used the learning rate {used:.3g}, not the {built:.3g} that the model "
         "was built with: a callback or the tuner's `optimizer` set it."
     ),
-    "fitted_by_build": (
-        "`build` fits {names} to the batch size by itself, so the search left that as it is."
-    ),
-    "steps_by_build": (
-        "`build` sets `steps_per_execution={steps}` by itself, so the search left that as it is."
-    ),
     "one_step_an_execution": "Keras started each step by itself, which takes longer: {reason}.",
     "too_short_to_time": (
         "Too short to time: samples/s need three steps after the first one of each size."
-    ),
-    "resumed": (
-        "It went on from epoch {epoch} of another trial: counts and times are those of the rest."
-    ),
-    "embedding_summed": (
-        "The gradient of an embedding was added up over equal indices before the optimizer saw "
-        "it, at every size. A plain `fit` squares the rows of a repeated index one by one and "
-        "takes other steps."
     ),
     "metrics_of_parts": (
         "A mean over micro-batches, not over batches: {names}, since its function returns one "
@@ -300,10 +286,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "compiled_late": (
         "The model was not compiled when it was built, so batches were not cut and the "
         "optimizer's settings did not follow the batch size."
-    ),
-    "loss_a_row": (
-        "`loss` is a sum over the batch, so it was divided by the batch size to make sizes "
-        "comparable."
     ),
     "validation_shuffled": (
         "The validation data have another order in each trial, so sizes cannot be compared "

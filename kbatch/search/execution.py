@@ -19,7 +19,6 @@ from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import accumulation_by_user, sum_sparse_gradients
-from kbatch.training.accumulation.whole_batch import sparse_note
 from kbatch.training.data.forms import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled, skips_all_updates
 from kbatch.training.fingerprint import model_fingerprint
@@ -195,9 +194,9 @@ class Execution:
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
         fit, started, plan = self._fit, self._started, self._plan.search.plan
-        clock, sparse = fit.clock, sparse_note(self._model)
+        clock = fit.clock
         scaling = scaling_of(self._model)  # Layers may have been built since it began.
-        notes = (*started.notes, *([sparse] if sparse else []), *self._search_notes)
+        notes = (*started.notes, *self._search_notes)
         record = dataclasses.replace(
             started,
             status=status,
@@ -217,9 +216,6 @@ class Execution:
             end = () if status == "running" else (Note.of("nothing_timed"),)
             return dataclasses.replace(record, notes=(*notes, *end))
         ruled, seen, notes = started.learning_rate, clock.first_learning_rate, (*notes, *fit.notes)
-        if scaling is not None and scaling.fitted:
-            names = ", ".join(f"`{name}`" for name in scaling.fitted)
-            notes = (*notes, Note.of("fitted_by_build", names=names))
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
             notes = (*notes, Note.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows

@@ -315,9 +315,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             notes = give_own_paths(
                 kwargs.get("callbacks"), trial_id=files.trial_id, execution=self._number(hp)
             )
-        if "tuner/trial_id" in hp.values:  # Hyperband loads the weights of that trial.
-            epoch: Any = hp.values["tuner/initial_epoch"]
-            notes = (*notes, Note.of("resumed", epoch=epoch))
         return notes
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:

@@ -73,10 +73,8 @@ def choose_steps(
 ) -> tuple[int, tuple[Note, ...]]:
     """Return how many steps an execution of a training runs, and what to say of it."""
     built: int = int(model.steps_per_execution)
-    if asked is None or asked == built:
+    if asked is None or asked == built or built > 1:  # Or `build` sets it.
         return built, ()
-    if built > 1:
-        return built, (Note.of("steps_by_build", steps=built),)
     if isinstance(asked, int):
         # The steps of replicas are counted by executions.
         exact = training.budget and (training.budget.updates or training.budget.examples)

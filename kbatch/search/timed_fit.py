@@ -199,7 +199,6 @@ class TimedFit:
         ]
         ranked = (*self._plan.metrics, self.target and self.target.metric)
         if "loss" in ranked and _is_sum(self._model, batches.dataset):
-            self.notes.append(Note.of("loss_a_row"))
             callback = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )

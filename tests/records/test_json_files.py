@@ -22,7 +22,7 @@ RECORDS = [
     make_epochs((0.5,), data_wait_s=None)[0],
     make_execution(),
     make_execution(status="out_of_memory"),
-    make_execution(notes=(Note.of("resumed", epoch=3), Note.of("loss_a_row")), seed=None),
+    make_execution(notes=(Note.of("own_step_whole", size=3), Note.of("compiled_late")), seed=None),
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
     make_usage(make_gpu(energy_source="power")),

@@ -51,10 +51,13 @@ def test_a_note_is_the_same_when_read_back_and_in_another_process(note, tmp_path
         "a text",
         ["a"],
         {"code": "unknown", "values": {}},
-        {"code": "resumed"},
+        {"code": "own_step_whole"},
         {"code": 3, "values": {}},
     ]
-    + [{"code": "resumed", "values": values} for values in ({}, {"size": 3}, [], {"epoch": [1]})]
+    + [
+        {"code": "own_step_whole", "values": values}
+        for values in ({}, {"epoch": 3}, [], {"size": [1]})
+    ]
     + [{"code": "first_learning_rate", "values": {"used": "long", "built": 0.1}}],
 )
 def test_a_damaged_note_is_a_damaged_record(found, tmp_path):

@@ -452,16 +452,6 @@ def test_a_fit_that_goes_on_by_itself_does_not_go_on_from_another_trial(tmp_path
     assert trial.notes == ()
 
 
-def test_a_trial_that_goes_on_from_another_one_says_so(tmp_path):
-    tuner = keras_tuner.Hyperband
-    hypermodel = searches.stock(batch_sizes=(8, 16))
-    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, tuner, max_epochs=2, factor=2))
-    notes = [(t.hyperparameters["tuner/initial_epoch"], *t.notes) for t in study.trials]
-    assert {epoch for epoch, *_ in notes} == {0, 1}
-    assert all(bool(of) == (epoch == 1) for epoch, *of in notes)
-    assert "It went on from epoch 1 of another trial" in next(of for epoch, *of in notes if of)[0]
-
-
 def test_a_learning_rate_set_by_a_callback_is_noted(tmp_path):
     schedule = keras.callbacks.LearningRateScheduler(lambda epoch: 0.01)
     hypermodel = searches.hypermodel(batch_sizes=(8,), dtype_policy="float32")

@@ -5,8 +5,6 @@ import keras_tuner
 import numpy as np
 import searches
 
-from kbatch.search.execution import Execution
-
 RNG = np.random.default_rng(0)
 TOKENS = np.minimum(RNG.zipf(1.3, (64, 12)), 40) - 1
 LABELS = RNG.integers(0, 3, 64)
@@ -40,12 +38,3 @@ def trained(micro_batch_size):
 def test_an_embedding_trains_equally_whole_and_in_parts():
     whole, parts = trained(None), trained(16)
     assert np.linalg.norm(whole - parts) <= 1e-5 * np.linalg.norm(whole)
-
-
-def test_the_record_says_that_a_plain_fit_trains_otherwise():
-    hypermodel = searches.hypermodel(build, (64,), micro_batch_size=None)
-    hp = keras_tuner.HyperParameters()
-    model = hypermodel.build(hp)
-    plan, again = hypermodel._plan(hp, None, ()), hypermodel._builder(hp)
-    record = Execution(model, plan, None, again).so_far()
-    assert [note.code for note in record.notes] == ["embedding_summed"]

@@ -12,7 +12,6 @@ import keras
 import tensorflow as tf
 
 from kbatch.library_internals import layers_of, replaced_applies
-from kbatch.records.notes import Note
 from kbatch.training.model import TrainStep, check_model, user_step
 
 
@@ -33,14 +32,6 @@ def differ_in_parts(model: keras.Model) -> bool:
     trained = [layer for layer in layers_of(model) if layer.trainable]
     own = (not type(layer).__module__.startswith("keras.") for layer in trained)
     return any(own) or any(isinstance(layer, keras.layers.Embedding) for layer in trained)
-
-
-def sparse_note(model: keras.Model) -> Note | None:
-    """Say that the updates of a model differ from those of a plain `fit`, None where not."""
-    embeddings = [one for one in layers_of(model) if isinstance(one, keras.layers.Embedding)]
-    if not any(layer.trainable for layer in embeddings) or not differ_in_parts(model):
-        return None
-    return Note.of("embedding_summed")
 
 
 class SummingTrainStep(TrainStep):
