@@ -3,30 +3,21 @@
 import contextlib
 import re
 from pathlib import Path
-from typing import NamedTuple
 
 _ROOT = Path("/sys/fs/cgroup")
 # Version 1 writes a number near 2**63 for no limit.
 _NO_LIMIT_BYTES = 2**60
 
 
-class ControlGroup(NamedTuple):
-    """What the control groups of a process allow, the smallest of each; None without a limit."""
-
-    memory_limit_bytes: int | None
-    memory_left_bytes: int | None
-
-
-def read_control_group(root: Path = _ROOT, membership: str | None = None) -> ControlGroup:
-    """Read the limits of the groups that a process is in, in versions 1 and 2."""
-    limits, left = [], []
+def read_memory_left_bytes(root: Path = _ROOT, membership: str | None = None) -> int | None:
+    """Read how much memory the groups of this process leave it, None without a limit."""
+    left = []
     for folder in _folders(root, membership):
         limit = _numbers(folder, "memory.max", "memory.limit_in_bytes")
         used = _numbers(folder, "memory.current", "memory.usage_in_bytes")
         if limit and limit[0] < _NO_LIMIT_BYTES:
-            limits += limit
             left += [max(0, limit[0] - bytes_used) for bytes_used in used]
-    return ControlGroup(*(min(found, default=None) for found in (limits, left)))
+    return min(left, default=None)
 
 
 def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:

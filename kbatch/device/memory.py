@@ -11,7 +11,7 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.control_group import read_control_group
+from kbatch.device.control_group import read_memory_left_bytes
 from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
@@ -264,5 +264,5 @@ def memory_use_bytes() -> int:
 
 def available_bytes() -> int:
     """Return how many bytes this process may still take of the host and of its control group."""
-    available, left = psutil.virtual_memory().available, read_control_group().memory_left_bytes
+    available, left = psutil.virtual_memory().available, read_memory_left_bytes()
     return available if left is None else min(available, left)

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-ENERGY_SOURCES = ("counter", "power")
 # Names under which a trial's metrics hold it.
 USAGE_METRICS = ("joules_per_sample", "gpu_power_w", "gpu_utilization")
 
@@ -59,13 +58,6 @@ class GpuUsage:
     #: the driver does not tell.
     uuid: str | None = None
 
-    def __post_init__(self):
-        if (self.energy_j is None) != (self.energy_source not in ENERGY_SOURCES):
-            raise ValueError(
-                f"`energy_source` must be one of {ENERGY_SOURCES} where there is an energy, else "
-                f"None. Received: {self.energy_source!r} with energy_j={self.energy_j}."
-            )
-
 
 @dataclasses.dataclass(frozen=True)
 class HostSample:
@@ -96,13 +88,6 @@ class UsageRecord:
     #: The GPUs in TensorFlow's order, None where none could be read.
     gpus: tuple[GpuUsage, ...] | None = None
     unavailable: str | None = None  #: Why `gpus` is None, in one line; None where it is not.
-
-    def __post_init__(self):
-        if (self.gpus is None) != bool(self.unavailable):
-            raise ValueError(
-                "`unavailable` says why `gpus` is None, and is None where there are GPUs. "
-                f"Received: unavailable={self.unavailable!r}, gpus={self.gpus}."
-            )
 
     @property
     def gpu_energy_j(self) -> float | None:

@@ -1,4 +1,4 @@
-from kbatch.device.control_group import read_control_group, read_memory_kills
+from kbatch.device.control_group import read_memory_kills, read_memory_left_bytes
 
 GIB = 2**30
 
@@ -9,49 +9,52 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def limit(root, membership):
-    return read_control_group(root, membership).memory_limit_bytes
+def test_without_groups_there_is_no_read_memory_left_bytes(tmp_path):
+    assert read_memory_left_bytes(tmp_path, "") is None
+    assert read_memory_left_bytes(tmp_path, "0::/\n") is None
 
 
-def test_without_groups_there_is_no_limit(tmp_path):
-    assert limit(tmp_path, "") is None
-    assert limit(tmp_path, "0::/\n") is None
-
-
-def test_version_2_takes_the_smallest_limit_above_the_process(tmp_path):
-    write(tmp_path / "jobs", memory__max=8 * GIB)
-    write(tmp_path / "jobs" / "mine", memory__max="max")
-    assert limit(tmp_path, "0::/jobs/mine\n") == 8 * GIB
+def test_version_2_takes_what_is_least_above_the_process(tmp_path):
+    write(tmp_path / "jobs", memory__max=8 * GIB, memory__current=0)
+    write(tmp_path / "jobs" / "mine", memory__max="max", memory__current=0)
+    assert read_memory_left_bytes(tmp_path, "0::/jobs/mine\n") == 8 * GIB
     write(tmp_path / "jobs" / "mine", memory__max=16 * GIB)
-    assert limit(tmp_path, "0::/jobs/mine\n") == 8 * GIB
+    assert read_memory_left_bytes(tmp_path, "0::/jobs/mine\n") == 8 * GIB
 
 
 def test_no_limit_is_none_in_both_versions(tmp_path):
-    write(tmp_path, memory__max="max")
-    assert limit(tmp_path, "0::/\n") is None
-    write(tmp_path / "memory", memory__limit_in_bytes=9223372036854771712)
-    assert limit(tmp_path, "4:memory:/\n3:cpu,cpuacct:/\n") is None
+    write(tmp_path, memory__max="max", memory__current=0)
+    assert read_memory_left_bytes(tmp_path, "0::/\n") is None
+    write(
+        tmp_path / "memory",
+        memory__limit_in_bytes=9223372036854771712,
+        memory__usage_in_bytes=0,
+    )
+    assert read_memory_left_bytes(tmp_path, "4:memory:/\n3:cpu,cpuacct:/\n") is None
 
 
 def test_version_1_keeps_each_controller_apart(tmp_path):
-    write(tmp_path / "memory" / "job", memory__limit_in_bytes=4 * GIB)
-    write(tmp_path / "memory" / "other", memory__limit_in_bytes=GIB)
-    assert limit(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n5:pids:/other\n") == 4 * GIB
+    write(tmp_path / "memory" / "job", memory__limit_in_bytes=4 * GIB, memory__usage_in_bytes=0)
+    write(tmp_path / "memory" / "other", memory__limit_in_bytes=GIB, memory__usage_in_bytes=0)
+    assert (
+        read_memory_left_bytes(tmp_path, "4:memory:/job\n3:cpu,cpuacct:/job\n5:pids:/other\n")
+        == 4 * GIB
+    )
 
 
 def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
     """The path is the host's, the mount the container's."""
-    write(tmp_path, memory__max=2 * GIB)
-    assert limit(tmp_path, "0::/docker/abc\n") == 2 * GIB
+    write(tmp_path, memory__max=2 * GIB, memory__current=0)
+    assert read_memory_left_bytes(tmp_path, "0::/docker/abc\n") == 2 * GIB
 
 
 def test_what_a_limit_leaves_is_less_what_is_in_use(tmp_path):
-    assert read_control_group(tmp_path, "0::/\n").memory_left_bytes is None
+    assert read_memory_left_bytes(tmp_path, "0::/\n") is None
     write(tmp_path, memory__max=8 * GIB, memory__current=5 * GIB)
     write(tmp_path / "job", memory__max=4 * GIB, memory__current=GIB // 2)
-    assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 3 * GIB
+    assert read_memory_left_bytes(tmp_path, "0::/job\n") == 3 * GIB
     write(tmp_path / "job", memory__current=6 * GIB)  # Above a limit that was lowered.
-    assert read_control_group(tmp_path, "0::/job\n").memory_left_bytes == 0
+    assert read_memory_left_bytes(tmp_path, "0::/job\n") == 0
 
 
 def test_the_kernel_counts_whom_it_killed_for_want_of_memory_in_both_versions(tmp_path):
