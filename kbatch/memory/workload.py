@@ -166,7 +166,11 @@ class Run:
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
         size = batch_size if batch_size < self._workload.accumulate_below else None
-        if size not in self._compiled:
+        as_given = size is None and vars(self.model).get("train_step") is self._train_step
+        if size not in self._compiled and as_given:
+            self.model.make_train_function()  # One that was traced before is kept.
+            self._compiled[size] = self._train_step, self.model.train_function
+        elif size not in self._compiled:
             uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.

@@ -45,7 +45,6 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count, user_step
-from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import check_seed, seed_of, seeded
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -170,7 +169,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
-        self.graph = OneGraph()  # Of all trials whose models train alike.
+        self.graph = self._search.graph  # Of all trials whose models train alike.
         self._feed = SearchFeed()
 
     @property

@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-import statistics
 import time
 import warnings
 from collections.abc import Callable
@@ -24,37 +23,23 @@ from kbatch.page.numbers import format_number
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.plan import PLAN_NAME, Plan
-from kbatch.records.record import SHORTEST_S
+from kbatch.search.policy_choice import FEW, HALF, SOME, TOO_SLOW, Updates, slowdown
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
 from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import SampleRows, Samples, Source, build_on, rows_for
-from kbatch.training.dtype_policy import (
-    PolicyUnsupported,
-    check_loss_is_scaled,
-    dtype_policy_scope,
-    overflows,
-    skips_all_updates,
-)
+from kbatch.training.data.sample_rows import Samples, Source, build_on
+from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import replica_count, user_step
-from kbatch.training.state import kept_seeds, kept_state
+from kbatch.training.one_graph import OneGraph
+from kbatch.training.state import kept_seeds
 
-HALF = "mixed_float16"
 # Reasons of a plan whose model trains batches whole.
 _WHOLE = ("own step", "compiled late")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
-# Examples of the steps by which policies are timed, fewer than of a batch where they take long. A
-# few tell of a processor that takes so long for float16 that more would take minutes.
-_FEW, _SOME = 2, 32
-_LONG_S, _LONGEST_S = 0.03, 0.2
-_TOO_SLOW = 2.0
-_ROUNDS_AHEAD, _MOST_ROUNDS = 2, 9
-# A loss scale is halved with each update that overflows: so often it may be too large at first.
-_MOST_TRIES = 4
 # Examples of the steps whose memory tells that of the largest batch, and the share of the limit
 # that it may take for no worker process to run it: half of it, and peaks may be twice as high.
 _SMALL_SIZES = (4, 32)
@@ -87,6 +72,7 @@ class SearchPlan:
     refusal: str | None = None  # Why the last model could not be built under its policy.
 
     def __post_init__(self):
+        self.graph = OneGraph()  # That of its trials.
         self._data, self._checks = Samples(), PartsChecks()
         self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
         self._spent_s = 0.0  # On the plan that is being made.
@@ -298,41 +284,39 @@ class SearchPlan:
             # The seeds of training are those that it would have without.
             with kept_seeds():
                 self._chosen = self._choose(model, here, build)
+            self.graph.forget(but=self._chosen[0])
         return self._chosen
 
     def _choose(
-        self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
+        self, model: keras.Model, here: Callable[[], ProcessProbes], build_half: Build
     ) -> tuple[str, tuple[Note, ...]]:
         """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
-        halved = model.dtype_policy.name == HALF
+        halved, largest = model.dtype_policy.name == HALF, self.batch_sizes[-1]
         try:
             if self.refusal is not None:
                 raise PolicyUnsupported(self.refusal)
-            half = here() if halved else self._probes(build(HALF), here().run.source)
-            self._check_updates(half, _FEW)
-            if not gpu_visible():
-                full = self._probes(build("float32"), half.run.source) if halved else here()
+            run = here().run
+            if not halved:
+                # Where it is chosen, trials train by the graph that is traced for it here.
+                built = build_half(HALF)
+                built = self.graph.model(built) if self.stock_fit else built
+                run = self._probes(built, run.source).run
+            half = Updates(run)
+            half.check(FEW, largest)
+            if not (halved or gpu_visible()):
                 middle = self.batch_sizes[len(self.batch_sizes) // 2]
-                slowdown = _slowdown(half, full, middle)
-                if slowdown > _TOO_SLOW:
-                    times = format_number(slowdown, 2)
+                found = slowdown(half.step_s, Updates(here().run).step_s, middle)
+                if found > TOO_SLOW:
+                    times = format_number(found, 2)
                     reason = f"an update takes {times} times as long on this processor"
                     return "float32", (_float32_note(reason),)
             # A loss that is a sum overflows with more examples.
-            self._check_updates(half, min(_SOME, self.batch_sizes[-1]))
+            half.check(min(SOME, largest), largest)
         except PolicyUnsupported as error:
             note = _float32_note(str(error))
             warnings.warn(note, stacklevel=2)
             return "float32", (note,)
         return HALF, ()
-
-    def _check_updates(self, half: ProcessProbes, batch_size: int) -> None:
-        """See that an epoch under mixed_float16 makes an update, which overflows may delay."""
-        overflowed = _overflowed_batches(half, batch_size)
-        rows = rows_for(half.run.source, half.model)
-        known = rows.examples if isinstance(rows, SampleRows) else None
-        if known is not None and overflowed * self.batch_sizes[-1] >= known:
-            raise PolicyUnsupported(f"the first {overflowed} batches overflowed in float16")
 
     def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, Note | None]:
         """Return how many examples fit at once, why it is no more, and what to say of it."""
@@ -409,37 +393,6 @@ def _size_of(plan: Plan, rows: int) -> int:
 
 def _float32_note(reason: str) -> Note:
     return Note.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
-
-
-def _overflowed_batches(half: ProcessProbes, batch_size: int) -> int:
-    """Make an update under mixed_float16; return the batches that its loss scale needed first."""
-    check_loss_is_scaled(half.model)
-    with dtype_policy_scope(HALF), kept_state(half.model):
-        for _ in range(_MOST_TRIES):
-            half.run.run(batch_size, lambda: None)
-            if not skips_all_updates(half.model):
-                return overflows(half.model)
-    raise PolicyUnsupported("the gradients of every batch overflowed in float16")
-
-
-def _slowdown(half: ProcessProbes, full: ProcessProbes, batch_size: int) -> float:
-    """Return how many times as long an update takes under mixed_float16, timed in turns."""
-
-    def step_s(probes: ProcessProbes, rows: int) -> float:
-        with dtype_policy_scope(probes.model.dtype_policy.name):
-            return max(SHORTEST_S, probes.read(rows).step_s or 0.0)
-
-    few_s = step_s(half, _FEW)
-    if few_s > max(_LONG_S, _TOO_SLOW * (full_s := step_s(full, _FEW))):
-        return few_s / full_s
-    most = _SOME * _LONGEST_S / step_s(half, min(batch_size, _SOME))
-    rows = min(batch_size, max(_SOME, int(most)))
-    ratios: list[float] = []
-    ahead = 0  # Rounds that say so, less those that do not.
-    while abs(ahead) < _ROUNDS_AHEAD and len(ratios) < _MOST_ROUNDS:
-        ratios.append(step_s(half, rows) / step_s(full, rows))
-        ahead += 1 if ratios[-1] > _TOO_SLOW else -1
-    return statistics.median(ratios)
 
 
 def _surely_fits(here: ProcessProbes, rows: int) -> bool:

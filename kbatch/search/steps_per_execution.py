@@ -24,6 +24,7 @@ from kbatch.records.plan import StepSeconds
 from kbatch.records.record import SHORTEST_S
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import TrainingClock
+from kbatch.training.data.traced_maps import endless
 from kbatch.training.model import build_ahead, replica_count, user_step
 from kbatch.training.one_graph import GraphCount, counted_steps
 from kbatch.training.state import kept_seeds, kept_state
@@ -187,9 +188,7 @@ def _ones(spec: Any, batch_size: int) -> tf.data.Dataset:
         shape = [batch_size, *one.shape[1:]]
         return tf.fill(shape, "") if one.dtype == tf.string else tf.ones(shape, one.dtype)
 
-    batches = tf.data.Dataset.from_tensors(tf.nest.map_structure(part, spec)).repeat()
-    # Of the spec of a training, whose graph then takes it.
-    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
+    return endless(tf.nest.map_structure(part, spec), spec)
 
 
 def _seconds_of(model: Any, iterator: Any) -> float:

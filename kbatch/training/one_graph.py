@@ -123,22 +123,24 @@ def counted_steps(model: Any, steps: int) -> GraphCount:
 
 
 class OneGraph:
-    """Keeps the first model of a search with its graphs, and gives it the state of later ones."""
+    """Keeps a model of a search under each policy, with its graphs, and gives it later states."""
 
     def __init__(self):
-        self._kept: Any = None
-        self._described: Any = None  # What the kept model was when its graphs were not traced yet.
+        # By policy: a model, and what it was when its graphs were not traced yet.
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     def model(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
+        policy = fresh.dtype_policy.name
         if not can_share(fresh):
             self.forget()
             return fresh
         described = _description(fresh)
-        if self._kept is not None and described == self._described and self._is_as_kept(fresh):
-            _set_state(self._kept, fresh)
-            return self._kept
-        self._kept, self._described = fresh, described
+        kept, known = self._kept.get(policy, (None, None))
+        if kept is not None and described == known and _is_as_kept(kept, known, fresh):
+            _set_state(kept, fresh)
+            return kept
+        self._kept[policy] = fresh, described
         for owner, name in followed_settings(fresh):
             setattr(owner, name, GraphNumber(getattr(owner, name)))
         fresh.steps_per_execution = counted_steps(fresh, fresh.steps_per_execution)
@@ -146,25 +148,25 @@ class OneGraph:
         fresh.train_function = fresh.test_function = fresh.predict_function = None
         return fresh
 
-    def _is_as_kept(self, fresh: Any) -> bool:
-        """Return whether nobody has changed the kept model, and `fresh` has no part of it."""
-        kept = self._kept
-        settings = [getattr(owner, name) for owner, name in followed_settings(kept)]
-        parts = {id(part) for part in (*layers_of(kept), kept.optimizer)}
-        return (
-            not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
-            and all(isinstance(setting, GraphNumber) for setting in settings)
-            and isinstance(kept.steps_per_execution, GraphCount)
-            and can_share(kept)
-            and _description(kept) == self._described
-        )
-
-    def forget(self) -> None:
-        """Let the next model be the one that is kept, as after a failure."""
-        self._kept = self._described = None
+    def forget(self, *, but: str | None = None) -> None:
+        """Let the next model be the one that is kept, as after a failure, of all policies `but`."""
+        self._kept = {policy: one for policy, one in self._kept.items() if policy == but}
 
     def __reduce__(self):
         return OneGraph, ()  # No model travels to another process.
+
+
+def _is_as_kept(kept: Any, known: Any, fresh: Any) -> bool:
+    """Return whether nobody has changed the kept model, and `fresh` has no part of it."""
+    settings = [getattr(owner, name) for owner, name in followed_settings(kept)]
+    parts = {id(part) for part in (*layers_of(kept), kept.optimizer)}
+    return (
+        not any(id(part) in parts for part in (*layers_of(fresh), fresh.optimizer))
+        and all(isinstance(setting, GraphNumber) for setting in settings)
+        and isinstance(kept.steps_per_execution, GraphCount)
+        and can_share(kept)
+        and _description(kept) == known
+    )
 
 
 def _description(model: Any) -> Any:
@@ -196,7 +198,7 @@ def _description(model: Any) -> Any:
 _NOT_DESCRIBED = (
     *("name", "_path", "_parent_path", "seed", "_called", "built", "history"),
     *("steps_per_execution", "stop_training", "stop_predicting", "stop_evaluating"),
-    *("train_function", "test_function", "predict_function", "test_step"),
+    *("train_function", "test_function", "predict_function", "test_step", "_eval_epoch_iterator"),
     *("_dropout_mask", "_recurrent_dropout_mask"),
 )
 

@@ -1,6 +1,5 @@
 """The policy of a search: mixed_float16, or float32 where that cannot train or takes long."""
 
-from types import SimpleNamespace
 from typing import ClassVar
 
 import keras
@@ -11,8 +10,7 @@ import small_models
 import tensorflow as tf
 
 import kbatch
-from kbatch.memory.probe import Reading
-from kbatch.search.plan import _slowdown
+from kbatch.search.policy_choice import slowdown
 
 layers = keras.layers
 CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
@@ -147,11 +145,9 @@ def test_the_whole_search_trains_in_float32(tmp_path, build, kind):
     assert (study.plan.dtype_policy, study.plan.notes) == ("float32", (note,))
 
 
-@pytest.mark.parametrize(("slowdown", "policy"), [(1.9, "mixed_float16"), (2.1, "float32")])
-def test_a_processor_that_takes_long_for_it_trains_in_float32(
-    monkeypatch, tmp_path, slowdown, policy
-):
-    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: slowdown)
+@pytest.mark.parametrize(("times", "policy"), [(1.9, "mixed_float16"), (2.1, "float32")])
+def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_path, times, policy):
+    monkeypatch.setattr("kbatch.search.plan.slowdown", lambda *_: times)
     study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
     for trial in study.trials:
@@ -166,20 +162,8 @@ def test_a_processor_that_takes_long_for_it_trains_in_float32(
         assert one.objective_value == other.objective_value
 
 
-class Steps:
-    """Probes of a model whose updates take so long, one after the other."""
-
-    def __init__(self, policy, seconds):
-        self.model = SimpleNamespace(dtype_policy=keras.DTypePolicy(policy))
-        self.seconds, self.sizes = iter(seconds), []
-
-    def read(self, rows):
-        self.sizes.append(rows)
-        return Reading(None, rows, step_s=next(self.seconds))
-
-
 @pytest.mark.parametrize(
-    ("half_s", "slowdown", "sizes"),
+    ("half_s", "times", "sizes"),
     [
         # Of two examples, of some, then of the batch until two more rounds say the same.
         ([0.01, 0.01, 0.015, 0.015], 1.5, [2, 32, 128, 128]),
@@ -189,15 +173,20 @@ class Steps:
     ],
     ids=["twice", "one outlier", "large", "very slow"],
 )
-def test_no_single_round_decides_how_long_an_update_takes(half_s, slowdown, sizes):
-    half, full = Steps("mixed_float16", half_s), Steps("float32", [0.01] * 9)
-    assert _slowdown(half, full, 128) == pytest.approx(slowdown)
-    assert half.sizes == sizes
+def test_no_single_round_decides_how_long_an_update_takes(half_s, times, sizes):
+    seconds, asked = iter(half_s), []
+
+    def half_step_s(rows):
+        asked.append(rows)
+        return next(seconds)
+
+    assert slowdown(half_step_s, lambda rows: 0.01, 128) == pytest.approx(times)
+    assert asked == sizes
 
 
 def test_a_gpu_trains_under_it_however_long_that_takes(monkeypatch, tmp_path):
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
-    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: 100.0)
+    monkeypatch.setattr("kbatch.search.plan.slowdown", lambda *_: 100.0)
     study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,)))
     assert (study.trials[0].dtype_policy, study.plan.notes) == ("mixed_float16", ())
 
@@ -240,7 +229,7 @@ def test_a_search_that_goes_on_stays_in_float32(tmp_path, recwarn):
 
 
 def test_a_search_that_goes_on_elsewhere_keeps_its_policy(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.plan._slowdown", lambda *_: 5.0)
+    monkeypatch.setattr("kbatch.search.plan.slowdown", lambda *_: 5.0)
     search(tmp_path, small_models.stock, sizes=(8,))
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
     study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8, 16)))
@@ -333,3 +322,23 @@ def test_in_processes_of_their_own_trials_remember_it(tmp_path):
     notes = [[note.code for note in trial.notes] for trial in study.trials]
     assert all("float32_instead" in codes for codes in notes)
     assert study.plan.dtype_policy == "float32"
+
+
+@pytest.mark.parametrize(
+    ("policy", "traced"), [(None, 1), (("float32", "mixed_float16"), 2)], ids=["chosen", "compared"]
+)
+def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path, policy, traced):
+    """The update by which mixed_float16 is tried leaves its graph to the trials."""
+    monkeypatch.setattr("kbatch.search.plan.slowdown", lambda *_: 1.0)
+    own, seen = keras.Model.train_step, []
+
+    def step(model, data):
+        seen.append(model.dtype_policy.name)
+        return own(model, data)
+
+    monkeypatch.setattr(keras.Model, "train_step", step)
+    settings = {"dtype_policy": policy, "steps_per_execution": 1}
+    hypermodel = searches.hypermodel(small_models.stock, (8, 16), **(CHOSEN | settings))
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner))
+    assert {trial.status for trial in study.trials} == {"completed"}
+    assert len(seen) == len(set(seen)) == traced
