@@ -166,19 +166,17 @@ class Run:
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
         size = batch_size if batch_size < self._workload.accumulate_below else None
-        as_given = size is None and vars(self.model).get("train_step") is self._train_step
-        if size not in self._compiled and as_given:
-            self.model.make_train_function()  # One that was traced before is kept.
-            self._compiled[size] = self._train_step, self.model.train_function
-        elif size not in self._compiled:
-            uninstall_step(self.model)
+        if size not in self._compiled:
+            as_given = size is None and vars(self.model).get("train_step") is self._train_step
+            if not as_given:
+                uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                every = self._workload.moments_every
-                Accumulation(size, moments_every=every).apply(self.model)
-            elif self._train_step is not None:
+                how = Accumulation(size, moments_every=self._workload.moments_every)
+                how.apply(self.model)
+            elif not as_given and self._train_step is not None:
                 self.model.train_step = self._train_step
-            self.model.make_train_function(force=True)
+            self.model.make_train_function(force=not as_given)  # What was traced before is kept.
             self._compiled[size] = vars(self.model).get("train_step"), self.model.train_function
         step, self.model.train_function = self._compiled[size]
         vars(self.model).pop("train_step", None)

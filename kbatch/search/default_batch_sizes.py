@@ -1,11 +1,5 @@
 """The batch sizes that a search tries where none are given."""
 
-import contextlib
-import inspect
-from collections.abc import Mapping, Sequence
-from typing import Any
-
-import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import powers_of_two
@@ -18,17 +12,9 @@ SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def default_batch_sizes(
-    build: keras_tuner.HyperModel,
-    arguments: Sequence[Any],
-    keywords: Mapping[str, Any],
-    *,
-    parallel: bool,
+    build: keras_tuner.HyperModel, data: FitData, *, parallel: bool
 ) -> tuple[int, ...]:
     """Return the powers of two from 16 to what the training data of `fit` fill eight times."""
-    call = dict(keywords)
-    with contextlib.suppress(TypeError):  # The `fit` of a HyperModel may take other arguments.
-        call = inspect.signature(keras.Model.fit).bind(None, *arguments, **keywords).arguments
-    data = FitData(**{name: call[name] for name in FitData._fields if name in call})
     examples = None
     # A process that only hands trials out makes no dataset, which would take the GPU.
     if not (parallel and gives_batches(data.x)):

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -253,10 +253,10 @@ class Execution:
 _PATHS = ((keras.callbacks.ModelCheckpoint, "filepath"), (keras.callbacks.CSVLogger, "filename"))
 
 
-def give_own_paths(callbacks: Any, *, trial_id: str, execution: int) -> tuple[Note, ...]:
+def give_own_paths(callbacks: Sequence[Any], *, trial_id: str, execution: int) -> tuple[Note, ...]:
     """Let callbacks write to a folder of their execution, and not over the file of another's."""
     notes = []
-    for callback in keras.tree.flatten(callbacks or []):
+    for callback in callbacks:
         if isinstance(callback, keras.callbacks.BackupAndRestore):
             raise InputError(
                 "A search goes on by itself after an interruption, and a backup would begin a "

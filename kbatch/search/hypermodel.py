@@ -22,7 +22,6 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
-from kbatch.search.live_plot import live_plots
 from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan
 from kbatch.search.steps_per_execution import Steps, check_steps
 from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
@@ -43,6 +42,7 @@ from kbatch.training.dtype_policy import (
     check_own_dtypes,
     dtype_policy_scope,
 )
+from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count, user_step
 from kbatch.training.state import check_seed, seed_of, seeded
@@ -250,13 +250,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         with `samples_per_second` among the metrics.
         """
         with _ending_the_search(InputError, RecordError), self._forgetting_failures():
-            files, number = trial_files(kwargs.get("callbacks")), self._number(hp)
-            notes = self._notes(files, hp, args, kwargs)
+            call, number = FitCall.of_search(args, kwargs), self._number(hp)
+            files = trial_files(call.callbacks)
+            notes = self._notes(files, hp, call)
             try:
-                results = self._train(hp, model, files, notes, args, kwargs)
+                results = self._train(hp, model, files, notes, call)
             except PolicyChosen:  # It has not trained, and is built again under that one.
                 model = self.build(hp) if files is None else build_again(files.tuner, hp)
-                results = self._train(hp, model, files, notes, args, kwargs)
+                results = self._train(hp, model, files, notes, call)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
 
@@ -266,8 +267,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         model: keras.Model,
         files: TrialFiles | None,
         notes: tuple[Note, ...],
-        args: Sequence[Any],
-        kwargs: Mapping[str, Any],
+        call: FitCall,
     ) -> Any:
         """Train a model once, as the plan of the search says, and record it."""
         search, named = self._search, self._declare(hp)[1]
@@ -283,11 +283,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         used = self.graph.model(model) if self.stock_fit else model
         execution = Execution(used, self._plan(hp, files, notes), files, self._builder(hp))
         if files is not None:
-            for plot in live_plots(kwargs.get("callbacks")):
-                plot.follow(files, number=self._number(hp), so_far=execution.so_far)
+            for callback in call.callbacks:
+                if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
+                    callback.follow_trial(files, number=self._number(hp), so_far=execution.so_far)
         # Layers that their first batch builds draw their weights here, and not in `build`.
         with seeded(seed_of(self._seed(hp), 1)):
-            return execution.run(functools.partial(self._inner.fit, hp, used, *args, **kwargs))
+            return execution.run(
+                lambda: self._inner.fit(hp, used, *call.arguments, **call.keywords)
+            )
 
     @contextlib.contextmanager
     def _forgetting_failures(self) -> Iterator[None]:
@@ -303,16 +306,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 raise InputError(said) from error
             raise
 
-    def _notes(
-        self, files: TrialFiles | None, hp: Any, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> tuple[Note, ...]:
+    def _notes(self, files: TrialFiles | None, hp: Any, call: FitCall) -> tuple[Note, ...]:
         """Compare a training with its search; return what to know of what it was given."""
         notes: tuple[Note, ...] = ()
         if files is not None:
-            self._check_identity(files, hp, args, kwargs)
+            self._check_identity(files, hp, call)
             files.check_settings(self.settings)
             notes = give_own_paths(
-                kwargs.get("callbacks"), trial_id=files.trial_id, execution=self._number(hp)
+                call.callbacks, trial_id=files.trial_id, execution=self._number(hp)
             )
         return notes
 
@@ -379,16 +380,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         whole = whole and self.learning_rate_scaling in (None, "auto")
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
 
-    def _check_identity(
-        self, files: TrialFiles, hp: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
-    ) -> None:
+    def _check_identity(self, files: TrialFiles, hp: Any, call: FitCall) -> None:
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
         if files.of_kbatch_tuner:
             return
         if self._compared_in == files.project and not (files.project / IDENTITY_NAME).exists():
             raise moved(files.project, IDENTITY_NAME)
         values, facts = self._described(files.project)
-        given = fit_facts(arguments, keywords, scheduled="tuner/epochs" in hp.values)
+        given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)
         present = SearchIdentity(objective | facts | given, values)
         check_identity(files.project, present)

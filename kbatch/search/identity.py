@@ -2,16 +2,14 @@
 
 Equal things must have equal descriptions in any process, or a search could not go on: data are
 described by their shapes, dtypes and values, of large arrays those of rows at fixed places; a
-dataset, which may shuffle, by its spec and length; a function by its code and the plain values it
-reads.
+dataset, which may shuffle, by its spec and length; an object by its class and configuration.
 """
 
 import dataclasses
-import functools
 import hashlib
 import inspect
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +23,12 @@ from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.data.forms import is_composite
 from kbatch.training.fingerprint import function_code, model_description
+from kbatch.training.fit_call import FitCall
 
-_SIGNATURE = inspect.signature(keras.Model.fit)
 # They change what is shown, or are checked elsewhere.
-_DECIDES_NOTHING = ("self", "verbose", "callbacks", "batch_size", "validation_batch_size")
-_DATA = ("x", "y", "sample_weight", "validation_data")
-# They write what training showed.
+_DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")
+_SCHEDULED = ("epochs", "initial_epoch")
+# They write what training showed; keras-tuner's own have the hyperparameters of their trial.
 _WRITERS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.CSVLogger,
@@ -38,13 +36,13 @@ _WRITERS = (
     keras.callbacks.ProgbarLogger,
     keras.callbacks.History,
 )
-# keras-tuner's own, one with the hyperparameters of its trial among them, and those of kbatch.
 _OF_THE_SEARCH = ("keras_tuner.", "tensorboard.", "kbatch.search.")
-_PATHS = ("filepath", "filename", "log_dir", "backup_dir", "path", "directory", "folder", "file")
+_SHOWS = (
+    *("filepath", "filename", "log_dir", "backup_dir", "path", "directory", "folder", "file"),
+    "verbose",
+)
 # Arrays up to this size are read whole, larger ones at some rows.
-_MOST_BYTES = 16 * 2**20
-_MOST_ROWS = 256
-_MOST_LEAVES = 20
+_MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256
 _LONGEST_TEXT = 100
 
 
@@ -56,7 +54,6 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
     config = given[1] if isinstance(given, list) and isinstance(given[1], dict) else {}
     inner = config.get("inner_optimizer")
     config = inner.get("config", config) if isinstance(inner, dict) else config
-    config = config if isinstance(config, dict) else {}
     weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
     size = f"{len(model.layers)} layers and {weights:,} weights"
     facts = {
@@ -79,29 +76,20 @@ def space_facts(space: Any) -> dict[str, str]:
     return {f"hyperparameter {name!r}": " or ".join(each) for name, each in found.items()}
 
 
-def fit_facts(
-    arguments: Sequence[Any], keywords: Mapping[str, Any], *, scheduled: bool = False
-) -> dict[str, str]:
+def fit_facts(call: FitCall, *, scheduled: bool = False) -> dict[str, str]:
     """Describe what `fit` is given: data, their lengths, callbacks and other arguments."""
-    try:
-        bound = _SIGNATURE.bind(None, *arguments, **keywords)
-        bound.apply_defaults()
-        call = bound.arguments
-    except TypeError:  # The `fit` of a HyperModel may take other arguments.
-        call = {f"argument {i + 1}": value for i, value in enumerate(arguments)} | dict(keywords)
-    left_out = (*_DECIDES_NOTHING, *(("epochs", "initial_epoch") if scheduled else ()))
-    facts: dict[str, str] = {}
-    for name, value in call.items():
-        if value is None or name in left_out:
-            continue
-        leaves = [(name, value)]
-        if name in _DATA or not _is_plain(value):
-            leaves = list(_leaves(name, value))
-        texts = {path: _leaf_text(leaf) for path, leaf in leaves}
-        if len(leaves) > _MOST_LEAVES:
-            texts = {name: f"{len(leaves)} parts ({_digest([*texts.items()])})"}
-        facts |= texts
-    return facts | _callback_facts(call.get("callbacks"))
+    left_out = (*_DECIDES_NOTHING, *(_SCHEDULED if scheduled else ()))
+    given = {name: value for name, value in call.named.items() if name not in left_out}
+    facts = {name: _text(value) for name, value in given.items() if value is not None}
+    for callback in call.callbacks:
+        kind = type(callback)
+        if kind not in _WRITERS and not kind.__module__.startswith(_OF_THE_SEARCH):
+            name, number = f"callback {kind.__name__}", 1
+            while name in facts:
+                number += 1
+                name = f"callback {kind.__name__} ({number})"
+            facts[name] = _text(_given_to(callback)) or "given"
+    return facts
 
 
 def objective_facts(objective: Any) -> dict[str, str]:
@@ -131,76 +119,16 @@ def check_identity(project: Path, present: SearchIdentity) -> None:
         )
 
 
-def _callback_facts(callbacks: Any) -> dict[str, str]:
-    """Describe what the constructor of each callback was given, where that is kept by its name."""
-    facts: dict[str, str] = {}
-    for callback in keras.tree.flatten(callbacks or []):
-        kind, held = type(callback), vars(callback)
-        if kind in _WRITERS or kind.__module__.startswith(_OF_THE_SEARCH):
-            continue
-        # The target or the budget of one of kbatch's.
-        found: dict[str, Any] = {n: v for n, v in held.items() if dataclasses.is_dataclass(v)}
-        for name in inspect.signature(kind.__init__).parameters:
-            value = held.get(name, held.get(f"_{name}"))
-            shows = name in (*_PATHS, "verbose") or isinstance(value, Path)
-            if value is not None and not shows:
-                found[name] = value
-        name, number = f"callback {kind.__name__}", 1
-        while name in facts:
-            number += 1
-            name = f"callback {kind.__name__} ({number})"
-        facts[name] = _text(found) or "given"
-    return facts
-
-
-def _leaves(name: str, value: Any) -> Iterator[tuple[str, Any]]:
-    if isinstance(value, Mapping):
-        for key in sorted(value, key=str):
-            yield from _leaves(f"{name}[{key!r}]", value[key])
-    elif isinstance(value, (tuple, list)) and not _is_plain(value):
-        for i, item in enumerate(value):
-            yield from _leaves(f"{name}[{i}]", item)
-    else:
-        yield name, value
-
-
-def _leaf_text(leaf: Any) -> str:
-    if isinstance(leaf, tf.data.Dataset):
-        length = int(leaf.cardinality())
-        elements = "an unknown number of" if length < 0 else f"{length:,}"
-        return f"a dataset of {elements} elements {_text(str(leaf.element_spec))}"
-    has_rows = (hasattr(leaf, "shape") and hasattr(leaf, "dtype")) or hasattr(leaf, "iloc")
-    return _array_text(leaf) if has_rows and not _is_plain(leaf) else _text(leaf)
-
-
-def _array_text(leaf: Any) -> str:
-    """Describe an array by its values: of a large one by some rows, first and last included."""
-    shape = tuple(leaf.shape)
-    if not shape or is_composite(leaf):
-        return f"{type(leaf).__name__} of shape {shape}"
-    count, by_place = shape[0], getattr(leaf, "iloc", leaf)
-    row_bytes = max(1, np.asarray(by_place[:1]).nbytes)
-    if count * row_bytes <= _MOST_BYTES:
-        pieces: Iterable[Any] = [leaf]
-    else:
-        most = int(np.clip(_MOST_BYTES // row_bytes, 2, _MOST_ROWS))
-        places = np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
-        pieces = (by_place[place : place + 1] for place in places)
-    taken, dtype = hashlib.sha256(), None
-    for rows in map(np.asarray, pieces):
-        # Training casts it so, whichever of them was given.
-        rows = rows.astype("float32") if rows.dtype == np.float64 else rows
-        dtype = rows.dtype
-        taken.update(repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes())
-    return f"{count:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, Mapping):
-        return all(_is_plain(item) for item in value.values())
-    if isinstance(value, (tuple, list)):
-        return len(value) <= _MOST_LEAVES and all(_is_plain(item) for item in value)
-    return value is None or isinstance(value, (bool, int, float, str, np.number, np.bool_))
+def _given_to(callback: Any) -> dict[str, Any]:
+    """Return what the constructor of a callback was given, where that is kept by its name."""
+    held = vars(callback)
+    # The target or the budget of one of kbatch's.
+    found: dict[str, Any] = {n: v for n, v in held.items() if dataclasses.is_dataclass(v)}
+    for name in inspect.signature(type(callback).__init__).parameters:
+        value = held.get(name, held.get(f"_{name}"))
+        if value is not None and name not in _SHOWS and not isinstance(value, Path):
+            found[name] = value
+    return found
 
 
 def _text(value: Any) -> str:
@@ -212,32 +140,55 @@ def _text(value: Any) -> str:
 
 
 def _worded(value: Any) -> str:
-    if isinstance(value, np.generic):
-        return repr(value.item())
+    value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return _worded({f.name: getattr(value, f.name) for f in dataclasses.fields(value)})
     if isinstance(value, Mapping):
         each = sorted((str(key), _worded(item)) for key, item in value.items())
         return ", ".join(f"{key}={text}" for key, text in each)
     if isinstance(value, (tuple, list)):
         return f"[{', '.join(map(_worded, value))}]"
-    if isinstance(value, functools.partial):
-        return f"{_worded(value.func)} with {_worded([*value.args, value.keywords])}"
-    if hasattr(value, "shape") and hasattr(value, "dtype"):
+    if isinstance(value, tf.data.Dataset):
+        length = int(value.cardinality())
+        elements = "an unknown number of" if length < 0 else f"{length:,}"
+        return f"a dataset of {elements} elements {value.element_spec}"
+    if hasattr(value, "iloc") or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return _array_text(value)
     if hasattr(value, "__code__"):
         return f"{value.__qualname__} ({_digest(function_code(value))})"
-    kind = value if isinstance(value, type) else type(value)
-    if hasattr(value, "get_config") and not isinstance(value, type):
+    kind, config = value if isinstance(value, type) else type(value), None
+    if dataclasses.is_dataclass(kind):
+        config = vars(value)
+    elif hasattr(kind, "get_config") and kind is not value:
         try:
             config = {key: item for key, item in value.get_config().items() if key != "name"}
         # Keras raises these where a part of the user's has no `get_config`: its class is left.
         except (NotImplementedError, TypeError, ValueError):
-            config = {}
-        return f"{kind.__name__}({_worded(config)})"
-    return f"{kind.__module__}.{kind.__qualname__}"
+            config = None
+    name = f"{kind.__module__}.{kind.__qualname__}"
+    return name if config is None else f"{kind.__name__}({_worded(config)})"
+
+
+def _array_text(leaf: Any) -> str:
+    """Describe an array by its values: of a large one by some rows, first and last included."""
+    shape = tuple(leaf.shape)
+    if not shape or is_composite(leaf):
+        return f"{type(leaf).__name__} of shape {shape}"
+    count, by_place = shape[0], getattr(leaf, "iloc", leaf)
+    row_bytes = max(1, np.asarray(by_place[:1]).nbytes)
+    places = [slice(None)]
+    if count * row_bytes > _MOST_BYTES:
+        most = int(np.clip(_MOST_BYTES // row_bytes, 2, _MOST_ROWS))
+        found = np.unique(np.linspace(0, count - 1, most).astype(int)).tolist()
+        places = [slice(place, place + 1) for place in found]
+    taken, dtype = hashlib.sha256(), None
+    for place in places:
+        rows = np.asarray(by_place[place])
+        # Training casts it so, whichever of them was given.
+        rows = rows.astype("float32") if rows.dtype == np.float64 else rows
+        dtype = rows.dtype
+        taken.update(repr(rows.tolist()).encode() if dtype.hasobject else rows.tobytes())
+    return f"{count:,} rows of {shape[1:]} {dtype}, values {taken.hexdigest()[:8]}"
 
 
 def _digest(value: Any) -> str:

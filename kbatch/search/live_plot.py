@@ -7,7 +7,7 @@ import functools
 import importlib
 import time
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -98,7 +98,7 @@ class LivePlot(keras.callbacks.Callback):
         place = functools.partial(type(self), self._path, interval_s=self._interval_s)
         return functools.partial(place, now=self._now), ()
 
-    def follow(
+    def follow_trial(
         self, files: TrialFiles, *, number: int, so_far: Callable[[], ExecutionRecord]
     ) -> None:
         """Begin an execution, whose record so far is `so_far()`; a search calls it."""
@@ -212,8 +212,8 @@ def _events() -> Any:
     return importlib.import_module("IPython").get_ipython().events
 
 
-def live_plots(callbacks: Any) -> list[LivePlot]:
-    return [c for c in keras.tree.flatten(callbacks or []) if isinstance(c, LivePlot)]
+def live_plots(callbacks: Sequence[Any]) -> list[LivePlot]:
+    return [one for one in callbacks if isinstance(one, LivePlot)]
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:

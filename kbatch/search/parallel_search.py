@@ -12,7 +12,7 @@ import textwrap
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,7 @@ from kbatch.search.trial_files import (
 )
 from kbatch.search.trial_process import execute
 from kbatch.study.study import RECORD_NAME
+from kbatch.training.fit_call import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
@@ -65,18 +66,16 @@ class _OpenTrial:
 class ParallelTrials:
     """Runs a search's trials as tasks of an executor, and alone writes to the project directory."""
 
-    def __init__(self, tuner: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]):
-        values = keras.tree.flatten([list(arguments), dict(keywords)])
-        if any(isinstance(value, tf.data.Dataset) for value in values):
+    def __init__(self, tuner: Any, call: FitCall):
+        if any(isinstance(value, tf.data.Dataset) for value in keras.tree.flatten(call.named)):
             raise InputError(
                 "With `executor` a dataset cannot travel to another process: give a function "
                 "`batch_size -> tf.data.Dataset` that makes it there, or arrays. "
                 "Received: a tf.data.Dataset."
             )
-        given = keras.tree.flatten(keywords.get("callbacks") or [])
         # The figure of a search is drawn where all trials are.
-        travelling = [one for one in given if not isinstance(one, LivePlot)]
-        self._given = tuple(arguments), {**keywords, "verbose": 0, "callbacks": travelling}
+        travelling = [one for one in call.callbacks if not isinstance(one, LivePlot)]
+        self._given = call.arguments, {**call.keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
         self._say = tuner._progress.say
         executor, max_parallel = tuner._executor, tuner._max_parallel

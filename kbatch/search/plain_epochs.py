@@ -1,8 +1,6 @@
 """One epoch by plain `fit` at the size that a study names and at the base size: what people get."""
 
-import inspect
 import time
-from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +11,9 @@ import tensorflow as tf
 from kbatch.records.json_codec import write_record
 from kbatch.study.study import PLAIN_NAME, PlainEpochs, load_study
 from kbatch.training.applied_settings import apply_settings
+from kbatch.training.data.forms import FitData
 from kbatch.training.state import kept_seeds
 
-_SIGNATURE = inspect.signature(keras.Model.fit)
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.
 _MOST_S = 1.5
 # Of each, in turns; the least counts.
@@ -26,9 +24,7 @@ _MOST_SHARE = 0.05
 _FEWEST_BATCHES = 4
 
 
-def measure_plain_epochs(
-    tuner: Any, args: Sequence[Any], kwargs: Mapping[str, Any], *, most_share: float = _MOST_SHARE
-) -> None:
+def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOST_SHARE) -> None:
     """Time both sizes in turns with the settings of their trials, and keep it with the search."""
     project = Path(tuner.project_dir)
     study = load_study(project)
@@ -36,7 +32,7 @@ def measure_plain_epochs(
     sizes = found.base_batch_size or 0, found.batch_size or 0
     trials = [trial for size in sizes for trial in found.trials if trial.batch_size == size]
     known = study.plain_epochs
-    data = _training_arrays(args, kwargs)
+    data = _training_arrays(given)
     if sizes[0] == sizes[1] or len(trials) < 2 or data is None or not tuner.hypermodel.stock_fit:
         return
     rates = [rate for trial in trials if (rate := trial.samples_per_second)]
@@ -70,17 +66,15 @@ def measure_plain_epochs(
     write_record(PlainEpochs(sizes, (base_s, named_s), rows), project / PLAIN_NAME)
 
 
-def _training_arrays(args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[Any, Any] | None:
+def _training_arrays(data: FitData) -> tuple[Any, Any] | None:
     """Return the rows that a search trains on, None where its data are no arrays."""
-    given = _SIGNATURE.bind_partial(None, *args, **kwargs).arguments
-    x, y = given.get("x"), given.get("y")
-    parts = keras.tree.flatten((x, y))
-    if y is None or not all(isinstance(part, np.ndarray) for part in parts):
+    parts = keras.tree.flatten((data.x, data.y))
+    if data.y is None or not all(isinstance(part, np.ndarray) for part in parts):
         return None
-    if any(given.get(name) is not None for name in ("sample_weight", "class_weight")):
+    if data.sample_weight is not None or data.class_weight is not None:
         return None
-    rows = int(len(parts[0]) * (1 - given.get("validation_split", 0.0)))
-    return keras.tree.map_structure(lambda part: part[:rows], (x, y))
+    rows = int(len(parts[0]) * (1 - data.validation_split))
+    return keras.tree.map_structure(lambda part: part[:rows], (data.x, data.y))
 
 
 def _epoch_s(model: Any, x: Any, y: Any, batch_size: int) -> float:

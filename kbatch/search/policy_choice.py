@@ -8,8 +8,8 @@ from typing import Any
 
 from kbatch.memory.workload import Run
 from kbatch.records.record import SHORTEST_S
+from kbatch.search.steps_per_execution import endless
 from kbatch.training.data.sample_rows import SampleRows, batches_for
-from kbatch.training.data.traced_maps import endless
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_loss_is_scaled,

@@ -24,7 +24,6 @@ from kbatch.records.plan import StepSeconds
 from kbatch.records.record import SHORTEST_S
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import TrainingClock
-from kbatch.training.data.traced_maps import endless
 from kbatch.training.model import build_ahead, replica_count, user_step
 from kbatch.training.one_graph import GraphCount, counted_steps
 from kbatch.training.state import kept_seeds, kept_state
@@ -189,6 +188,12 @@ def _ones(spec: Any, batch_size: int) -> tf.data.Dataset:
         return tf.fill(shape, "") if one.dtype == tf.string else tf.ones(shape, one.dtype)
 
     return endless(tf.nest.map_structure(part, spec), spec)
+
+
+def endless(batch: Any, spec: Any) -> tf.data.Dataset:
+    """Repeat one batch, in a dataset of the spec of a training, whose graph then takes it."""
+    batches = tf.data.Dataset.from_tensors(batch).repeat()
+    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
 
 
 def _seconds_of(model: Any, iterator: Any) -> float:

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-import inspect
 import math
 import time
 import warnings
@@ -35,12 +34,12 @@ from kbatch.training.data.array_rows import held_batches
 from kbatch.training.data.batches import Batches, KeptRows, in_batches
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
 from kbatch.training.dtype_policy import check_loss_is_scaled
+from kbatch.training.fit_call import FitCall
 from kbatch.training.input_meter import InputMeter, StepMeter
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.state import kept_variables, seed_of
 
-_SIGNATURE = inspect.signature(keras.Model.fit)
 # Below the folder of a TensorBoard callback.
 _RUN_NAME = "kbatch"
 
@@ -127,35 +126,36 @@ class TimedFit:
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model; takes what `keras.Model.fit` takes."""
         plan = self._plan
-        call = _SIGNATURE.bind(self._model, *args, **kwargs).arguments
-        del call["self"]
+        given = FitCall.of(args, kwargs)
         sizes = {
             "batch_size": plan.batch_size,
             "validation_batch_size": self._validation_batch_size,
         }
         for name, size in sizes.items():
-            asked = call.pop(name, None)
+            asked = given.named[name]
             if asked not in (None, size):
                 raise InputError(
                     f"`{name}` is set by `BatchSizeHyperModel`: leave it out of `search` and "
                     f"`fit`. Received: {name}={asked} in a trial of {size}."
                 )
-        data = FitData(**{name: call.pop(name) for name in FitData._fields if name in call})
+        data, call = given.data, given.without("callbacks", *sizes, "validation_steps")
         most = None if self._prepare is None else self._prepare(data)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
         self._most_at_once = most
-        initial_epoch, given_steps = call.get("initial_epoch", 0), call.get("steps_per_epoch")
+        epochs, initial_epoch, given_steps = (
+            call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
+        )
         # A batch that replicas share must not have rows of two epochs.
         endless = None if self._several or given_steps else plan.feed.rows
-        _check_epochs(call.get("epochs", 1), initial_epoch, call.get("steps_per_epoch"))
+        _check_epochs(epochs, initial_epoch, given_steps)
         batches = in_batches(
             data,
             self._model,
             batch_size=plan.batch_size,
             largest_batch_size=plan.largest_batch_size,
             validation_batch_size=self._validation_batch_size,
-            validation_steps=call.pop("validation_steps", None),
+            validation_steps=given.named["validation_steps"],
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(plan.seed, self._fits, initial_epoch),
             endless=endless,
@@ -172,24 +172,25 @@ class TimedFit:
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
             )
-        steps, epochs = call.get("steps_per_epoch"), call.get("epochs", 1)
-        _fill_caches(batches.dataset, steps and steps * epochs * plan.largest_batch_size)
+        most = given_steps and given_steps * epochs * plan.largest_batch_size
+        _fill_caches(batches.dataset, most)
         if is_dataset(batches.validation_data):
             _fill_caches(batches.validation_data, None)
         if self.monitor is None:
             self.monitor = self._open.enter_context(GpuMonitor())
         self._fits += 1
-        return self._train(batches, call)
+        return self._train(batches, call, given.callbacks)
 
     @property
     def first_order(self) -> str | None:
         """Fingerprint of the order of the first epoch, None where it is unknown."""
         return self._order or self._meter.order
 
-    def _train(self, batches: Batches, call: dict[str, Any]) -> keras.callbacks.History:
+    def _train(
+        self, batches: Batches, call: dict[str, Any], theirs: list[Any]
+    ) -> keras.callbacks.History:
         scale_late_layers(self._model, batches.dataset)
         check_loss_is_scaled(self._model)
-        theirs = keras.tree.flatten(call.pop("callbacks", None) or [])
         self._find_end(theirs)
         size, meter = self._plan.batch_size, self._meter
         scalars = [
@@ -203,7 +204,7 @@ class TimedFit:
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )
             theirs = [callback, *theirs]
-        expected = () if call.get("validation_freq", 1) != 1 else self._plan.metrics
+        expected = () if call["validation_freq"] != 1 else self._plan.metrics
         swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in theirs)
         self.averages_validated |= swaps
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
@@ -266,7 +267,7 @@ class TimedFit:
         """Set how many steps an execution runs; return what ends the last one in time."""
         plan, budget, model = self._plan, self.budget, self._model
         found = batches.epoch_steps or int(batches.dataset.cardinality())
-        given, examples = call.get("steps_per_epoch"), batches.examples
+        given, examples = call["steps_per_epoch"], batches.examples
         rows = plan.batch_size if found < 0 else None
         epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
         # Of the search the fewest, so that it ends before the first trial.
@@ -276,7 +277,7 @@ class TimedFit:
             batch_size=plan.batch_size,
             spec=batches.dataset.element_spec,
             epoch_steps=epoch_steps,
-            epochs=call.get("epochs", 1) - call.get("initial_epoch", 0),
+            epochs=call["epochs"] - call["initial_epoch"],
             budget=budget,
             callbacks=callbacks,
             most_at_once=self._most_at_once,

@@ -6,7 +6,7 @@ import gc
 import re
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, Literal
 
@@ -35,6 +35,7 @@ from kbatch.search.trial_process import explored_space, run_executions
 from kbatch.study.comparison import check_tolerance
 from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity, Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.fit_call import FitCall
 
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
@@ -226,21 +227,22 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if verbose not in ("auto", 0, 1, 2):
             raise ValueError(f'`verbose` must be "auto", 0, 1 or 2. Received: verbose={verbose!r}.')
         self._progress = SearchProgress(verbose=1 if verbose == "auto" else int(verbose))
+        call = FitCall.of_search(args, kwargs)
         if self.hypermodel is None:
             parallel = self._executor is not None
-            sizes = default_batch_sizes(self._build, args, kwargs, parallel=parallel)
+            sizes = default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
             _take_over(hypermodel, Path(self.project_dir), overwrite=False)
             self.hypermodel = hypermodel
             self._populate_initial_space()
             self._declare_rates()
-        self._live = live_plots(kwargs.get("callbacks"))
+        self._live = live_plots(call.callbacks)
         for plot in self._live:
             plot.stay()
         project = Path(self.project_dir)
         try:
-            with self._progress, search_lock(project), self._elsewhere(args, kwargs) as parallel:
-                self._compare_search(args, kwargs)
+            with self._progress, search_lock(project), self._elsewhere(call) as parallel:
+                self._compare_search(call)
                 ended = len(self.oracle.ended_trials)
                 if ended:
                     self._progress.say(
@@ -248,7 +250,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         "`overwrite=True` starts over."
                     )
                 if self.decides_by["strategy"] == "race":
-                    tuner_arguments.check_raced(kwargs.get("callbacks"))
+                    tuner_arguments.check_raced(call.callbacks)
                 begun = self._strategy.begin(
                     project,
                     self.oracle.objective,
@@ -261,7 +263,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     with _short_collections():
                         super().search(*args, verbose=0, **kwargs)
-                    measure_plain_epochs(self, args, kwargs)
+                    measure_plain_epochs(self, call.data)
                 else:
                     self.on_search_begin()
                     parallel.run()
@@ -439,10 +441,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         for text in self._strategy.news(self.oracle.state()):
             self._progress.say(text)
 
-    def _compare_search(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+    def _compare_search(self, call: FitCall) -> None:
         """Compare the search with the one in the directory, and say what was found there."""
         project, (facts, values) = Path(self.project_dir), self._explored
-        given = facts | identity.fit_facts(args, kwargs)
+        given = facts | identity.fit_facts(call)
         present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
         identity.check_identity(project, present)
         known = trial_files.recorded_search(project)
@@ -459,15 +461,13 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(line)
         self._found = []
 
-    def _elsewhere(
-        self, args: Sequence[Any], kwargs: Mapping[str, Any]
-    ) -> contextlib.AbstractContextManager[ParallelTrials | None]:
+    def _elsewhere(self, call: FitCall) -> contextlib.AbstractContextManager[ParallelTrials | None]:
         """Open what runs trials in other processes, where they run there."""
         if self._executor is None:
             return contextlib.nullcontext()
         if self._executor == "local" and gpu_in_use():
             self._progress.say(_GPU_IN_USE)
-        return contextlib.closing(ParallelTrials(self, args, kwargs))
+        return contextlib.closing(ParallelTrials(self, call))
 
 
 def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:

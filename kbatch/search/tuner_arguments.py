@@ -57,10 +57,9 @@ def check_strategy(
         )
 
 
-def check_raced(callbacks: Any) -> None:
+def check_raced(callbacks: Sequence[Any]) -> None:
     """Refuse a target in a race, where metrics are alike by design."""
-    given = callbacks if isinstance(callbacks, (list, tuple)) else [callbacks]
-    if any(isinstance(callback, StopAtTarget) for callback in given):
+    if any(isinstance(callback, StopAtTarget) for callback in callbacks):
         raise InputError(
             "A race compares sizes by a metric, and with `StopAtTarget` all end at the same value: "
             'leave it out, or give `strategy="grid"` and `objective="seconds_to_target"`. '

@@ -13,6 +13,7 @@ import kbatch
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.study.study import PlainEpochs
 from kbatch.training.applied_settings import apply_settings
+from kbatch.training.data.forms import FitData
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +34,7 @@ def ended(tmp_path_factory):
 def test_a_short_search_measures_nothing_more(ended):
     tuner, data = ended
     assert kbatch.load_study(tuner).plain_epochs is None
-    measure_plain_epochs(tuner, data, {})
+    measure_plain_epochs(tuner, FitData(*data))
     assert kbatch.load_study(tuner).plain_epochs is None
 
 
@@ -51,12 +52,12 @@ def test_the_graphs_of_the_search_serve_every_size(ended):
 
 def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
     tuner, (x, y) = ended
-    measure_plain_epochs(tuner, (x,), {"y": y, "validation_split": 0.25}, most_share=np.inf)
+    measure_plain_epochs(tuner, FitData(x, y, validation_split=0.25), most_share=np.inf)
     study = kbatch.load_study(tuner)
     found = study.plain_epochs
     assert (found.batch_sizes, found.examples) == ((4, 64), 300)
     assert min(found.epoch_s) > 0
-    measure_plain_epochs(tuner, (x, y), {}, most_share=np.inf)
+    measure_plain_epochs(tuner, FitData(x, y), most_share=np.inf)
     assert kbatch.load_study(tuner).plain_epochs == found
 
 
@@ -78,5 +79,5 @@ def test_data_that_are_no_arrays_are_not_timed(ended):
     tuner, (x, y) = ended
     file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
     file.unlink(missing_ok=True)
-    measure_plain_epochs(tuner, (x.tolist(), y), {}, most_share=np.inf)
+    measure_plain_epochs(tuner, FitData(x.tolist(), y), most_share=np.inf)
     assert not file.exists()

@@ -20,6 +20,7 @@ from kbatch.study.study import (
     IDENTITY_NAME,
 )
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.fit_call import FitCall
 
 EarlyStopping = keras.callbacks.EarlyStopping
 
@@ -105,7 +106,7 @@ DIFFERENCES = {
     "class weights": ({"fit": {"class_weight": None}}, r"class_weight: 0=1.0, .* then, none now"),
     "validation": (
         {"fit": {"validation_data": models.rows(30, seed=1)}},
-        r"validation_data\[0\]: 40 rows .* then, 30 rows .* now",
+        r"validation_data: \[40 rows .* then, \[30 rows .* now",
     ),
     "hyperparameter": ({"build": rated(0.1, 0.2)}, r"hyperparameter 'rate': none then, .*0\.1"),
 }
@@ -235,7 +236,7 @@ def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
 
 def test_a_callback_is_told_by_what_it_was_given():
     def facts(*callbacks):
-        return fit_facts((), {"callbacks": list(callbacks)})
+        return fit_facts(FitCall.of((), {"callbacks": list(callbacks)}))
 
     def schedule(factor):
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * factor)
@@ -257,8 +258,11 @@ def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
     x = np.zeros((400_000, 16), "float32")
     same, other = x.copy(), x.copy()
     other[-1] = 1
-    assert fit_facts((x,), {})["x"] == fit_facts((same.astype("float64"),), {})["x"]
-    assert fit_facts((x,), {})["x"] != fit_facts((other,), {})["x"]
+    assert (
+        fit_facts(FitCall.of((x,), {}))["x"]
+        == fit_facts(FitCall.of((same.astype("float64"),), {}))["x"]
+    )
+    assert fit_facts(FitCall.of((x,), {}))["x"] != fit_facts(FitCall.of((other,), {}))["x"]
 
 
 def test_every_form_of_data_has_facts_that_do_not_change():
@@ -270,14 +274,15 @@ def test_every_form_of_data_has_facts_that_do_not_change():
         return tf.data.TFRecordDataset(path).batch(size)
 
     def facts():
-        return fit_facts(({"a": frame, "b": np.array(["x", "y"])},), {"validation_data": made})
+        x = {"a": frame, "b": np.array(["x", "y"])}
+        return fit_facts(FitCall.of((x,), {"validation_data": made}))
 
     assert facts() == facts()
-    assert facts().keys() >= {"x['a']", "x['b']", "validation_data"}
-    given = fit_facts((dataset,), {})
-    assert given == fit_facts((dataset,), {})
+    assert facts().keys() >= {"x", "validation_data"}
+    given = fit_facts(FitCall.of((dataset,), {}))
+    assert given == fit_facts(FitCall.of((dataset,), {}))
     assert "3 elements" in given["x"]
-    assert given["x"] != fit_facts((dataset.take(2),), {})["x"]
+    assert given["x"] != fit_facts(FitCall.of((dataset.take(2),), {}))["x"]
     before = facts()["validation_data"]
     path = "other.tfrecord"
     assert facts()["validation_data"] != before

@@ -46,9 +46,3 @@ def _dataset_of(op: Any, spec: Any, **arguments: Any) -> tf.data.Dataset:
 
 def of_any_length(spec: Any) -> Any:
     return open_spec(spec) if isinstance(spec, tf.TensorSpec) else spec  # Else there is no part.
-
-
-def endless(batch: Any, spec: Any) -> tf.data.Dataset:
-    """Repeat one batch, in a dataset of the spec of a training, whose graph then takes it."""
-    batches = tf.data.Dataset.from_tensors(batch).repeat()
-    return tf.data.experimental.from_variant(tf.data.experimental.to_variant(batches), spec)
