@@ -172,8 +172,7 @@ class Run:
                 uninstall_step(self.model)
             if size is not None:
                 # Two micro-batches are an accumulated batch: more of them need no more memory.
-                how = Accumulation(size, moments_every=self._workload.moments_every)
-                how.apply(self.model)
+                Accumulation(size, None, self._workload.moments_every).apply(self.model)
             elif not as_given and self._train_step is not None:
                 self.model.train_step = self._train_step
             self.model.make_train_function(force=not as_given)  # What was traced before is kept.

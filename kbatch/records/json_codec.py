@@ -16,7 +16,6 @@ from kbatch.errors import InputError
 SCHEMA_VERSION = 1
 # Squares of larger numbers overflow: like infinity, such a number says that something diverged.
 LARGEST_NUMBER = 1e100
-_DEEPEST = 64
 _LONGEST_SHOWN = 200
 # What no page, table or terminal can show: halves of characters, and controls but white space.
 _UNPRINTABLE = re.compile("[\ud800-\udfff\x00-\x08\x0b\x0c\x0e-\x1f\x7f]")
@@ -84,8 +83,6 @@ def read_json(path: Path) -> typing.Any:
         raise RecordError(f"{name} is no kbatch record: it is no regular file.")
     try:
         document = json.loads(path.read_bytes().decode())
-        if _too_deep(document):
-            raise ValueError(f"it is nested more than {_DEEPEST} levels deep")
     except (OSError, RecursionError, ValueError) as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
     return document
@@ -124,15 +121,6 @@ def _encode(value: object) -> object:
         return None
     to_json: typing.Any = getattr(value, "to_json", None)
     return value if to_json is None else to_json()
-
-
-def _too_deep(value: object) -> bool:
-    """Return whether lists and mappings lie too deep in each other, level by level."""
-    found: list[typing.Any] = [value]
-    for _ in range(_DEEPEST):
-        inner = [one for one in found if isinstance(one, (dict, list))]
-        found = [each for one in inner for each in (one.values() if type(one) is dict else one)]
-    return bool(found)
 
 
 def decode(kind: typing.Any, value: typing.Any) -> typing.Any:

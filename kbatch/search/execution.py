@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,10 @@ from kbatch.training.accumulation import accumulation_by_user, sum_sparse_gradie
 from kbatch.training.data.forms import FitData
 from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled, skips_all_updates
 from kbatch.training.fingerprint import model_fingerprint
+from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
 from kbatch.training.model import replica_count, uninstall_step, user_step
-from kbatch.training.state import inner_optimizers
+from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 
 class Execution:
@@ -64,17 +65,19 @@ class Execution:
             scaling=scaling_of(model),
         )
 
-    def run(self, fit: Callable[[], Any]) -> Any:
-        """Run the training with the timed `model.fit` in place and write its record.
+    def run(self, inner: Any, hp: Any, call: FitCall) -> Any:
+        """Let a HyperModel train with the timed `model.fit` in place, and write the record of it.
 
         Raises:
             PlanHalved: If memory ran out in a step that smaller micro-batches may run.
         """
         self._write(self.so_far())
         try:
-            # Layers that are built by their first batch are so under the policy too.
-            with dtype_policy_scope(self._started.dtype_policy), self._fit:
-                results = fit()
+            # Layers that are built by their first batch are so under the policy too, and draw
+            # their weights here, and not in `build`.
+            seeds = seeded(seed_of(self._plan.seed, 1))
+            with seeds, dtype_policy_scope(self._started.dtype_policy), self._fit:
+                results = inner.fit(hp, self._model, *call.arguments, **call.keywords)
             results = self._completed(results)
             files, best = self._files, self._fit.best_epoch
             reported = {} if files is None else files.reported(results)

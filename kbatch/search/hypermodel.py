@@ -45,7 +45,7 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable, replica_count, user_step
-from kbatch.training.state import check_seed, seed_of, seeded
+from kbatch.training.state import check_seed, seeded
 
 _LARGEST_VALIDATION_BATCH = 256
 
@@ -286,11 +286,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             for callback in call.callbacks:
                 if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
                     callback.follow_trial(files, number=self._number(hp), so_far=execution.so_far)
-        # Layers that their first batch builds draw their weights here, and not in `build`.
-        with seeded(seed_of(self._seed(hp), 1)):
-            return execution.run(
-                lambda: self._inner.fit(hp, used, *call.arguments, **call.keywords)
-            )
+        return execution.run(self._inner, hp, call)
 
     @contextlib.contextmanager
     def _forgetting_failures(self) -> Iterator[None]:

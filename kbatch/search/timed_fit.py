@@ -126,7 +126,7 @@ class TimedFit:
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model; takes what `keras.Model.fit` takes."""
         plan = self._plan
-        given = FitCall.of(args, kwargs)
+        given = FitCall(args, kwargs)
         sizes = {
             "batch_size": plan.batch_size,
             "validation_batch_size": self._validation_batch_size,

@@ -1,6 +1,5 @@
 """What `fit` is given, by name."""
 
-import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -12,34 +11,32 @@ from kbatch.training.data.forms import FitData
 _SIGNATURE = inspect.signature(keras.Model.fit)
 
 
-@dataclasses.dataclass(frozen=True)
 class FitCall:
     """The arguments of one call of `fit`."""
 
-    arguments: Sequence[Any]
-    keywords: Mapping[str, Any]
-    named: Mapping[str, Any]  # All, by the names of `keras.Model.fit`, with its defaults.
-
-    @classmethod
-    def of(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> "FitCall":
+    def __init__(self, arguments: Sequence[Any], keywords: Mapping[str, Any]):
         """Bind arguments to the signature of `keras.Model.fit`.
 
         Raises:
             TypeError: If that does not take them.
         """
+        self.arguments, self.keywords = arguments, keywords
         bound = _SIGNATURE.bind(None, *arguments, **keywords)
         bound.apply_defaults()
-        named = {name: value for name, value in bound.arguments.items() if name != "self"}
-        return cls(arguments, keywords, named)
+        del bound.arguments["self"]
+        self.named: Mapping[str, Any] = bound.arguments  # All, with the defaults of Keras.
 
     @classmethod
     def of_search(cls, arguments: Sequence[Any], keywords: Mapping[str, Any]) -> "FitCall":
         """Bind the arguments of a search, whose `HyperModel.fit` may take others than Keras's."""
         try:
-            return cls.of(arguments, keywords)
+            return cls(arguments, keywords)
         except TypeError:
+            call = cls((), {})
+            call.arguments, call.keywords = arguments, keywords
             places = {f"argument {i + 1}": value for i, value in enumerate(arguments)}
-            return cls(arguments, keywords, places | dict(keywords))
+            call.named = places | dict(keywords)
+            return call
 
     @property
     def data(self) -> FitData:

@@ -236,7 +236,7 @@ def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
 
 def test_a_callback_is_told_by_what_it_was_given():
     def facts(*callbacks):
-        return fit_facts(FitCall.of((), {"callbacks": list(callbacks)}))
+        return fit_facts(FitCall((), {"callbacks": list(callbacks)}))
 
     def schedule(factor):
         return keras.callbacks.LearningRateScheduler(lambda epoch, rate: rate * factor)
@@ -259,10 +259,9 @@ def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
     same, other = x.copy(), x.copy()
     other[-1] = 1
     assert (
-        fit_facts(FitCall.of((x,), {}))["x"]
-        == fit_facts(FitCall.of((same.astype("float64"),), {}))["x"]
+        fit_facts(FitCall((x,), {}))["x"] == fit_facts(FitCall((same.astype("float64"),), {}))["x"]
     )
-    assert fit_facts(FitCall.of((x,), {}))["x"] != fit_facts(FitCall.of((other,), {}))["x"]
+    assert fit_facts(FitCall((x,), {}))["x"] != fit_facts(FitCall((other,), {}))["x"]
 
 
 def test_every_form_of_data_has_facts_that_do_not_change():
@@ -275,14 +274,14 @@ def test_every_form_of_data_has_facts_that_do_not_change():
 
     def facts():
         x = {"a": frame, "b": np.array(["x", "y"])}
-        return fit_facts(FitCall.of((x,), {"validation_data": made}))
+        return fit_facts(FitCall((x,), {"validation_data": made}))
 
     assert facts() == facts()
     assert facts().keys() >= {"x", "validation_data"}
-    given = fit_facts(FitCall.of((dataset,), {}))
-    assert given == fit_facts(FitCall.of((dataset,), {}))
+    given = fit_facts(FitCall((dataset,), {}))
+    assert given == fit_facts(FitCall((dataset,), {}))
     assert "3 elements" in given["x"]
-    assert given["x"] != fit_facts(FitCall.of((dataset.take(2),), {}))["x"]
+    assert given["x"] != fit_facts(FitCall((dataset.take(2),), {}))["x"]
     before = facts()["validation_data"]
     path = "other.tfrecord"
     assert facts()["validation_data"] != before
