@@ -1,6 +1,7 @@
 """How good is the answer of a race, and what does it cost?
 
 python benchmarks/decisions.py [--draws 12] [--tolerance 0.01] [--tasks mlp cnn text]    2 minutes
+python benchmarks/decisions.py --simulate 1000 [--tolerance 0.01]    8 minutes
 
 Replays whole searches on the trainings in decision_tables.jsonl (see decision_tables.py), by the
 functions of the product: `next_runs` asks for trainings, `judge_race` judges them. The user's
@@ -18,6 +19,14 @@ certified   share of searches in which a size is certified; certain: and each th
             preferred to it is worse
 wrong       share of the certified that lie more than the tolerance below the best pair
 time        training time of the named size over that of the base size, geometric mean
+
+`--simulate` draws searches from what is fitted to the tables instead: the mean of each size and
+rate, which is the truth; deviations of seeds, one that all pairs share and one of each pair; and
+the validation blocks, drawn with replacement for all pairs alike, with what trainings differ by.
+
+loss        of the named pair below the best of the table, in points
+wrong       of the certified: more than the tolerance below the best of the table; of the certain:
+            more than the tolerance below a pair that was compared
 """
 
 import argparse
@@ -33,6 +42,7 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 
 import numpy as np
 from decision_tables import BASE_SIZE, BLOCKS, FACTORS, REPLAYED_SEEDS, SIZES, TABLES, VALIDATION
+from scipy.stats import beta
 
 from kbatch.analysis.judge import Judgement, Run, judge
 from kbatch.analysis.race import next_runs
@@ -40,6 +50,8 @@ from kbatch.analysis.race import next_runs
 # Seconds of an update and of an example, of the machine in recommend_decisions.py.
 COSTS = {"mlp": (1.8e-3, 0.9e-6), "cnn": (3.0e-3, 22e-6), "text": (18e-3, 75e-6)}
 OFF = (-3, -2, -1, 0, 1, 2, 3)  # Octaves between the user's rate and the task's own.
+GOAL = {"larger_is_better": True, "confidence": 0.95}
+MOST_ROUNDS = 36  # Of a search.
 
 
 class Table(NamedTuple):
@@ -64,6 +76,7 @@ class Named(NamedTuple):
     trainings: int
     certified: bool
     certain: bool
+    compared: list[tuple[int, int]]
 
 
 def stored_tables() -> dict[str, Table]:
@@ -102,8 +115,8 @@ def train(table: Table, pair: tuple[int, float], number: int, *, off: int, seeds
 
 
 def replay_race(table: Table, *, off: int, seeds, tolerance: float) -> Named:
-    runs, goal = [], {"larger_is_better": True, "tolerance": tolerance}
-    while (step := next_runs(runs, SIZES, base_batch_size=BASE_SIZE, **goal)).runs:
+    runs, goal = [], GOAL | {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
+    while (step := next_runs(runs, SIZES, tolerance=tolerance, **goal)).runs:
         for size, factor, number in step.runs:
             runs.append(train(table, (size, factor), number, off=off, seeds=seeds))
     return named_by(step.judgement, len(runs), off)
@@ -112,12 +125,13 @@ def replay_race(table: Table, *, off: int, seeds, tolerance: float) -> Named:
 def replay_grid(table: Table, *, off: int, seeds, tolerance: float) -> Named:
     pairs = [((size, 1.0), number) for size in SIZES for number in range(3)]
     runs = [train(table, pair, number, off=off, seeds=seeds) for pair, number in pairs]
-    return named_by(judge(runs, larger_is_better=True, tolerance=tolerance), len(runs), off)
+    return named_by(judge(runs, tolerance=tolerance, **GOAL), len(runs), off)
 
 
 def named_by(found: Judgement, trainings: int, off: int) -> Named:
     certified = found.obstacle is None and found.named in found.certified
-    return Named(place_of(found.named, off), trainings, certified, found.certain)
+    compared = [place_of(pair, off) for pair in found.pairs]
+    return Named(place_of(found.named, off), trainings, certified, found.certain, compared)
 
 
 def losses(tested: np.ndarray, places: list[tuple[int, int]]) -> float:
@@ -170,13 +184,72 @@ def print_task(name: str, table: Table, *, draws: int, tolerance: float) -> None
         print(f"       {label}: {'  '.join(shown)}")
 
 
+def drawn(table: Table, rng: np.random.Generator) -> Table:
+    """Draw a table with other seeds and other validation examples; its truth are the means."""
+    found = table.outcomes  # [size, factor, seed, block]
+    seeds, blocks = found.shape[2:]
+    means, of_blocks = found.mean((2, 3)), found.mean(2)
+    of_seeds = found.mean(3) - means[..., None]
+    shared = of_seeds.mean((0, 1))
+    own = np.std(of_seeds - shared, axis=2, ddof=1)
+    rest = found - of_blocks[:, :, None] - of_seeds[..., None]
+    chance = np.sqrt((rest**2).sum((2, 3)) / ((seeds - 1) * (blocks - 1)))
+
+    values = rng.standard_normal((*means.shape, MOST_ROUNDS, blocks)) * chance[..., None, None]
+    values -= values.mean(3, keepdims=True)  # It is in the deviations of seeds.
+    values += (own[..., None] * rng.standard_normal((*means.shape, MOST_ROUNDS)))[..., None]
+    values += np.std(shared, ddof=1) * rng.standard_normal((MOST_ROUNDS, 1))
+    away = (of_blocks - means[..., None]) * math.sqrt(blocks / (blocks - 1))
+    values += (means[..., None] + away[..., rng.integers(0, blocks, blocks)])[:, :, None]
+    return Table(values, means[None], table.seconds)
+
+
+def print_simulated(name: str, table: Table, *, searches: int, tolerance: float) -> None:
+    """Print how often searches are certified and certain, and how often these are wrong."""
+    rng, rounds = np.random.default_rng((33, *name.encode())), range(MOST_ROUNDS)
+    found: dict[str, list[Named]] = {"race": [], "grid": []}
+    for search in range(searches):
+        one = drawn(table, rng)
+        given = {"off": OFF[search % len(OFF)], "seeds": rounds, "tolerance": tolerance}
+        found["race"].append(replay_race(one, **given))
+        found["grid"].append(replay_grid(one, **given))
+    means = table.outcomes.mean((2, 3))
+    for label, own in found.items():
+        certified = [means.max() - means[one.place] > tolerance for one in own if one.certified]
+        certain = [
+            max(means[place] for place in one.compared) - means[one.place] > tolerance
+            for one in own
+            if one.certain
+        ]
+        low, high = beta.ppf(
+            [0.025, 0.975],
+            [max(1e-9, sum(certified)), sum(certified) + 1],
+            [len(certified) - sum(certified) + 1, max(1e-9, len(certified) - sum(certified))],
+        )
+        print(
+            f"{name:6}{label:6}{losses(means[None], [one.place for one in own]):6.2f}"
+            f"{np.median([one.trainings for one in own]):10.0f}{len(certified) / len(own):11.1%}"
+            f"{np.mean(certified) if certified else 0:9.1%} ({low:.1%} to {high:.1%})"
+            f"{len(certain) / len(own):10.1%}{sum(certain):6} of {len(certain)}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--simulate", type=int, default=0, help="searches to draw for each task")
     parser.add_argument("--draws", type=int, default=12, help="of each of the user's rates")
     parser.add_argument("--tolerance", type=float, default=0.01)
     parser.add_argument("--tasks", nargs="+", default=list(COSTS))
     options = parser.parse_args()
     tables = stored_tables()
+    if options.simulate:
+        print(f"{options.simulate} searches a task, tolerance {options.tolerance:.2%}")
+        print(f"{'':12}{'loss':>6}{'trainings':>10}{'certified':>11}{'wrong':>9}{'certain':>25}")
+        for name in options.tasks:
+            drawn_by = {"searches": options.simulate, "tolerance": options.tolerance}
+            print_simulated(name, tables[name], **drawn_by)
+        return
     count = options.draws * len(OFF)
     print(f"{count} searches a task, tolerance {options.tolerance:.2%}; below by the user's rate")
     print(

@@ -201,7 +201,7 @@ def rows() -> Iterator[tuple[str, list[Row]]]:
 def search(row: Row, rng: np.random.Generator) -> tuple[bool, bool]:
     """Draw a search; return whether it is certain, and whether it is wrong."""
     runs, left_at = row.draw(rng), {}
-    given = {"larger_is_better": True, "over_examples": row.over_examples}
+    given = {"larger_is_better": True, "confidence": 0.95, "over_examples": row.over_examples}
     kept: list[Run] = []
     found: Judgement | None = None
     for look, rounds in enumerate(row.rounds, 1):

@@ -116,7 +116,7 @@ def judge(
     *,
     larger_is_better: bool,
     tolerance: float,
-    confidence: float = DEFAULT_CONFIDENCE,
+    confidence: float,
     looks: int = 1,
     over_examples: bool = True,
 ) -> Judgement:

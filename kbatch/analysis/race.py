@@ -21,12 +21,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Pair, Run
+from kbatch.analysis.judge import Judgement, Pair, Run
 from kbatch.analysis.race_rounds import FIRST_LOOK, first_seed, judge_race, training_seconds_of
 from kbatch.analysis.rate_search import FACTORS, RateModel
 
-# Executions a batch size on average, where no number is given.
-EXECUTIONS_PER_SIZE = 6
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5
 # A size is raced while it is the answer, or the best, with this probability.
@@ -66,8 +64,8 @@ def next_runs(
     base_batch_size: int,
     larger_is_better: bool,
     tolerance: float,
-    confidence: float = DEFAULT_CONFIDENCE,
-    max_executions: int | None = None,
+    confidence: float,
+    max_executions: int,
     pending: Sequence[NextRun] = (),
     search_rate: bool = True,
     count: int = 1,
@@ -81,7 +79,7 @@ def next_runs(
         larger_is_better: Direction of the objective.
         tolerance: What counts as equally good, in the unit of the objective.
         confidence: As in `judge`.
-        max_executions: Most executions in all; None for six a size.
+        max_executions: Most executions in all.
         pending: Those that run now.
         search_rate: Whether to try learning rates beside the rule's.
         count: Most executions to ask for.
@@ -96,7 +94,7 @@ def next_runs(
             larger_is_better=larger_is_better,
             tolerance=tolerance,
             confidence=confidence,
-            most=max_executions or EXECUTIONS_PER_SIZE * len(batch_sizes),
+            most=max_executions,
             pending=(*pending, *asked),
         )
         step = race.step()
@@ -294,7 +292,8 @@ class _Race:
             bound = inner.gaps.get(inner.leader)
             # Widths shrink with the root of the rounds.
             shrunk = math.sqrt(rounds / _ROUNDS_TO_CERTIFY)
-            near = bound is not None and bound.high * shrunk <= self._goal["tolerance"]
+            high = math.inf if bound is None or bound.high is None else bound.high
+            near = high * shrunk <= self._goal["tolerance"]
             if not inner.certified and near and rounds < _ROUNDS_TO_CERTIFY:
                 return None
             more = (inner.executions_needed or math.inf) - rounds

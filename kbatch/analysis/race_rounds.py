@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Pair, Run, judge
+from kbatch.analysis.judge import Judgement, Pair, Run, judge
 
 # Rounds before the first judgement.
 FIRST_LOOK = 3
@@ -16,7 +16,7 @@ def judge_race(
     *,
     larger_is_better: bool,
     tolerance: float,
-    confidence: float = DEFAULT_CONFIDENCE,
+    confidence: float,
 ) -> Judgement | None:
     """Judge the rounds of a race, None before two sizes have one.
 

@@ -5,7 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from kbatch.analysis.race import EXECUTIONS_PER_SIZE, NextRun, RaceStep, next_runs
+from kbatch.analysis.race import NextRun, RaceStep, next_runs
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, setting
@@ -15,6 +15,8 @@ from kbatch.search.trial_files import readable_trials
 from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import TrialRecord
 
+# Executions a batch size on average, where no number is given.
+_EXECUTIONS_PER_SIZE = 6
 # Combinations of other hyperparameters that a race tries at the base size.
 _MOST_SETTINGS = 4
 _ENDS = {
@@ -184,7 +186,7 @@ class RaceStrategy(Strategy):
         return min(ranked, default=(0, 0))[1]
 
     def _most_of(self, space: Any) -> int:
-        return self._most or EXECUTIONS_PER_SIZE * len(_batch_sizes(space))
+        return self._most or _EXECUTIONS_PER_SIZE * len(_batch_sizes(space))
 
 
 def _ended(trial: TrialRecord) -> int:

@@ -12,7 +12,8 @@ TOLERANCE = 0.01
 
 
 def judged(runs, tolerance=TOLERANCE, **changed):
-    return judge(runs, **{"larger_is_better": True, "tolerance": tolerance} | changed)
+    given = {"larger_is_better": True, "tolerance": tolerance, "confidence": 0.95}
+    return judge(runs, **(given | changed))
 
 
 def by_seeds(values, tolerance=1.0, **changed):

@@ -47,8 +47,8 @@ class Search:
     def __init__(self, table, seed=0, noise=0.004, sign=1, scale=1.0, **options):
         self.table, self.noise, self.sign, self.scale = table, noise, sign, scale
         self.draw = seed
-        goal = {"larger_is_better": sign > 0, "tolerance": 0.01 * scale}
-        self.options = {"base_batch_size": BASE} | goal | options
+        self.goal = {"larger_is_better": sign > 0, "tolerance": 0.01 * scale, "confidence": 0.95}
+        self.options = {"base_batch_size": BASE, "max_executions": 36} | self.goal | options
         self.runs = []
 
     def trained(self, execution):
@@ -73,8 +73,7 @@ class Search:
         return step
 
     def judged(self, **changed):
-        names = ("larger_is_better", "tolerance")
-        return judge_race(self.runs, SIZES, **{n: self.options[n] for n in names} | changed)
+        return judge_race(self.runs, SIZES, **(self.goal | changed))
 
 
 def executions(runs):
