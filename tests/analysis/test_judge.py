@@ -1,4 +1,3 @@
-import dataclasses
 import math
 
 import numpy as np
@@ -52,7 +51,7 @@ def first_rounds(runs, count):
 
 
 def bounds(interval):
-    return np.array(dataclasses.astuple(interval))
+    return np.array([interval.low, interval.high])
 
 
 def wrong(found, truth, tolerance):
