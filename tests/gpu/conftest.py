@@ -167,19 +167,19 @@ class _Reporter:
 
 
 class _Page:
-    """Collects what the checks found and writes the page."""
+    """Collects what the checks found, and writes the page after each: a run may be stopped."""
 
     def __init__(self, config):
-        self._config = config
         self._checks = {}
         self._started_s = time.perf_counter()
+        self._path = None
 
     def pytest_runtest_logreport(self, report):
         if "gpu" in report.keywords:
             self._checks.setdefault(report.nodeid, gpu_page.Check(report.nodeid)).add(report)
 
-    def pytest_terminal_summary(self, terminalreporter):
-        checks = list(self._checks.values())
+    def pytest_runtest_logfinish(self):
+        checks = [check for check in self._checks.values() if "seconds" in check.facts]
         environment = next(
             (c.facts["environment"] for c in checks if "environment" in c.facts), None
         )
@@ -187,7 +187,10 @@ class _Page:
             return
         folder = ROOT / ("build" if ON_CPU else "docs") / "gpu-checks"
         text = gpu_page.page(checks, environment, time.perf_counter() - self._started_s)
-        path = folder / f"{gpu_page.file_name(environment)}.md"
+        self._path = folder / f"{gpu_page.file_name(environment)}.md"
         folder.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-        terminalreporter.write_line(f"written: {path.relative_to(ROOT)}")
+        self._path.write_text(text, encoding="utf-8")
+
+    def pytest_terminal_summary(self, terminalreporter):
+        if self._path is not None:
+            terminalreporter.write_line(f"written: {self._path.relative_to(ROOT)}")
