@@ -19,7 +19,7 @@ import numpy as np
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.recommendation.limits import sizes_to_search, starting_size
-from kbatch.throughput.record import TimedRounds
+from kbatch.throughput.result import TimedUpdate
 
 BASE = 32
 
@@ -59,7 +59,7 @@ def main() -> None:
     for name, counts in stored.items():
         machine, losses = MACHINES[name.split("-")[0]], np.log(counts["losses"])
         updates = {int(size): runs for size, runs in counts["updates"].items()}
-        ways = [TimedRounds(size, size, (0,), (machine.time_s(size),)) for size in sorted(updates)]
+        ways = [TimedUpdate(size, size, (0,), (machine.time_s(size),)) for size in sorted(updates)]
         least = math.exp(np.median([losses[len(run) - 1] for run in updates[BASE]]))
         loss = least + (1 - options.share) * (math.exp(losses[0]) - least)
         seconds = {

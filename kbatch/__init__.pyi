@@ -19,9 +19,9 @@ from kbatch.memory.figure import plot_memory as plot_memory
 from kbatch.memory.find import find_max_batch_size as find_max_batch_size
 from kbatch.memory.result import MaxBatchSizeResult as MaxBatchSizeResult
 from kbatch.page.result import write_report as write_report
+from kbatch.recommendation.figure import plot_limits as plot_limits
 from kbatch.recommendation.measure import recommend as recommend
-from kbatch.recommendation.record import Recommendation as Recommendation
-from kbatch.recommendation.report import plot_limits as plot_limits
+from kbatch.recommendation.result import Recommendation as Recommendation
 from kbatch.search.executors import ray_executor as ray_executor
 from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot as LivePlot
@@ -34,9 +34,9 @@ from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study
 from kbatch.study.study import load_study as load_study
+from kbatch.throughput.figure import plot_training_profile as plot_training_profile
 from kbatch.throughput.measure import profile_training as profile_training
-from kbatch.throughput.record import TrainingProfile as TrainingProfile
-from kbatch.throughput.report import plot_training_profile as plot_training_profile
+from kbatch.throughput.result import TrainingProfile as TrainingProfile
 from kbatch.training.accumulation import accumulate_gradients as accumulate_gradients
 from kbatch.training.callbacks import ExampleBudget as ExampleBudget
 from kbatch.training.callbacks import StopAtTarget as StopAtTarget

@@ -5,8 +5,8 @@ from input_profile_factory import make_profile
 from records_factory import make_environment
 
 from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
-from kbatch.recommendation.record import PilotRecord, Recommendation
-from kbatch.throughput.record import TimedRounds
+from kbatch.recommendation.result import PilotRecord, Recommendation
+from kbatch.throughput.result import TimedUpdate
 
 SIZES = tuple(2**k for k in range(3, 11))
 PER_EXAMPLE_S = 1e-5
@@ -20,7 +20,7 @@ def make_timings(n_half=100.0, *, fits=SIZES[-1], sizes=SIZES):
     def timed(size):
         micro = min(size, fits)
         times = size / micro * PER_EXAMPLE_S * (n_half + micro) * SPREAD
-        return TimedRounds(size, micro, tuple(range(len(SPREAD))), tuple(times.tolist()))
+        return TimedUpdate(size, micro, tuple(range(len(SPREAD))), tuple(times.tolist()))
 
     return tuple(timed(size) for size in sizes)
 
@@ -67,17 +67,17 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "scheduled": False,
         "learning_rate_rule": "sqrt",
         "examples": 1437,
-        "timings": make_timings(n_half),
+        "updates": make_timings(n_half),
         "memory": make_memory(),
         "pilot": make_pilot(noise_scale),
         "pipeline": make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
         "unknown": {},
         "durations_s": {"memory": 12.0, "gradient noise": 9.0, "input pipeline": 5.0},
         "budget_s": 30.0,
-        "notes": (),
+        "noted": (),
         "environment": make_environment(),
     }
     return Recommendation(**(fields | changed))
 
 
-NOTHING = {"timings": (), "memory": None, "pilot": None, "pipeline": None}
+NOTHING = {"updates": (), "memory": None, "pilot": None, "pipeline": None}

@@ -6,7 +6,7 @@ from figure_studies import learned_study, max_batch_result
 from inference_factory import make_check
 from recommendation_factory import NOTHING, make_pilot, make_recommendation, make_timings
 from records_factory import make_study, make_trial
-from training_profile_factory import training_profile
+from training_profile_factory import in_executions, left_out, training_profile
 
 from kbatch.memory.result import ProbeRecord
 from kbatch.records.notes import Note
@@ -23,7 +23,7 @@ RECORDS = {
     "input": inputs.make_profile(long_run=inputs.make_long_run(300, waiting=0.5)),
     "largest batch": max_batch_result(),
     "training": training_profile(),
-    "recommendation": make_recommendation(notes=("one",)),
+    "recommendation": make_recommendation(noted=(Note.of("rows_differ", elements=3),)),
 }
 # What is unknown, empty or of another form in them.
 FORMS = RECORDS | {
@@ -47,11 +47,12 @@ FORMS = RECORDS | {
         largest_free_block_bytes=8,
     ),
     "training without points": training_profile(
-        points=(), environment=None, memory_limit_bytes=None, duration_s=None
+        left_out(8), environment=None, memory_limit_bytes=None, duration_s=None
     ),
+    "training in executions": in_executions(),
     "recommendation of nothing": make_recommendation(
         **NOTHING, unknown={"memory": "there is none"}, base_learning_rate=None
     ),
-    "recommendation of one size": make_recommendation(timings=make_timings(sizes=(8,))),
+    "recommendation of one size": make_recommendation(updates=make_timings(sizes=(8,))),
     "recommendation without a noise scale": make_recommendation(pilot=make_pilot(scatter=30.0)),
 }

@@ -2,42 +2,57 @@
 
 from records_factory import make_environment
 
-from kbatch.throughput.record import TrainingPoint, TrainingProfile
+from kbatch.analysis.rows import OUT_OF_MEMORY
+from kbatch.memory.result import MemoryRecord
+from kbatch.records.notes import Note
+from kbatch.throughput.result import TimedUpdate, TrainingProfile
 
 HICCUPS = (1.0, 1.01, 0.99, 1.005, 1.0, 0.995, 1.02)
 
 
-def point(size, step_s, *, batch_size=None, peak=None, hiccups=HICCUPS):
+def update(size, step_s, *, batch_size=None, steps=1, hiccups=HICCUPS):
     times_s = tuple(step_s * h for h in hiccups)
-    return TrainingPoint(
-        size,
-        batch_size or size,
-        "measured",
-        first_step_s=step_s + 1.5,
-        steps=4 * len(times_s),
-        rounds=tuple(range(len(times_s))),
-        step_times_s=times_s,
-        peak_memory_bytes=peak,
+    rounds = tuple(range(len(times_s)))
+    return TimedUpdate(
+        batch_size or size, size, rounds, times_s, steps, first_s=steps * step_s + 1.5
     )
 
 
-def left_out(size, outcome="not_run", reason="too slow for the time budget", peak=None):
-    return TrainingPoint(size, size, outcome, reason, peak_memory_bytes=peak)
+def left_out(size, outcome="too slow for the time budget"):
+    return TimedUpdate(size, size, outcome=outcome)
 
 
-def training_profile(**changes):
-    """A step of 2 ms and 0.1 ms an example, 100 kB an example beside 3 MB."""
+def memory_of(*sizes):
+    """Memory of 100 kB an example beside 3 MB."""
+    return tuple(
+        MemoryRecord("mixed_float16", size, "fits", peak_bytes=3_000_000 + 100_000 * size)
+        for size in sizes
+    )
+
+
+def training_profile(*updates, **changes):
+    """A step of 2 ms and 0.1 ms an example."""
     sizes = (1, 4, 16, 64, 256)
-    points = [point(b, 2e-3 + 1e-4 * b, peak=3_000_000 + 100_000 * b) for b in sizes]
-    points.append(left_out(1024, "out_of_memory", "memory ran out when it was probed"))
+    made = [update(b, 2e-3 + 1e-4 * b) for b in sizes] + [left_out(1024, OUT_OF_MEMORY)]
     defaults = {
         "model_name": "digits",
         "dtype_policy": "mixed_float16",
         "jit_compile": False,
-        "points": tuple(points),
+        "updates": updates or tuple(made),
+        "memory": memory_of(*sizes) if not updates else (),
         "memory_limit_bytes": 64 * 2**20,
         "duration_s": 12.5,
-        "notes": ("Rows of the dataset differ in length.",),
+        "noted": (Note.of("rows_differ", elements=16),),
         "environment": make_environment(),
     }
     return TrainingProfile(**(defaults | changes))
+
+
+def in_executions():
+    """Small steps that run faster many at once, which is timed beside one."""
+    updates = []
+    for size in (8, 32, 128):
+        updates.append(update(size, 1e-3 + 1e-5 * size))
+        if size < 128:
+            updates.append(update(size, 2e-4 + 1e-5 * size, steps=100_000 // size))
+    return training_profile(*updates, memory=memory_of(8, 32, 128))

@@ -13,8 +13,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from kbatch.page.section import Section, Table
-
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
     """Read a positive number with its unit; an error begins with `required`, up to what came."""
@@ -180,34 +178,3 @@ def starting_console() -> "Console":
 def say(console: "Console", line: str) -> None:
     """Print a line as it is, however long."""
     console.print(line, highlight=False, markup=False, soft_wrap=True)
-
-
-def print_section(console: "Console", section: "Section") -> None:
-    """Print what a report says of a record: the answer, its tables and its notes."""
-    for line in (section.headline, *section.lead, *section.details):
-        say(console, line)
-    for table in section.tables:
-        say(console, f"\n{table.title}")
-        # Code is pasted, and no column is wide enough to hold it in one piece.
-        code = [i for i, title in enumerate(table.headers) if title == "Code"]
-        print_table(console, table.select([i for i in range(len(table.headers)) if i not in code]))
-        for row in table.rows:
-            for i in code:
-                say(console, f"{row.texts[0]}: {row.texts[i]}")
-    for note in section.notes:
-        say(console, f"Note: {note.text}")
-
-
-def print_table(console: "Console", table: "Table") -> None:
-    """Print a table, numbers to the right and the best row bold."""
-    from rich import box
-    from rich.markup import escape
-    from rich.table import Table as Printed
-
-    printed = Printed(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for column in table.columns:
-        justify = "right" if column.numeric else "left"
-        printed.add_column(column.title, justify=justify, overflow="fold")
-    for row in table.rows:
-        printed.add_row(*map(escape, row.texts), style="bold" if row.best else None)
-    console.print(printed)

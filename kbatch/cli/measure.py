@@ -201,7 +201,7 @@ def _run_recommend(options: argparse.Namespace) -> None:
     with quiet_start():
         from kbatch.recommendation.measure import recommend
     from kbatch.plotting.saving import save_figure
-    from kbatch.recommendation.report import plot_limits
+    from kbatch.recommendation.figure import plot_limits
 
     build = arguments.named_build(options.build)
     x, y = arguments.named_x_y(options.data)

@@ -41,10 +41,10 @@ def load_result(path: Path) -> Any:
     from kbatch.inference.result import InferenceProfile
     from kbatch.input_pipeline.result import InputPipelineProfile
     from kbatch.memory.result import MaxBatchSizeResult
-    from kbatch.recommendation.record import Recommendation
+    from kbatch.recommendation.result import Recommendation
     from kbatch.records.json_codec import RecordError, read_json, shown
     from kbatch.study.study import Study, load_study
-    from kbatch.throughput.record import TrainingProfile
+    from kbatch.throughput.result import TrainingProfile
 
     if not path.is_file():
         return load_study(path)

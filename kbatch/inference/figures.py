@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
+from kbatch.analysis.rows import Row
 from kbatch.memory.result import peaks_under
 from kbatch.memory.search import GUARD_SHARE, fit_memory
 from kbatch.page.content import Figure
@@ -46,13 +47,9 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     shown = [t.batch_size for t in profile.timings if t.outcome != "not_run"]
     batch_axis(lower, shown, _BATCH_LABEL)
     for index, (label, part) in enumerate(timed.items()):
-        timings = [
-            draw.Timing(t.batch_size, t.batch_size, t.batch_time_s.value, t.batch_time_s)
-            for t in part.answering
-            if t.batch_time_s is not None
-        ]
+        rows = [Row.of(t.batch_size, t.batch_times_s) for t in part.answering]
         line_s = _line_s(part)
-        draw.rates_and_times(upper, lower, index, timings, label=label, line_s=line_s)
+        draw.rates_and_times(upper, lower, index, rows, label=label, line_s=line_s)
         for timing in part.timings:
             if timing.outcome == "out_of_memory":
                 draw.missing(lower, timing.batch_size, words="out of memory")

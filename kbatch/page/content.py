@@ -30,4 +30,3 @@ class Page(NamedTuple):
     settings: Mapping[str, str]  # What it was measured with.
     environment: Mapping[str, str]  # Machine and software; empty if not recorded.
     command: str | None  # The command line that measured it, None if it was not recorded.
-    paragraphs: tuple[str, ...] = ()  # Of results that still make a `Section`.

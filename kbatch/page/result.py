@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Self
 
 from kbatch.page.content import Figure, Page
 from kbatch.page.environment import environment_texts
-from kbatch.page.section import ShownRecord
 from kbatch.records.json_codec import (
     DAMAGED,
     RecordError,
@@ -127,10 +126,7 @@ class Result:
         return notebook_html(self.page())
 
 
-Reported = Result | ShownRecord
-
-
-def write_report(results: Reported | Sequence[Reported], path: str | Path) -> tuple[Path, ...]:
+def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[Path, ...]:
     """Write what was found: the answer first, then figure, table, notes and how it was measured.
 
     HTML is one file that needs no network. Markdown has its figures in files beside it,
@@ -156,7 +152,7 @@ def write_report(results: Reported | Sequence[Reported], path: str | Path) -> tu
         OSError: If the folder cannot be written, with what to do.
     """
     given = list(results) if isinstance(results, Sequence) else [results]
-    if not given or not all(isinstance(one, (Result, ShownRecord)) for one in given):
+    if not given or not all(isinstance(one, Result) for one in given):
         raise ValueError(
             "A report needs a study or another result, or a list of them. "
             f"Received: results={results!r}."

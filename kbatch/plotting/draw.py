@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -12,6 +12,9 @@ from matplotlib.transforms import Transform
 from kbatch.analysis.intervals import Estimate
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
+
+if TYPE_CHECKING:
+    from kbatch.analysis.rows import Row
 
 Color = str | tuple[float, float, float]
 # Both ends of an interval, None where there is none.
@@ -49,34 +52,24 @@ def series(
     points(panel, places, values, color, marker, label=label, line="-" if joined else "none")
 
 
-class Timing(NamedTuple):
-    """What was timed at one place of the batch axis."""
-
-    place: float
-    examples: int
-    time_s: float
-    interval_s: Estimate[float] | None
-
-
 def rates_and_times(
     upper: Axes,
     lower: Axes,
     index: int,
-    timings: Sequence[Timing],
+    rows: "Sequence[Row]",
     *,
     label: str,
     line_s: Sequence[tuple[float, float]] = (),
 ) -> None:
     """Draw one series of throughput above and of the time below, joined or with a fitted line."""
-    places = [t.place for t in timings]
-    rates, times_ms = [t.examples / t.time_s for t in timings], [1e3 * t.time_s for t in timings]
-    rate_bounds = [
-        (ends_s := ends(t.interval_s)) and (t.examples / ends_s[1], t.examples / ends_s[0])
-        for t in timings
-    ]
-    time_bounds = [ends(t.interval_s, 1e3) for t in timings]
-    series(upper, index, places, rates, label=label, bounds=rate_bounds, joined=not line_s)
-    series(lower, index, places, times_ms, label=label, bounds=time_bounds, joined=not line_s)
+    for panel, found in (
+        (upper, [row.rate for row in rows]),
+        (lower, [row.time_s and row.time_s.times(1e3) for row in rows]),
+    ):
+        known = [(row.size, one) for row, one in zip(rows, found, strict=True) if one]
+        places, values = [size for size, _ in known], [one.value for _, one in known]
+        bounds = [one.ends for _, one in known]
+        series(panel, index, places, values, label=label, bounds=bounds, joined=not line_s)
     if line_s:
         sizes, look = [b for b, _ in line_s], {"color": series_style(index).color, "linewidth": 1.2}
         upper.plot(sizes, [size / time_s for size, time_s in line_s], **look)

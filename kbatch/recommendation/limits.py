@@ -24,7 +24,7 @@ from collections.abc import Iterable, Sequence
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.throughput.record import TimedRounds
+from kbatch.throughput.result import TimedUpdate
 
 MEMORY = "memory"
 SATURATION = "hardware saturation"
@@ -38,7 +38,7 @@ _TIE = 0.02
 _NOISE_FACTOR = 4
 
 
-def relative_time(update: TimedRounds, *, noise_scale: float, rate: float = math.inf) -> float:
+def relative_time(update: TimedUpdate, *, noise_scale: float, rate: float = math.inf) -> float:
     """Compute the time to a goal, in units that are the same for all batch sizes.
 
     `rate` is what the input pipeline delivers, in examples/s.
@@ -49,9 +49,9 @@ def relative_time(update: TimedRounds, *, noise_scale: float, rate: float = math
     return time_s * (1 + noise_scale / update.batch_size) / (1 + noise_scale)
 
 
-def fastest_of_each(updates: Iterable[TimedRounds]) -> tuple[TimedRounds, ...]:
+def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
     """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
-    ways: dict[int, list[TimedRounds]] = {}
+    ways: dict[int, list[TimedUpdate]] = {}
     for update in sorted(updates, key=lambda way: (way.batch_size, way.median_s)):
         ways.setdefault(update.batch_size, []).append(update)
     # The first of each size is its fastest.
@@ -67,7 +67,7 @@ def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
 
 
 def starting_size(
-    ways: Sequence[TimedRounds], *, noise_scale: float, rate: float = math.inf
+    ways: Sequence[TimedUpdate], *, noise_scale: float, rate: float = math.inf
 ) -> int:
     """Return the smallest batch size that is about as fast to a goal as the best one."""
     times = {way.batch_size: relative_time(way, noise_scale=noise_scale, rate=rate) for way in ways}
@@ -75,7 +75,7 @@ def starting_size(
 
 
 def sizes_to_search(
-    ways: Sequence[TimedRounds],
+    ways: Sequence[TimedUpdate],
     noise: Estimate[float | None],
     *,
     base_batch_size: int,
@@ -94,19 +94,19 @@ def sizes_to_search(
 
 
 def binding_limits(
-    updates: Iterable[TimedRounds],
+    updates: Iterable[TimedUpdate],
     noise: Estimate[float | None],
     *,
     saturation: tuple[float, float] | None,
     rates: Sequence[float] = (),
-    without_memory_limit: Iterable[TimedRounds] = (),
+    without_memory_limit: Iterable[TimedUpdate] = (),
 ) -> tuple[str, ...]:
     """Return which limit binds, for all that the measurements allow."""
     ways = fastest_of_each(updates)
     free = fastest_of_each((*ways, *without_memory_limit))
 
     def binding(scale: float, rate: float) -> set[str]:
-        def least(of: Sequence[TimedRounds], rate: float) -> float:
+        def least(of: Sequence[TimedUpdate], rate: float) -> float:
             return min(relative_time(way, noise_scale=scale, rate=rate) for way in of)
 
         now = least(ways, rate)
@@ -126,8 +126,8 @@ def binding_limits(
 
 
 def with_more_memory(
-    updates: Iterable[TimedRounds], *, largest_batch_size: int
-) -> tuple[TimedRounds, ...]:
+    updates: Iterable[TimedUpdate], *, largest_batch_size: int
+) -> tuple[TimedUpdate, ...]:
     """Extrapolate what a step on a whole batch would take if more examples fitted at once."""
     # Each further example takes as long as those between the two largest that went through whole.
     whole = [update for update in fastest_of_each(updates) if not update.accumulated]
@@ -138,6 +138,6 @@ def with_more_memory(
     found, size = [], 2 * last.batch_size
     while example_s > 0 and size <= largest_batch_size:
         time_s = last.median_s + example_s * (size - last.batch_size)
-        found.append(TimedRounds(size, size, (0,), (time_s,)))
+        found.append(TimedUpdate(size, size, (0,), (time_s,)))
         size *= 2
     return tuple(found)

@@ -26,10 +26,11 @@ from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.recommendation.pilot import run_pilot, searched_batches
-from kbatch.recommendation.record import PilotRecord, Recommendation
+from kbatch.recommendation.result import PilotRecord, Recommendation
+from kbatch.records.notes import Note
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.throughput.record import TimedRounds
-from kbatch.throughput.update_timing import time_updates
+from kbatch.throughput.result import TimedUpdate
+from kbatch.throughput.updates import time_updates
 from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.known_checks import PartsChecks
@@ -149,7 +150,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         with kept_state(model):
             sum_sparse_gradients(model)  # As a search trains.
             model.make_train_function()  # All that is timed shares its graphs.
-            timings, notes = budget.run(
+            updates, notes = budget.run(
                 SATURATION,
                 lambda: time_updates(
                     model,
@@ -161,13 +162,13 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
                     checks=task.checks,
                 ),
             )
-            pipeline = None
+            pipeline, timings = None, [update for update in updates if update.measured]
             if timings:
                 pipeline = budget.try_run(INPUT, lambda: measure_input(task, model, timings))
             else:
                 budget.unknown[SATURATION] = "not even the smallest batch size could be run"
         if pilot is not None and (difference := task.checks.find(model, source).note):
-            notes = (*notes, f"The pilot trains in two parts of a batch. {difference}")
+            notes = (*notes, difference)
     optimizer = inner_optimizers(model)[0]
     return Recommendation(
         model_name=model.name,
@@ -178,14 +179,14 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         scheduled=isinstance(rate_of(optimizer), Schedule),
         learning_rate_rule="linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt",
         examples=examples,
-        timings=timings,
+        updates=updates,
         memory=memory,
         pilot=pilot,
         pipeline=pipeline,
         unknown=budget.unknown,
         durations_s=budget.durations_s,
         budget_s=budget.budget_s,
-        notes=(*map(str, memory_notes), *notes),
+        noted=(*memory_notes, *notes),
         environment=read_environment(),
     )
 
@@ -296,7 +297,7 @@ _FEWEST_STEPS, _MUCH_LONGER = 30, 1.5
 
 
 def measure_input(
-    task: Task, model: keras.Model, timings: Sequence[TimedRounds]
+    task: Task, model: keras.Model, timings: Sequence[TimedUpdate]
 ) -> InputPipelineProfile:
     """Measure what the data deliver in a search, at the largest batch size near the base one."""
     part_s = task.budget.part_s(INPUT)
@@ -320,7 +321,7 @@ _GROWTH = 8
 
 def measure_memory(
     task: Task, *, largest: int
-) -> tuple[MaxBatchSizeResult | None, int | None, tuple[str, ...]]:
+) -> tuple[MaxBatchSizeResult | None, int | None, tuple[Note, ...]]:
     """Search for the largest batch that fits, as far as its part of the budget goes.
 
     Returns the search, how many examples may go through the device at once, and notes.

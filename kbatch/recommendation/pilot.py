@@ -12,7 +12,7 @@ import tensorflow as tf
 from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.errors import InputError
 from kbatch.page.numbers import pluralize
-from kbatch.recommendation.record import PilotRecord, useful_stretches
+from kbatch.recommendation.result import PilotRecord, useful_stretches
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.batches import in_batches
 from kbatch.training.data.forms import FitData

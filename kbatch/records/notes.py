@@ -208,6 +208,13 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "samples/s measure the input pipeline, not the model. `kbatch.profile_input_pipeline` "
         "tries what would help."
     ),
+    "data_limit": (
+        "The device waits for data, whatever the batch size: `kbatch input` shows what helps."
+    ),
+    "search_the_sizes": (
+        "Which size trains best, and at which learning rate, a search answers: "
+        "`kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
+    ),
     "memory_binds": (
         "Memory binds: the next larger batch size, {size}, ran out of it. A smaller "
         "`micro_batch_size` needs less."

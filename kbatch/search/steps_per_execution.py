@@ -1,9 +1,7 @@
 """How many train steps one execution runs: chosen from a few timed steps, and set in a model.
 
-Keras starts each execution from Python, which takes as long as the step itself where that is small.
-Several steps an execution give the same weights, to the last bit, in less time. As many as take
-about 100 ms are enough: from there on the start of an execution no longer counts, and callbacks and
-budgets still act several times a second.
+Several steps an execution give the same weights, to the last bit, in less time: Keras starts each
+execution from Python. As many as take about 100 ms are enough.
 """
 
 import math
@@ -27,9 +25,8 @@ from kbatch.training.clock import TrainingClock
 from kbatch.training.model import build_ahead, replica_count, user_step
 from kbatch.training.one_graph import GraphCount, counted_steps
 from kbatch.training.state import kept_seeds, kept_state
-from kbatch.training.train_step import wait_for
+from kbatch.training.train_step import execution_steps, wait_for
 
-_EXECUTION_S = 0.1
 _TIMED_S = 0.03
 _MOST_TIMED = 1024
 # Times the smallest batch size: a larger batch may not fit into memory as one.
@@ -115,7 +112,7 @@ def steps_within(step_s: float, training: Training) -> int:
         executions = epochs * -(-epoch_steps // steps) + -(-rest // steps)
         return executions - (1 if steps >= epoch_steps else 2)
 
-    steps = min(epoch_steps, max(1, round(_EXECUTION_S / step_s)))
+    steps = execution_steps(step_s, epoch_steps)
     while steps > 1 and steady(steps) < FEWEST_STEADY:
         steps -= 1
     executions = -(-epoch_steps // steps)

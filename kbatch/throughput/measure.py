@@ -1,16 +1,16 @@
 """How the micro-batch size affects a model's step time, throughput and memory in training."""
 
-import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from typing import Any, NamedTuple
 
 import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.rows import OUT_OF_MEMORY
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError
@@ -19,19 +19,16 @@ from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import memory_text
-from kbatch.throughput.record import TrainingProfile
-from kbatch.throughput.update_timing import (
-    SHARE_TO_WARM_UP,
-    TRAINING_TIMING,
-    StepConfig,
-    TrainingSweep,
-)
-from kbatch.timing.rounds import check_seconds
+from kbatch.throughput.result import TimedUpdate, TrainingProfile
+from kbatch.throughput.updates import TimedUpdates, Way
+from kbatch.timing.rounds import TimingPlan, check_seconds
+from kbatch.timing.sweep import Setting
 from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.sample_rows import DataEnded
 from kbatch.training.train_step import micro_batch_steps
 
+# Rounds that a size is timed in at least, for an interval of their median, and at most.
+_ROUNDS, _MOST_ROUNDS = 6, 18
 _LARGEST_DEFAULT = 4096
 # Where throughput still grows there, sizes go on up to this one.
 _LARGEST = 65536
@@ -44,7 +41,7 @@ def profile_training(
     *,
     batch_sizes: Iterable[int] | None = None,
     batch_size: int | None = None,
-    time_budget_s: float = 10.0,
+    time_budget_s: float = 20.0,
     measure_memory: bool = True,
     memory_limit_bytes: int | None = None,
     seed: int = 0,
@@ -52,15 +49,16 @@ def profile_training(
 ) -> TrainingProfile:
     """Measure step time, throughput and memory of training by micro-batch size, in seconds.
 
-    Real train steps of all sizes take turns in shuffled rounds, on batches that lie on the device,
-    so that a machine that drifts slows all alike; the first step of each, which compiles, is kept
-    apart. Memory is measured before, in a worker process that may die of it, and what is above the
-    memory window is not timed: a size that runs out of memory is a result.
+    Real train steps of all sizes take turns in shuffled rounds, one an execution and as many as a
+    search would run (about 100 ms), so that a machine that drifts slows all alike; the first of
+    each, which compiles, is kept apart. Memory is measured before, in a worker process that may die
+    of it, and what is above the memory window is not timed: a size that runs out of memory is a
+    result.
 
     Example:
 
     >>> profile = kbatch.profile_training(build, x, y)
-    >>> profile.efficient.value, profile.step_time.intercept
+    >>> profile.micro_batch_size, profile.steps_per_execution, profile.gain
     >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
 
     Args:
@@ -117,38 +115,68 @@ def profile_training(
                 say=say,
             )
     run = start()
-    plan = dataclasses.replace(TRAINING_TIMING, time_budget_s=time_budget_s)
+    probed = {record.batch_size: record for record in memory.records}
+
+    def refusal(size: int) -> str | None:
+        if (record := probed.get(size)) is None:
+            return None
+        # Where the time for the memory did not suffice, the line through smaller sizes tells.
+        needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
+        if record.refusal is None and needed and needed > MEMORY_WINDOW[1] * memory.limit_bytes:
+            limit = f"{MEMORY_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
+            return f"needs {memory_text(needed)}, more than {limit}"
+        return record.refusal
+
+    peaks = {r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes}
+    out = {r.batch_size for r in memory.records if r.outcome == "out_of_memory"}
+    measured = sizes.up_to(run.examples)
+    plan = TimingPlan(
+        time_budget_s,
+        needed_calls=_ROUNDS,
+        rounds_beyond=_MOST_ROUNDS - _ROUNDS,
+        precision=0.03,
+        first_calls_count=False,
+    )
+    way, notes = Way(sizes.batch_size), [*memory.notes, run.note]
     with micro_batch_steps(run.model) as steps:
-        sweep = TrainingSweep(steps, run.batch, plan, seed=seed, say=say)
-        measured = sizes.up_to(run.examples)
-        not_run = _warm_up(sweep, sizes, measured, memory)
-        if not not_run and not sweep.rounds.failures:
-            fit = fit_memory({r.batch_size: r.peak_bytes for r in memory.records if r.peak_bytes})
-            most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
-            larger = [size for size in sizes.larger(run.examples) if size <= most]
-            measured = sweep.go_on(measured, larger)
-        for number, live in enumerate(sweep.rounds.each_round(), start=1):
-            say(f"round {number}: {len(live)} sizes go on")
-    points = {s: sweep.point(sizes.config(s), not_run=not_run.get(s)) for s in measured}
-    for record in memory.records:
-        if (point := points.get(record.batch_size)) is not None:
-            out = record.outcome == "out_of_memory"
-            points[record.batch_size] = dataclasses.replace(
-                point,
-                outcome="out_of_memory" if out else point.outcome,
-                peak_memory_bytes=record.peak_bytes,
-            )
-    notes = [*memory.notes, run.note]
-    if any(not sizes.config(size).whole for size in points):
+        timed = TimedUpdates(
+            steps,
+            run.batch,
+            plan,
+            chosen=sizes.chosen,
+            examples=run.examples,
+            refusal=refusal,
+            seed=seed,
+            say=say,
+        )
+        fit = fit_memory(peaks)
+        most = 0.0 if fit is None else fit.largest_within(SURE_SHARE * memory.limit_bytes)
+        larger = [size for size in sizes.larger(run.examples) if size <= most]
+        timed.warm_up(way, measured, larger=larger)
+        asked = [Setting(way, size) for size in measured]
+        asked += [one for one in timed.sweep.timed(way) if one not in asked]
+        together = way._replace(together=True)
+        timed.warm_up(together, [one.size for one in timed.sweep.timed(way)])
+        timed.run()
+    updates: list[TimedUpdate] = []
+    for setting in asked:
+        update = timed.found(setting)
+        if setting.size in out:
+            update = TimedUpdate(update.batch_size, setting.size, outcome=OUT_OF_MEMORY)
+        updates.append(update)
+        if (more := setting._replace(series=together)) in timed.sweep.rounds.blocks:
+            updates.append(timed.found(more))
+    if sizes.batch_size is not None and measured[0] < sizes.batch_size:
         notes.append(PartsChecks().find(run.model, source).note)
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,
         jit_compile=bool(run.model.jit_compile),
-        points=tuple(points.values()),
+        updates=tuple(updates),
+        memory=memory.records,
         memory_limit_bytes=memory.limit_bytes or None,
         duration_s=round(time.perf_counter() - began_s, 3),
-        notes=tuple(dict.fromkeys(str(note) for note in notes if note)),
+        noted=tuple(dict.fromkeys(note for note in notes if note)),
         environment=read_environment(),
     )
 
@@ -173,9 +201,6 @@ class _Sizes(NamedTuple):
             return ()
         return powers_of_two(smallest, min(_LARGEST, examples or 0))
 
-    def config(self, size: int) -> StepConfig:
-        return StepConfig(self.batch_size or size, size)
-
 
 def _checked(
     batch_sizes: Iterable[int] | None, batch_size: int | None, time_budget_s: float
@@ -192,38 +217,3 @@ def _checked(
             f"Received: batch_sizes={sizes}, batch_size={whole}."
         )
     return _Sizes(sizes, True, whole)
-
-
-def _warm_up(
-    sweep: TrainingSweep, sizes: _Sizes, measured: Sequence[int], memory: MemoryPass
-) -> dict[int, str]:
-    """Warm sizes up in ascending order; returns why some were not."""
-    probed = {record.batch_size: record for record in memory.records}
-    most_bytes = MEMORY_WINDOW[1] * memory.limit_bytes
-    not_run: dict[int, str] = {}
-    end: str | None = None
-    for size in measured:
-        reason = end
-        if reason is None and (record := probed.get(size)) is not None:
-            # Where the time for the memory did not suffice, the line through smaller sizes tells.
-            needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
-            reason = record.refusal
-            if reason is None and needed is not None and needed > most_bytes:
-                limit = f"{MEMORY_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
-                reason = f"needs {memory_text(needed)}, more than {limit}"
-        if reason is None and sweep.rounds.late(SHARE_TO_WARM_UP):
-            reason = "half of the time budget was spent on warming up smaller sizes"
-        if reason is not None:
-            not_run[size] = reason
-            continue
-        try:
-            warm_up = sweep.warm_up(sizes.config(size))
-        except DataEnded as ended:
-            end = not_run[size] = f"the data function gave {ended.rows} examples"
-            continue
-        if warm_up is None:
-            end = f"memory ran out at micro-batch size {size}"
-            continue
-        if not sizes.chosen and sweep.rounds.too_slow_to_double(warm_up.call_s):
-            end = "too slow for the time budget"
-    return not_run

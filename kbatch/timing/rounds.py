@@ -73,7 +73,8 @@ def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
     medians_s = [block.median_s for block in blocks]
     interval = median_interval(medians_s)
     most_s = 2 * plan.precision * statistics.median(medians_s)
-    return interval is not None and interval.high - interval.low <= most_s
+    ends_s = interval and interval.ends
+    return ends_s is not None and ends_s[1] - ends_s[0] <= most_s
 
 
 class WarmUp(NamedTuple):

@@ -14,7 +14,10 @@ from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
 from kbatch.training.data.forms import each_part, parts_of, rows_of
 from kbatch.training.model import build_ahead, replica_count, user_step
+from kbatch.training.one_graph import counted_steps
 from kbatch.training.state import KeptState, kept_state
+
+_EXECUTION_S = 0.1
 
 
 class BorrowedStep:
@@ -108,15 +111,27 @@ class MicroBatchSteps:
         known = accumulation_of(model) is None
         self._whole = _Graph(own, function=model.train_function) if known else _Graph(None)
         self._accumulating: _Graph | None = None
+        self._count: Any = None  # Of the graphs that run several steps.
 
-    def step(self, batch: Any, micro_batch_size: int) -> Callable[[], None]:
-        """Make the step of a batch; its first call traces and compiles."""
+    @property
+    def can_run_together(self) -> bool:
+        """Whether an execution may run several steps."""
+        return not self._model.run_eagerly and user_step(self._model) is None
+
+    def step(self, batch: Any, micro_batch_size: int, steps: int = 1) -> Callable[[], None]:
+        """Make an execution of steps on a batch; its first call traces and compiles."""
         graph = self._whole
         if micro_batch_size < rows_of(batch):
             graph = self._accumulating or self._accumulating_graph(micro_batch_size)
+        batches: Any = None
+        if steps > 1:
+            graph, batches = graph.together(), iter(tf.data.Dataset.from_tensors(batch).repeat())
 
         def run() -> None:
             model = self._model
+            if steps > 1:
+                self._count = (self._count or counted_steps(model, 1)).changed(steps)
+                model.steps_per_execution = self._count
             if graph.function is None or model.train_function is not graph.function:
                 vars(model).pop("train_step", None)
                 if graph.train_step is not None:
@@ -126,7 +141,8 @@ class MicroBatchSteps:
                 graph.function = model.train_function
             if graph.size is not None:
                 graph.size.assign(micro_batch_size)
-            wait_for(graph.function(iter((batch,))))
+            # A Python iterator gives one step, a dataset's as many as the model is set to.
+            wait_for(graph.function(batches or iter((batch,))))
 
         return run
 
@@ -144,10 +160,30 @@ class _Graph:
     train_step: Any
     size: Any = None
     function: Any = None  # That Keras made of it.
+    many: "_Graph | None" = None  # The same for several steps.
+
+    def together(self) -> "_Graph":
+        self.many = self.many or _Graph(self.train_step, self.size)
+        return self.many
 
 
 @contextlib.contextmanager
 def micro_batch_steps(model: keras.Model) -> Iterator[MicroBatchSteps]:
     check_one_device(model)
-    with kept_state(model):
-        yield MicroBatchSteps(model)
+    steps = model.steps_per_execution
+    try:
+        with kept_state(model):
+            yield MicroBatchSteps(model)
+    finally:
+        model.steps_per_execution = steps
+
+
+def execution_steps(step_s: float, epoch_steps: int | None) -> int:
+    """Return how many steps take about as long as an execution should, at most those of an epoch.
+
+    Keras starts each execution from Python, which takes as long as the step itself where that is
+    small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
+    second.
+    """
+    steps = max(1, round(_EXECUTION_S / step_s))
+    return steps if epoch_steps is None else min(epoch_steps, steps)

@@ -14,14 +14,14 @@ from kbatch.recommendation.limits import (
     relative_time,
     with_more_memory,
 )
-from kbatch.throughput.record import TimedRounds
+from kbatch.throughput.result import TimedUpdate
 
 SIZES = [2**k for k in range(13)]
 PER_EXAMPLE_S = 1e-5
 
 
 def timed(batch_size, micro_batch_size, seconds):
-    return TimedRounds(batch_size, micro_batch_size, (0,), (seconds,))
+    return TimedUpdate(batch_size, micro_batch_size, (0,), (seconds,))
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):

@@ -8,7 +8,7 @@ from recommendation_factory import (
 )
 
 from kbatch.plotting.palette import ALARM_TEXT
-from kbatch.recommendation.report import PROGRESS, THROUGHPUT, WORTH, limits_info, plot_limits
+from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
 
 
 def panels(recommendation, ax=None):
@@ -19,41 +19,42 @@ def panels(recommendation, ax=None):
 
 def test_progress_is_throughput_times_worth():
     found = make_recommendation()
-    curves = limits_info(found).curves
-    sizes, throughput, _ = zip(*curves[THROUGHPUT], strict=True)
-    worth, progress = ([value for _, value, _ in curves[name]] for name in (WORTH, PROGRESS))
-    assert sizes == tuple(SIZES)
+    curves = limit_curves(found)
+    throughput, worth, progress = (
+        [value for value, _ in curves[name].values()] for name in (THROUGHPUT, WORTH, PROGRESS)
+    )
+    assert all(tuple(curve) == tuple(SIZES) for curve in curves.values())
     product = np.array(throughput) * worth
     np.testing.assert_allclose(progress, product / product.max())
     assert max(throughput) == worth[0] == 1
     assert progress[SIZES.index(found.batch_size)] >= 1 / 1.05
-    for _, value, (low, high) in curves[WORTH]:
+    for value, (low, high) in curves[WORTH].values():
         assert low <= value <= high
 
 
 def test_without_a_noise_scale_throughput_is_drawn_alone():
-    info = limits_info(make_recommendation(pilot=make_pilot(scatter=30.0)))
-    assert len(info.curves[THROUGHPUT]) == len(SIZES)
-    assert info.curves[WORTH] == info.curves[PROGRESS] == ()
-    nothing = limits_info(make_recommendation(**NOTHING))
-    assert set(nothing.curves.values()) == {()}
-    assert nothing.title == "Batch size: cannot tell"
+    curves = limit_curves(make_recommendation(pilot=make_pilot(scatter=30.0)))
+    assert len(curves[THROUGHPUT]) == len(SIZES)
+    assert curves[WORTH] == curves[PROGRESS] == {}
+    nothing = make_recommendation(**NOTHING)
+    assert not any(limit_curves(nothing).values())
+    assert plot_limits(nothing).get_title(loc="left") == "Batch size: cannot tell"
 
 
 def test_the_limits_have_their_places_on_the_axis():
     found = make_recommendation()
     rows = {limit.name: limit for limit in found.limits}
     assert list(rows) == ["memory", "hardware saturation", "gradient noise", "input pipeline"]
-    assert rows["memory"].batch_size == 1437
-    assert rows["hardware saturation"].batch_size == pytest.approx(900, abs=1)
-    noise = rows["gradient noise"]
-    assert noise.ends[0] < noise.batch_size < noise.ends[1]
-    assert rows["input pipeline"].batch_size is None
+    assert rows["memory"].begins.value == 1437
+    assert rows["hardware saturation"].begins.value == pytest.approx(900, abs=1)
+    noise = rows["gradient noise"].begins
+    assert noise.low < noise.value < noise.high
+    assert rows["input pipeline"].begins.value is None
     # The device makes as much from 100 examples on.
     slow = make_recommendation(input_rate=50_000.0).limits[-1]
-    assert slow.batch_size == 128
-    assert all(limit.known for limit in found.limits)
-    assert not any(limit.known for limit in make_recommendation(**NOTHING).limits)
+    assert slow.begins.value == 128
+    assert all(limit.begins for limit in found.limits)
+    assert not any(limit.begins for limit in make_recommendation(**NOTHING).limits)
 
 
 def test_the_drawing_has_labels_units_the_start_and_the_range():

@@ -13,14 +13,14 @@ from kbatch.recommendation.limits import (
     sizes_to_search,
     starting_size,
 )
-from kbatch.throughput.record import TimedRounds
+from kbatch.throughput.result import TimedUpdate
 
 SIZES = [2**k for k in range(12)]
 SCALES = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9, math.inf]
 
 
 def timed(batch_size, micro_batch_size, seconds):
-    return TimedRounds(batch_size, micro_batch_size, (0,), (seconds,))
+    return TimedUpdate(batch_size, micro_batch_size, (0,), (seconds,))
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):

@@ -10,7 +10,6 @@ from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.throughput.report import training_lines
 
 DATA = models.rows(94)
 QUICK = {"measure_memory": False, "time_budget_s": 1.0}
@@ -33,6 +32,10 @@ def test_a_batch_that_does_not_train_so_in_parts_is_noted():
     assert not any("BatchNormalization" in note for note in whole.notes)
 
 
+def sizes_of(found):
+    return [u.micro_batch_size for u in found.updates if u.steps_per_execution == 1]
+
+
 @pytest.fixture(scope="module")
 def profile():
     """Sizes, data and memory as they are found without being told."""
@@ -46,10 +49,24 @@ def profile():
 
 
 def test_by_default_powers_of_two_up_to_the_data_are_measured(profile):
-    assert [p.micro_batch_size for p in profile.points] == [1, 2, 4, 8, 16]
-    assert all(p.batch_size == p.micro_batch_size for p in profile.points)
+    assert sizes_of(profile) == [1, 2, 4, 8, 16]
+    assert not any(update.accumulated for update in profile.updates)
     assert profile.measured
-    assert all(len(p.rounds) >= 1 for p in profile.measured)
+    assert all(len(update.rounds) >= 1 for update in profile.measured)
+
+
+def test_steps_are_timed_one_and_several_an_execution(profile):
+    several = [one for one in profile.measured if one.steps_per_execution > 1]
+    # 20 rows make so many steps of an epoch, which no execution is longer than.
+    assert several
+    assert all(u.steps_per_execution <= -(-20 // u.micro_batch_size) for u in several)
+    for one in several:
+        alone = next(u for u in profile.measured if u.micro_batch_size == one.micro_batch_size)
+        assert alone.steps_per_execution == 1
+        assert one.median_s < 3 * alone.median_s
+
+
+def test_what_it_was_measured_with_is_kept(profile):
     assert (profile.dtype_policy, profile.jit_compile) == ("float32", False)
     assert profile.environment.versions["keras"] == keras.__version__
     assert profile.duration_s > 0
@@ -65,14 +82,14 @@ def test_memory_is_known(profile):
 
 def test_a_batch_is_cut_into_micro_batches_of_each_size():
     found = kbatch.profile_training(models.linear, *DATA, batch_size=40, **QUICK)
-    assert [p.micro_batch_size for p in found.points] == [1, 2, 4, 8, 16, 32, 40]
-    assert {p.batch_size for p in found.points} == {40}
-    assert [p.accumulated for p in found.points] == [True] * 6 + [False]
+    assert sizes_of(found) == [1, 2, 4, 8, 16, 32, 40]
+    assert {u.batch_size for u in found.updates} == {40}
+    alone = [u for u in found.updates if u.steps_per_execution == 1]
+    assert [u.accumulated for u in alone] == [True] * 6 + [False]
     # On a busy machine the time ends before the last sizes.
-    measured = [p for p in found.points if p.outcome == "measured"]
-    assert measured
-    for point in measured:
-        assert point.samples_per_second == pytest.approx(40 / point.step_time_s)
+    assert found.measured
+    for update in found.measured:
+        assert update.samples_per_second == pytest.approx(40 / update.median_s)
     assert found.memory_limit_bytes is None
     assert not found.memory_bytes
 
@@ -89,7 +106,8 @@ def test_data_come_in_every_form(form):
         "function": lambda size: data.repeat().batch(size),
     }[form]
     found = kbatch.profile_training(models.linear, given, batch_sizes=(4, 16), **QUICK)
-    assert [p.outcome for p in found.points] == ["measured", "measured"]
+    assert sizes_of(found) == [4, 16]
+    assert {u.outcome for u in found.updates} == {"measured"}
 
 
 def test_a_data_function_that_ends_leaves_larger_sizes_out():
@@ -97,8 +115,9 @@ def test_a_data_function_that_ends_leaves_larger_sizes_out():
         return tf.data.Dataset.from_tensor_slices(DATA).batch(size)
 
     found = kbatch.profile_training(models.linear, batches, batch_sizes=(16, 128, 256), **QUICK)
-    assert [p.outcome for p in found.points] == ["measured", "not_run", "not_run"]
-    assert all("94 examples" in p.reason for p in found.points[1:])
+    outcomes = {u.micro_batch_size: u.outcome for u in found.updates}
+    assert outcomes[16] == "measured"
+    assert outcomes[128] == outcomes[256] == "the data function gave 94 examples"
 
 
 def test_a_given_model_stays_as_it_is():
@@ -121,14 +140,14 @@ def test_what_runs_out_of_memory_is_a_result():
         memory_limit_bytes=64 * memory_models.MB,
         time_budget_s=30.0,
     )
-    outcomes = [p.outcome for p in found.points]
-    assert outcomes == ["measured", "measured", "out_of_memory", "not_run"]
+    outcomes = {u.micro_batch_size: u.outcome for u in found.updates}
+    assert [outcomes[size] for size in (4, 16, 4000)] == ["measured", "measured", "out of memory"]
+    assert "memory ran out" in outcomes[8000]
     assert found.memory_limit_bytes == 64 * memory_models.MB
-    fits, larger, out, beyond = found.points
-    assert fits.peak_memory_bytes < larger.peak_memory_bytes < 64 * memory_models.MB
-    assert (out.peak_memory_bytes, out.step_time_s) == (None, None)
-    assert "memory ran out" in beyond.reason
-    assert "Micro-batches of 4,000 ran out of memory." in training_lines(found)
+    peaks = found.memory_bytes
+    assert list(peaks) == [4, 16]
+    assert peaks[4] < peaks[16] < 64 * memory_models.MB
+    assert found.out_of_memory == (4000,)
 
 
 BAD = {

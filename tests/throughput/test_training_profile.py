@@ -1,34 +1,43 @@
-import dataclasses
+"""What follows from the times and the memory of a training profile."""
 
 import numpy as np
 import pytest
-from training_profile_factory import HICCUPS, left_out, point, training_profile
+from figure_samples import words
+from training_profile_factory import (
+    HICCUPS,
+    in_executions,
+    left_out,
+    memory_of,
+    training_profile,
+    update,
+)
 
-from kbatch.throughput.record import TimedRounds, TrainingPoint
+import kbatch
+from kbatch.analysis.rows import OUT_OF_MEMORY, Row
 
 
-def test_rates_are_examples_over_the_median_step_time():
-    one = point(64, 0.5)
-    assert one.step_time_s == 0.5
-    assert one.samples_per_second == 128
-    interval, rate = one.step_time_interval_s, one.samples_per_second_interval
-    assert (interval.low, interval.high) == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
-    np.testing.assert_allclose([rate.low, rate.high], [64 / interval.high, 64 / interval.low])
-    assert one.compile_s == pytest.approx(1.5)
+def test_a_row_is_the_median_with_its_interval_and_its_rate():
+    row = update(64, 0.5).row
+    assert (row.size, row.n, row.value, row.outcome) == (64, 7, 0.5, "measured")
+    assert (row.low, row.high) == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
+    assert row.rate.value == 128
+    assert row.rate.ends == pytest.approx((64 / row.high, 64 / row.low))
+    assert Row.of(8, [1.0, 2.0, 3.0]).time_s.ends is None
+    assert (left_out(8).row.rate, left_out(8).row.time_s, left_out(8).row.n) == (None, None, 0)
 
 
-def test_a_micro_batch_of_an_accumulated_step_has_its_share_of_the_time():
-    one = point(16, 0.8, batch_size=64)
+def test_a_micro_batch_of_an_accumulated_update_has_its_share_of_the_time():
+    one = update(16, 0.8, batch_size=64)
     assert one.accumulated
-    assert not point(64, 0.8).accumulated
+    assert not update(64, 0.8).accumulated
     assert one.samples_per_second == 80
-    np.testing.assert_allclose(one.micro_batch_times_s, 0.2 * np.array(HICCUPS))
+    assert one.row.value == pytest.approx(0.2)
 
 
-def test_the_fit_of_accumulated_steps_is_that_of_their_micro_batches():
-    plain = [point(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
-    steps = [point(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
-    one, other = (training_profile(points=tuple(p)).step_time for p in (plain, steps))
+def test_the_fit_of_accumulated_updates_is_that_of_their_micro_batches():
+    plain = [update(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
+    parts = [update(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
+    one, other = (training_profile(*updates).step_time for updates in (plain, parts))
     assert one.intercept == pytest.approx(other.intercept)
     assert one.slope == pytest.approx(other.slope)
 
@@ -45,71 +54,110 @@ def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     assert profile.fastest.value == 256
 
 
-def test_where_no_line_holds_it_says_so_and_sizes_are_read_off_what_was_measured():
+def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
     """A cache that ends at 32 examples: beyond, an example takes twice as long."""
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
-    profile = training_profile(points=tuple(point(b, s) for b, s in times_s.items()))
+    profile = training_profile(*(update(b, s) for b, s in times_s.items()))
     assert profile.step_time.holds is False
     assert profile.fastest.value == 32
     assert profile.efficient.value <= 16
-    assert profile.choice.micro_batch_size == 32
+    assert profile.micro_batch_size == 32
+    assert "off by up to 33 %" in profile.line_text
 
 
-def test_the_choice_is_by_time_an_example_whatever_the_steps():
-    profile = training_profile(points=(point(16, 0.2, batch_size=64), point(64, 0.3)))
-    assert profile.choice.micro_batch_size == 16
-    assert profile.choice.gain.value == pytest.approx(1.5)
-    assert training_profile(points=(point(16, 0.1), point(64, 0.3))).choice.micro_batch_size == 64
+def test_the_choice_is_by_time_an_example_whatever_the_updates():
+    profile = training_profile(update(16, 0.2, batch_size=64), update(64, 0.3))
+    assert profile.micro_batch_size == 16
+    assert profile.gain.value == pytest.approx(1.5)
+    whole = training_profile(update(16, 0.1), update(64, 0.3))
+    assert (whole.micro_batch_size, whole.gain) == (64, None)
+
+
+def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
+    profile = in_executions()
+    ways = [(way.micro_batch_size, way.steps_per_execution) for way in profile.fastest_ways]
+    assert ways == [(8, 12_500), (32, 3_125), (128, 1)]
+    assert (profile.micro_batch_size, profile.steps_per_execution) == (32, 3_125)
+    assert profile.gain.value == pytest.approx((2.28e-3 / 128) / (5.2e-4 / 32))
+    table = profile.table()
+    assert table["steps per execution"].tolist() == [1, 12_500, 1, 3_125, 1]
+    assert table["samples/s"][3] == pytest.approx(32 / 5.2e-4)
+    assert table.attrs["answer"] == [3]
+    drawn = words(profile.plot())
+    assert "one step an execution" in drawn
+    assert "as many as a search runs" in drawn
 
 
 def test_what_was_not_measured_takes_no_part():
-    points = (left_out(1), point(2, 1.0), left_out(4, "out_of_memory", "memory ran out"))
-    profile = training_profile(points=points)
-    assert [p.micro_batch_size for p in profile.measured] == [2]
-    assert profile.choice.micro_batch_size == 2
-    for value in (points[0].step_time_s, points[0].samples_per_second, points[0].compile_s):
-        assert value is None
+    profile = training_profile(left_out(1), update(2, 1.0), left_out(4, OUT_OF_MEMORY))
+    assert [u.micro_batch_size for u in profile.measured] == [2]
+    assert profile.micro_batch_size == 2
+    assert profile.out_of_memory == (4,)
     for answer in ("step_time", "knee", "efficient", "fastest", "peak_samples_per_second"):
         with pytest.raises(ValueError, match=r"two measured micro-batch sizes.*1 sizes with 7"):
             getattr(profile, answer)
+    nothing = training_profile(left_out(8, OUT_OF_MEMORY))
+    assert nothing.answer == "No step could be timed."
+    assert nothing.figures() == ()
+    with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 updates"):
+        kbatch.plot_training_profile(nothing)
 
 
 def test_memory_is_predicted_by_the_line():
     profile = training_profile()
     assert profile.predict_memory_bytes(100) == pytest.approx(13e6, rel=1e-6)
     assert 1024 not in profile.memory_bytes
-    bare = training_profile(points=(point(2, 1.0, peak=10),))
+    bare = training_profile(update(2, 1.0), memory=memory_of(2))
     with pytest.raises(ValueError, match=r"memory of two sizes.*memory of 1 sizes"):
         bare.predict_memory_bytes(4)
 
 
 def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
-    table = training_profile().to_dataframe()
-    assert list(table["micro_batch_size"]) == [1, 4, 16, 64, 256, 1024]
-    assert list(table["outcome"]) == 5 * ["measured"] + ["out_of_memory"]
+    table = training_profile().table()
+    assert list(table["micro-batch size"]) == [1, 4, 16, 64, 256, 1024]
+    assert list(table["outcome"]) == 5 * ["measured"] + ["out of memory"]
     measured, failed = table.iloc[4], table.iloc[5]
-    assert measured["samples_per_second"] == pytest.approx(256 / 27.6e-3)
-    assert measured["samples_per_second_low"] < measured["samples_per_second"]
-    assert (measured["steps"], measured["rounds"]) == (28, 7)
-    assert failed[["samples_per_second", "step_time_s", "peak_memory_bytes"]].isna().all()
-    assert failed["reason"] == "memory ran out when it was probed"
+    assert measured["samples/s"] == pytest.approx(256 / 27.6e-3)
+    assert measured["samples/s, low"] < measured["samples/s"] < measured["samples/s, high"]
+    assert (measured["rounds"], failed["rounds"]) == (7, 0)
+    assert failed[["samples/s", "micro-batch time (ms)", "peak memory (MiB)"]].isna().all()
+    assert "batch size" not in table
+    assert "batch size" in training_profile(update(16, 0.8, batch_size=64)).table()
 
 
-REFUSED = {
-    "`outcome` must be one of": lambda: dataclasses.replace(point(64, 1.0), outcome="slow"),
-    "if, and only if": lambda: dataclasses.replace(point(64, 1.0), outcome="not_run"),
-    "if, and only if.*": lambda: TrainingPoint(8, 8, "measured"),
-    "`micro_batch_size` must be at least 1": lambda: point(0, 1.0, batch_size=64),
-    "`batch_size` must be at least 64": lambda: point(64, 1.0, batch_size=32),
-    "one a round": lambda: dataclasses.replace(point(64, 1.0), rounds=(0,)),
-    "ascend": lambda: training_profile(points=(point(4, 1.0), point(2, 1.0))),
-    "ascend.*": lambda: training_profile(points=(point(2, 1.0), point(2, 1.0))),
-    "a duration in each of its rounds": lambda: TimedRounds(64, 64, (0, 1, 2), (0.01,)),
-    "a duration in each of its rounds.*": lambda: TimedRounds(64, 64, (), ()),
-}
+def test_the_figure_has_units_conditions_and_what_failed():
+    ax = kbatch.plot_training_profile(training_profile())
+    text = words(ax)
+    for expected in (
+        "Throughput (samples/s)",
+        "Time of a micro-batch (ms)",
+        "Peak memory (weights included)",
+        "Micro-batch size (examples at once)",
+        "digits, mixed_float16",
+        "out of memory",
+        "take: 256",
+        "limit 64.0 MiB",
+        "7 rounds a point",
+        "without XLA",
+        "TensorFlow",
+    ):
+        assert expected in text
+    lowest = ax.figure.axes[-1]
+    assert lowest.get_xscale() == "log"
+    assert list(lowest.get_xticks()) == [1, 4, 16, 64, 256, 1024]
+    drawn = ax.lines[0].get_xydata()
+    np.testing.assert_allclose(drawn[-1], (256, 256 / 27.6e-3))
 
 
-@pytest.mark.parametrize("words", REFUSED)
-def test_what_contradicts_itself_is_refused(words):
-    with pytest.raises(ValueError, match=rf"{words}.*Received: "):
-        REFUSED[words]()
+def test_without_memory_there_are_two_panels():
+    bare = training_profile(update(4, 0.1), update(8, 0.2), memory_limit_bytes=None)
+    assert len(kbatch.plot_training_profile(bare).figure.axes) == 2
+
+
+def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
+    profile = training_profile(*(update(b, 2e-3 + 1e-4 * b) for b in (1, 4, 16)))
+    size = round(profile.efficient.value)
+    assert size > 16
+    ax = kbatch.plot_training_profile(profile)
+    assert f"90 % of peak, not measured: {size}" in words(ax)
+    assert f"Marked as 90 % of peak, not measured: {size}." in ax.get_label()

@@ -14,8 +14,8 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.recommendation.record import useful_stretches
-from kbatch.throughput.record import TimedRounds
+from kbatch.recommendation.result import useful_stretches
+from kbatch.throughput.result import TimedUpdate
 
 UNRESOLVED = make_pilot(scatter=30.0)
 
@@ -32,7 +32,7 @@ def test_the_size_and_the_limit_follow_the_device_and_the_noise():
 
 
 def test_memory_binds_where_it_ends_the_sizes():
-    device = {"n_half": 300, "noise_scale": 2000.0, "timings": make_timings(300, fits=32)}
+    device = {"n_half": 300, "noise_scale": 2000.0, "updates": make_timings(300, fits=32)}
     few = make_recommendation(**device, memory=make_memory(40))
     assert few.memory_ends
     assert few.binding == ("memory",)
@@ -76,25 +76,25 @@ def test_without_a_noise_scale_the_size_that_the_learning_rate_suits_is_the_star
     assert found.relative_times == {}
     assert found.binding == ("hardware saturation", "gradient noise")
     # Where it was not timed, the nearest size.
-    assert make_recommendation(pilot=pilot, timings=make_timings(sizes=(64, 128))).batch_size == 64
+    assert make_recommendation(pilot=pilot, updates=make_timings(sizes=(64, 128))).batch_size == 64
 
 
 def test_without_timings_no_size_is_named():
     empty = make_recommendation(**NOTHING)
     assert (empty.batch_size, empty.micro_batch_size, empty.learning_rate) == (None, None, None)
     assert (empty.batch_sizes, empty.binding, empty.saturation) == ((), (), None)
-    one = make_recommendation(timings=make_timings(sizes=(32,)))
+    one = make_recommendation(updates=make_timings(sizes=(32,)))
     assert (one.batch_size, one.batch_sizes, one.saturation) == (32, (32,), None)
 
 
 def test_single_times_of_each_size_name_no_saturation():
     # What a call of 60 s timed after a pilot of 73 s.
     times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
-    once = make_recommendation(timings=[TimedRounds(b, b, (0,), (s,)) for b, s in times])
+    once = make_recommendation(updates=[TimedUpdate(b, b, (0,), (s,)) for b, s in times])
     assert once.saturation is None
     assert once.binding == ("hardware saturation", "gradient noise")
-    twice = [TimedRounds(b, b, (0, 1), (s, 1.01 * s)) for b, s in times]
-    assert make_recommendation(timings=twice).saturation.value == 29
+    twice = [TimedUpdate(b, b, (0, 1), (s, 1.01 * s)) for b, s in times]
+    assert make_recommendation(updates=twice).saturation.value == 29
 
 
 def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
@@ -112,8 +112,6 @@ def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
     assert fast.noise_scale == expected
     unmeasured = make_pilot(gradient_variances=(None,) * 40)
     assert unmeasured.noise_scale.value is None
-    with pytest.raises(ValueError, match=r"`ended_by` must be one of.*'boredom'"):
-        make_pilot(ended_by="boredom")
 
 
 @pytest.mark.parametrize(
@@ -130,53 +128,61 @@ def test_useful_stretches_end_near_the_lowest_loss(losses, count):
     assert useful_stretches(losses) == count
 
 
-def words_of(found):
-    return " ".join(str(found).split())
-
-
-def test_the_page_has_the_start_the_limits_and_the_range_for_a_search():
-    found = make_recommendation(notes=("a note",))
+def test_the_answer_has_the_start_and_what_binds_and_the_table_the_limits():
+    found = make_recommendation()
     size, (first, *_, last) = found.batch_size, found.batch_sizes
-    text = words_of(found)
-    assert text.startswith(f"Start with batch size {size} and learning rate ")
-    assert "Gradient noise binds: the device would run faster on larger batches" in text
-    assert f"`kbatch.BatchSizeTuner` with `batch_sizes=[{first}, " in text
-    assert f", {last}]`" in text
-    for words in (
-        "Memory: 1,437 examples or more at once (4.00 GiB of 8.00 GiB).",
-        "Hardware saturation: 91,100 samples/s at 1,024; 90 % of the peak rate takes 900 at once",
-        "Gradient noise: a batch of 190 wastes half of its examples (95 %: ",
-        "Input pipeline: 1,000,000 samples/s, enough for every size.",
-        "Note: a note",
-        "Measured in 26 s: memory 12 s, gradient noise 9 s and input pipeline 5 s.",
-    ):
-        assert words in text
-    assert max(map(len, str(found).splitlines())) <= 88
+    assert found.answer.startswith(f"Start with batch size {size} and learning rate ")
+    assert found.answer.endswith(": gradient noise binds.")
+    assert found.notes[-1].code == "search_the_sizes"
+    assert found.notes[-1].values["sizes"].startswith(f"{first}, ")
+    assert found.notes[-1].values["sizes"].endswith(f", {last}")
+    table = found.table()
+    assert list(table["limit"]) == [limit.name for limit in found.limits]
+    assert table.attrs["answer"] == [2]
+    assert table["begins at (examples)"][2] == pytest.approx(found.noise_scale.value)
+    assert table["begins at (examples), low"][2] == found.noise_scale.low
+    assert table["time (s)"][[0, 2, 3]].tolist() == [12.0, 9.0, 5.0]
+    assert "1,437 examples or more at once" in table["outcome"][0]
     assert f"start with batch size {size}, search {first} to {last}; gradient noise" in repr(found)
 
 
+def test_a_size_that_was_not_timed_has_its_reason_in_the_settings():
+    slow = TimedUpdate(2048, 2048, outcome="too slow for the time budget")
+    found = make_recommendation(updates=(*make_timings(), slow))
+    assert found.settings["batch size 2,048"] == "not timed: too slow for the time budget"
+    assert 2048 not in found.batch_sizes
+
+
+def outcome(name):
+    return lambda found: found.table().set_index("limit")["outcome"][name]
+
+
 @pytest.mark.parametrize(
-    ("changed", "words"),
+    ("changed", "text", "words"),
     [
-        ({"n_half": 8, "noise_scale": 900}, "Hardware saturation binds: the device is nearly"),
-        ({"input_rate": 5_000.0}, "Input pipeline binds: the device waits for data"),
-        ({"input_rate": 50_000.0}, "50,000 samples/s: the device waits from 128 on."),
-        ({"pilot": UNRESOLVED}, "Which limit binds is not clear: hardware saturation and gradient"),
-        ({"pilot": UNRESOLVED}, "because the mean gradient was lost in its noise."),
-        ({"pilot": None}, "since how many examples are wasted in larger ones is not known."),
+        ({"input_rate": 50_000.0}, outcome("input pipeline"), "the device waits from 128 on"),
+        ({"pilot": UNRESOLVED}, outcome("gradient noise"), "lost in its noise"),
         (
             {"pilot": None, "unknown": {"gradient noise": "the loss became NaN"}},
-            "Gradient noise: cannot tell, because the loss became NaN.",
+            outcome("gradient noise"),
+            "because the loss became NaN",
         ),
-        ({"timings": make_timings(sizes=(32,))}, "that takes two sizes that were timed whole."),
-        ({"timings": make_timings(sizes=(8, 16))}, "takes 900 at once (not timed)"),
-        ({"scheduled": True}, "your learning rates times "),
-        ({"base_learning_rate": None, "pilot": None}, "32 and your learning rates, since"),
-        ({**NOTHING, "unknown": {"hardware saturation": "no time"}}, "be named, because no time."),
+        ({"updates": make_timings(sizes=(32,))}, outcome("hardware saturation"), "two sizes"),
+        ({"updates": make_timings(sizes=(8, 16))}, outcome("hardware saturation"), "(not timed)"),
+        ({"pilot": None}, str, "is not known"),
+        ({"scheduled": True}, str, "your learning rates times "),
+        ({"base_learning_rate": None, "pilot": None}, str, "32 and your learning rates"),
+        ({**NOTHING, "unknown": {"hardware saturation": "no time"}}, str, "because no time."),
     ],
 )
-def test_what_is_known_and_what_is_not_is_said(changed, words):
-    assert words in words_of(make_recommendation(**changed))
+def test_what_is_known_and_what_is_not_is_said(changed, text, words):
+    assert words in text(make_recommendation(**changed))
+
+
+def test_where_the_input_binds_a_note_names_what_to_do():
+    codes = [note.code for note in make_recommendation(input_rate=5_000.0).notes]
+    assert "data_limit" in codes
+    assert "data_limit" not in [note.code for note in make_recommendation().notes]
 
 
 def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
@@ -187,17 +193,17 @@ def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
     assert noise.value is None
     assert noise.low > 32
     assert found.batch_size > 32
-    assert "or more wastes half of its examples." in words_of(found)
+    assert "or more wastes half" in outcome("gradient noise")(found)
 
 
 def test_parts_that_run_faster_than_the_whole_batch_are_the_way():
     whole = make_timings()
     halves = [
-        TimedRounds(t.batch_size, 32, t.rounds, tuple(s / 2 for s in t.durations_s))
+        TimedUpdate(t.batch_size, 32, t.rounds, tuple(s / 2 for s in t.durations_s))
         for t in whole
         if t.batch_size > 32
     ]
-    found = make_recommendation(noise_scale=2000.0, timings=(*whole, *halves))
+    found = make_recommendation(noise_scale=2000.0, updates=(*whole, *halves))
     assert found.micro_batch_size == 32 < found.batch_size
     assert str(found).startswith(f"Start with batch size {found.batch_size} in micro-batches of 32")
     rates = {way.batch_size: way.samples_per_second for way in found.fastest}

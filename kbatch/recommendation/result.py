@@ -1,9 +1,9 @@
-"""The record of a recommendation: what was measured, what follows from it, and its words."""
+"""The limits of the batch size: what was measured, which binds, and a size to start with."""
 
 import dataclasses
 import functools
-import textwrap
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
@@ -14,14 +14,9 @@ from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.memory.result import MaxBatchSizeResult
-from kbatch.page.numbers import (
-    format_number,
-    join_words,
-    memory_text,
-    pluralize,
-    setting,
-)
-from kbatch.page.section import SavedRecord
+from kbatch.page.content import Figure
+from kbatch.page.numbers import format_number, memory_text, pluralize, setting
+from kbatch.page.result import Result
 from kbatch.recommendation.limits import (
     INPUT,
     MEMORY,
@@ -34,15 +29,17 @@ from kbatch.recommendation.limits import (
     starting_size,
     with_more_memory,
 )
-from kbatch.records.record import EnvironmentRecord, check_choice
-from kbatch.throughput.record import TimedRounds
+from kbatch.records.notes import Note, most_important
+from kbatch.records.record import EnvironmentRecord
+from kbatch.throughput.result import TimedUpdate
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 # Of the way that the loss went: what follows takes long, and fits the training set alone.
 _USEFUL_SHARE = 0.9
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
-PILOT_ENDS = ("progress", "budget")
-_WIDTH = 88
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,12 +53,8 @@ class PilotRecord:
     #: Mean estimate of tr(Sigma), in squared gradient units; None where it was not measured.
     gradient_variances: tuple[float | None, ...]
     gradient_squared_norms: tuple[float | None, ...]  #: Mean estimate of |G|^2, or None.
-    #: One of `PILOT_ENDS`: the later half brought little progress, or the time was spent.
-    ended_by: str
+    ended_by: str  #: "progress", where the later half brought little, or "budget".
     seed: int  #: Of weights and order.
-
-    def __post_init__(self):
-        check_choice(PILOT_ENDS, ended_by=self.ended_by)
 
     @property
     def noise_scale(self) -> Estimate[float | None]:
@@ -80,19 +73,17 @@ def useful_stretches(losses: Sequence[float]) -> int:
     return next(i for i, loss in enumerate(losses, start=1) if loss <= near)
 
 
-@dataclasses.dataclass(frozen=True)
-class Limit:
+class Limit(NamedTuple):
     """What one of the four limits says."""
 
-    name: str  #: One of `kbatch.recommendation.limits.LIMITS`.
-    known: bool  #: Whether it was measured.
-    batch_size: float | None  #: Where it begins, in examples; None where it limits no size.
-    ends: tuple[float, float] | None  #: 95 % interval of that, in examples; None where unknown.
-    words: str  #: The same in a few words.
+    name: str  # One of `kbatch.recommendation.limits.LIMITS`.
+    # Where it begins, in examples, without a value where it limits no size; None where unknown.
+    begins: Estimate[float | None] | None
+    words: str  # What was measured, or why it is unknown.
 
 
 @dataclasses.dataclass(frozen=True)
-class Recommendation(SavedRecord):
+class Recommendation(Result):
     """The limits of the batch size, which of them binds, and the sizes to search."""
 
     model_name: str  #: Name of the model.
@@ -103,14 +94,14 @@ class Recommendation(SavedRecord):
     scheduled: bool  #: Whether a schedule gives it.
     learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
     examples: int | None  #: Training examples, None where the data do not tell.
-    timings: tuple[TimedRounds, ...]  #: Of updates, all in the same shuffled rounds.
+    updates: tuple[TimedUpdate, ...]  #: All in the same rounds, or why they were not timed.
     memory: MaxBatchSizeResult | None  #: The search for the largest batch, or None.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
     pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
     unknown: Mapping[str, str]  #: Why a limit was not measured, by its name.
     durations_s: Mapping[str, float]  #: Seconds that each measurement took, by its limit.
     budget_s: float  #: Seconds that it was given.
-    notes: tuple[str, ...]  #: What a reader of the numbers must know.
+    noted: tuple[Note, ...]  #: What was noted while it was measured.
     environment: EnvironmentRecord  #: The machine and the software.
 
     def __repr__(self) -> str:
@@ -122,18 +113,85 @@ class Recommendation(SavedRecord):
             f"{' or '.join(self.binding)} binds>"
         )
 
-    def __str__(self) -> str:
-        limits = [
-            f"  {one.name.capitalize()}: {one.words}{_between(one.ends)}." for one in self.limits
-        ]
-        parts = [f"{name} {seconds:.0f} s" for name, seconds in self.durations_s.items()]
-        blocks = (
-            [self.answer, *self.reasons],
-            ["Limits", *limits],
-            [f"Note: {note}" for note in self.notes],
-            [f"Measured in {sum(self.durations_s.values()):.0f} s: {join_words(parts)}."],
+    @property
+    def title(self) -> str:
+        """What it is a result of."""
+        return f"Limits of the batch size of {self.model_name}"
+
+    @property
+    def answer(self) -> str:
+        """The size to start with, and which limit binds."""
+        size, micro = self.batch_size, self.micro_batch_size
+        if size is None:
+            reason = self.unknown.get(SATURATION, "no update was timed")
+            return f"No batch size can be named, because {reason}."
+        parts = "" if micro == size else f" in micro-batches of {micro:,}"
+        ratio = self._learning_rate_ratio
+        rate = f"learning rate {setting(self.learning_rate or 0.0)}"
+        if self.scheduled or self.base_learning_rate is None:
+            rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
+        unknown = ""
+        if self._known_noise is None:
+            unknown = ", since how many examples are wasted in larger ones is not known"
+        binds = f"{' or '.join(self.binding)} binds"
+        return f"Start with batch size {size:,}{parts} and {rate}{unknown}: {binds}."
+
+    def table(self) -> "pd.DataFrame":
+        """Return the four limits, and where on the batch axis each begins."""
+        import pandas as pd
+
+        begins, limits = "begins at (examples)", self.limits
+        known = [limit.begins or UNRESOLVED for limit in limits]
+        table = pd.DataFrame(
+            {
+                "limit": [limit.name for limit in limits],
+                begins: [one.value for one in known],
+                f"{begins}, low": [one.low for one in known],
+                f"{begins}, high": [one.high for one in known],
+                "time (s)": [self.durations_s.get(limit.name) for limit in limits],
+                "outcome": [limit.words for limit in limits],
+            }
         )
-        return "\n\n".join("\n".join(map(_wrapped, block)) for block in blocks if block)
+        table.attrs["answer"] = [i for i, one in enumerate(limits) if one.name in self.binding]
+        table.attrs["digits"] = {begins: 2, "time (s)": 2}
+        return table
+
+    @property
+    def notes(self) -> tuple[Note, ...]:
+        """At most three things that change what to do, the most important first."""
+        found = list(self.noted)
+        if self.batch_size is not None:
+            sizes = ", ".join(map(str, self.batch_sizes))
+            found.append(Note.of("search_the_sizes", sizes=sizes))
+        if self.binding == (INPUT,):
+            found.append(Note.of("data_limit"))
+        return most_important(found)
+
+    def figures(self) -> tuple[Figure, ...]:
+        """Return the figure of the limits."""
+        from kbatch.recommendation.figure import HEIGHT_IN, plot_limits
+
+        draw = functools.partial(plot_limits, self)
+        return (Figure("limits", "The limits of the batch size", HEIGHT_IN, draw),)
+
+    @property
+    def settings(self) -> dict[str, str]:
+        """What it was measured with."""
+        rate = self.base_learning_rate
+        rate_text = "n/a (not a single number)" if rate is None else setting(rate)
+        return {
+            "optimizer": self.optimizer,
+            "learning rate of the model": "a schedule" if self.scheduled else rate_text,
+            "batch size that it suits": f"{self.base_batch_size:,}",
+            "learning-rate rule": self.learning_rate_rule,
+            "dtype policy": self.dtype_policy,
+            "budget": f"{setting(self.budget_s)} s",
+            **{
+                f"batch size {one.batch_size:,}": f"not timed: {one.outcome}"
+                for one in self.updates
+                if not one.measured
+            },
+        }
 
     @property
     def batch_size(self) -> int | None:
@@ -185,8 +243,13 @@ class Recommendation(SavedRecord):
             without_memory_limit=with_more_memory(self.timings, largest_batch_size=largest),
         )
 
+    @property
+    def timings(self) -> tuple[TimedUpdate, ...]:
+        """The updates that were timed."""
+        return tuple(update for update in self.updates if update.measured)
+
     @functools.cached_property
-    def fastest(self) -> tuple[TimedRounds, ...]:
+    def fastest(self) -> tuple[TimedUpdate, ...]:
         """The fastest way of each batch size, ascending."""
         return fastest_of_each(self.timings)
 
@@ -256,46 +319,12 @@ class Recommendation(SavedRecord):
         )
 
     @property
-    def answer(self) -> str:
-        """The size to start with, in a sentence."""
-        size, micro = self.batch_size, self.micro_batch_size
-        if size is None:
-            reason = self.unknown.get(SATURATION, "no update was timed")
-            return f"No batch size can be named, because {reason}."
-        parts = "" if micro == size else f" in micro-batches of {micro:,}"
-        ratio = self._learning_rate_ratio
-        rate = f"learning rate {setting(self.learning_rate or 0.0)}"
-        if self.scheduled or self.base_learning_rate is None:
-            rate = "your learning rates" + ("" if ratio == 1 else f" times {setting(ratio)}")
-        unknown = ""
-        if self._known_noise is None:
-            unknown = ", since how many examples are wasted in larger ones is not known"
-        return f"Start with batch size {size:,}{parts} and {rate}{unknown}."
-
-    @property
-    def reasons(self) -> tuple[str, ...]:
-        """Which limit binds, and what answers which size trains best, a sentence or two each."""
-        if self.batch_size is None:
-            return ()
-        names = self.binding
-        binds = f"Which limit binds is not clear: {join_words(names)} are too close to separate."
-        if len(names) == 1:
-            binds = f"{names[0].capitalize()} binds: {_MEANINGS[names[0]]}"
-        sizes = ", ".join(map(str, self.batch_sizes))
-        search = (
-            "This is read off the limits. Which size trains best, and at which learning rate, a "
-            f"search answers: `kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
-        )
-        return binds, search
-
-    @property
     def limits(self) -> tuple[Limit, ...]:
         """The four limits, from memory to the input pipeline."""
         return self._memory_limit, self._saturation_limit, self._noise_limit, self._input_limit
 
     def _unknown_limit(self, name: str, otherwise: str) -> Limit:
-        words = f"cannot tell, because {self.unknown.get(name, otherwise)}"
-        return Limit(name, False, None, None, words)
+        return Limit(name, None, f"cannot tell, because {self.unknown.get(name, otherwise)}")
 
     @property
     def _memory_limit(self) -> Limit:
@@ -305,23 +334,23 @@ class Recommendation(SavedRecord):
         peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
         more = "" if self.memory_ends else " or more"
         words = f"{pluralize(memory.max_batch_size, 'example')}{more} at once ({peak})"
-        return Limit(MEMORY, True, memory.max_batch_size, None, words)
+        return Limit(MEMORY, Estimate(memory.max_batch_size), words)
 
     @property
     def _saturation_limit(self) -> Limit:
-        found, name = self.saturation, SATURATION
+        found = self.saturation
         if found is None:
-            return self._unknown_limit(name, "that takes two sizes that were timed whole")
+            return self._unknown_limit(SATURATION, "that takes two sizes that were timed whole")
         whole = [timed for timed in self.timings if not timed.accumulated]
         best = max(whole, key=lambda timed: timed.samples_per_second)
         fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
         if found.value is None:
             why = f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
-            return self._unknown_limit(name, why)
+            return self._unknown_limit(SATURATION, why)
         beyond = " (not timed)" if found.value > whole[-1].batch_size else ""
         size = format_number(found.value, 2)
         words = f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
-        return Limit(name, True, found.value, found.ends, words)
+        return Limit(SATURATION, found, words)
 
     @property
     def _noise_limit(self) -> Limit:
@@ -330,7 +359,7 @@ class Recommendation(SavedRecord):
             return self._unknown_limit(NOISE, "the mean gradient was lost in its noise")
         more = " or more" if noise.value is None else ""
         words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
-        return Limit(NOISE, True, size, noise.ends, words)
+        return Limit(NOISE, dataclasses.replace(noise, value=size), words)
 
     @property
     def _input_limit(self) -> Limit:
@@ -340,26 +369,6 @@ class Recommendation(SavedRecord):
         waits = [way for way in ways if rate * CLOSEST_RATIO < way.samples_per_second]
         delivered = f"{format_number(rate, 2)} samples/s"
         if not waits:
-            return Limit(INPUT, True, None, None, f"{delivered}, enough for every size")
+            return Limit(INPUT, UNRESOLVED, f"{delivered}, enough for every size")
         size = waits[0].batch_size
-        return Limit(INPUT, True, size, None, f"{delivered}: the device waits from {size:,} on")
-
-
-_MEANINGS = {
-    MEMORY: "with more of it more examples would fit at once, and training would be faster.",
-    SATURATION: "the device is nearly as fast as it gets.",
-    NOISE: "the device would run faster on larger batches, but waste more of their examples.",
-    INPUT: (
-        "the device waits for data, and a larger batch cannot change that. `kbatch input` shows "
-        "what can."
-    ),
-}
-
-
-def _between(ends: tuple[float, float] | None) -> str:
-    return "" if ends is None else " (95 %: {} to {})".format(*(format_number(e, 2) for e in ends))
-
-
-def _wrapped(line: str) -> str:
-    later = "    " if line.startswith(" ") else ""
-    return textwrap.fill(line, _WIDTH, subsequent_indent=later, break_on_hyphens=False)
+        return Limit(INPUT, Estimate(size), f"{delivered}: the device waits from {size:,} on")
