@@ -1,4 +1,4 @@
-"""What several commands take and print: memory sizes, models and data by name, and tables."""
+"""What several commands take and print: memory sizes, and models and data by name."""
 
 import argparse
 import importlib.util
