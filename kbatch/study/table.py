@@ -9,13 +9,12 @@ from kbatch.page.numbers import one_line
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.comparison import is_time, rates_of_settings
 from kbatch.study.decision import Decision, Row, starting_rate
+from kbatch.study.limits import MUCH_DATA_WAIT
 from kbatch.study.names import TrialNames, is_fraction, metric_words, outcome
 from kbatch.study.trial import Objective, TrialRecord
 
 # What the outcome of a trial is where it is compared.
 COMPARED = ("take", "best", "as good", "not told apart", "worse")
-# A smaller share of waiting for data needs no column.
-_SHORT_WAIT = 0.05
 _LONGEST_REASON = 60
 _COSTS = {
     "samples_per_second": "samples/s",
@@ -30,14 +29,14 @@ def rows_of(
 ) -> list[Row]:
     """Write trials as rows with the same columns: of several learning rates the best."""
     rows: list[Row] = []
-    waited = any((trial.data_wait_share or 0.0) > _SHORT_WAIT for trial in trials)
+    waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
+    cut = any((trial.accumulation_steps or 1) > 1 for trial in trials)
     for trial, *others in rates_of_settings(trials):
         objective, judged = trial.objective, _judged(found, trial)
         row: Row = {"batch size": trial.batch_size}
         row |= {name: trial.hyperparameters.get(name) for name in names.hyperparameters}
         row |= {"dtype policy": trial.dtype_policy} if names.several_policies else {}
-        if (trial.accumulation_steps or 1) > 1:
-            row["micro-batch size"] = trial.micro_batch_size
+        row |= {"micro-batch size": trial.micro_batch_size} if cut else {}
         row["learning rate"] = starting_rate(trial)
         if FACTOR_NAME in trial.hyperparameters:
             row["rates tried"] = 1 + len(others)
@@ -49,7 +48,8 @@ def rows_of(
             interval = judged.objective_interval or judged.examples_interval(objective.name)
             row |= _ranged(metric_words(objective.name), judged.objective_value, interval)
         if trial.target is not None:
-            row |= {_COSTS[name]: trial.cost(name) for name in COST_NAMES}
+            costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
+            row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
         row |= _against_best(found, trial)
         if (scale := trial.noise_scale) is not None:
             row |= _ranged("noise scale (examples)", scale.value, scale)
