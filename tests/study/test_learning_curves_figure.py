@@ -2,11 +2,12 @@ import dataclasses
 
 import pytest
 from figure_studies import learned, learned_study, tuned_study
+from matplotlib.text import Text
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.palette import ordered_color
-from kbatch.study.figures.learning_curves import learning_curves_info, plot_learning_curves
+from kbatch.study.figures.learning_curves import learning_curves, plot_learning_curves
 
 
 def panels(axes):
@@ -15,8 +16,7 @@ def panels(axes):
 
 def test_a_curve_sums_up_what_was_spent():
     epochs = make_epochs((0.5, 0.8, 0.9), examples=100, updates=4, train_s=0.25)
-    info = learning_curves_info(make_study(make_trial(32, epochs=epochs)))
-    (curve,) = info.curves
+    _, (curve,) = learning_curves(make_study(make_trial(32, epochs=epochs)))
     assert [p.updates for p in curve.points] == [4, 8, 12]
     assert [p.examples for p in curve.points] == [100, 200, 300]
     assert [p.seconds for p in curve.points] == pytest.approx([0.25, 0.5, 0.75])
@@ -27,8 +27,8 @@ def test_a_curve_sums_up_what_was_spent():
 def test_executions_are_averaged_as_far_as_all_of_them_go():
     runs = [(0.5, 0.8, 0.9), (0.6, 0.8), (0.4, 0.7, 0.8)]
     executions = [make_execution(32, epochs=make_epochs(values)) for values in runs]
-    info = learning_curves_info(make_study(make_trial(32, *executions)))
-    points = info.curves[0].points
+    _, (curve,) = learning_curves(make_study(make_trial(32, *executions)))
+    points = curve.points
     assert [p.value for p in points] == pytest.approx([0.5, 2.3 / 3])
     interval = mean_interval([0.5, 0.6, 0.4])
     assert points[0].bar == pytest.approx((interval.low, interval.high))
@@ -36,17 +36,19 @@ def test_executions_are_averaged_as_far_as_all_of_them_go():
 
 def test_each_batch_size_shows_its_best_trial():
     study = tuned_study(60)
-    info = learning_curves_info(study)
+    _, curves = learning_curves(study)
     best = {}
     for trial in study.trials:
         if trial.status == "completed":
             old = best.get(trial.batch_size)
             if old is None or trial.objective_value > old.objective_value:
                 best[trial.batch_size] = trial
-    assert {c.batch_size: c.trial_id for c in info.curves} == {
+    assert {c.batch_size: c.trial_id for c in curves} == {
         size: trial.trial_id for size, trial in best.items()
     }
-    assert info.notes[0].startswith(f"Shown: the best trial of each batch size, {len(best)} of 60")
+    texts = [t.get_text() for t in plot_learning_curves(study).figure.findobj(Text)]
+    (caption,) = [" ".join(text.split()) for text in texts if "Shown" in text]
+    assert f"each batch size, {len(best)} of 60 trials" in caption
 
 
 def test_three_panels_show_the_same_values_against_what_was_spent():
@@ -54,7 +56,7 @@ def test_three_panels_show_the_same_values_against_what_was_spent():
     axes = plot_learning_curves(study)
     found = panels(axes)
     assert [a.get_xlabel() for a in found] == ["Updates", "Training examples", "Training time (s)"]
-    points = learning_curves_info(study).curves[0].points
+    points = learning_curves(study)[1][0].points
     for panel, spent in zip(found, ("updates", "examples", "seconds"), strict=True):
         curve = panel.lines[0]
         assert list(curve.get_xdata()) == [getattr(p, spent) for p in points]
@@ -95,10 +97,10 @@ def test_a_diverged_trial_ends_with_a_cross():
     study = make_study(make_trial(32, learned(32)), make_trial(512, execution))
     axes = plot_learning_curves(study)
     assert [line.get_marker() for line in axes.lines][3] == "X"
-    assert len(learning_curves_info(study).curves[1].points) == 3
+    assert len(learning_curves(study)[1][1].points) == 3
 
 
 def test_a_study_without_epochs_says_so():
     study = make_study(make_trial(64, epochs=(), reported={"val_accuracy": 1.0}))
     with pytest.raises(ValueError, match=r"epochs with a metric.*Trials completed without them"):
-        learning_curves_info(study)
+        learning_curves(study)

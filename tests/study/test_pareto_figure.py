@@ -4,7 +4,7 @@ from matplotlib.colors import to_hex
 from records_factory import make_execution, make_study, make_trial
 
 from kbatch.plotting.palette import PAPER
-from kbatch.study.figures.pareto import pareto_info, plot_pareto
+from kbatch.study.figures.pareto import pareto_points, plot_pareto
 from kbatch.study.trial import Objective
 
 # Fast and bad, slow and good, and one that both beat.
@@ -38,13 +38,14 @@ def texts(panel):
 @pytest.mark.parametrize("direction", ["max", "min"])
 def test_the_front_holds_what_no_trial_beats(direction):
     # The loss is 1.1 less the accuracy: the same trials are best.
-    info = pareto_info(study(direction))
-    assert [(p.batch_size, p.on_front) for p in info.points] == [
+    _, points = pareto_points(study(direction))
+    front = [p for p in points if p.on_front]
+    assert [(p.batch_size, p.on_front) for p in points] == [
         (32, False),
         (16, True),
         (64, True),
     ]
-    assert [p.throughput.value for p in info.front] == pytest.approx([1000, 4000])
+    assert [p.throughput.value for p in front] == pytest.approx([1000, 4000])
 
 
 def test_front_trials_are_filled_and_the_others_hollow():
@@ -62,7 +63,7 @@ def test_front_trials_are_filled_and_the_others_hollow():
 def test_the_steps_bound_what_some_trial_beats(direction, edge):
     panel = plot_pareto(study(direction))
     (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
-    front = pareto_info(study(direction)).front
+    front = [p for p in pareto_points(study(direction))[1] if p.on_front]
     xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
     assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
     qualities = [p.quality.value for p in front]

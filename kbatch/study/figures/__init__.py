@@ -55,11 +55,11 @@ def study_figures(study: "Study") -> tuple[Figure, ...]:
 
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
-        shown = len(pareto.pareto_info(study).points) > 1
+        shown = len(pareto.pareto_points(study)[1]) > 1
         title = "Quality against throughput"
         offer("pareto", title, pareto.HEIGHT_IN, pareto.plot_pareto, shown)
     with contextlib.suppress(ValueError):
-        curves = learning_curves.learning_curves_info(study).curves
+        _, curves = learning_curves.learning_curves(study)
         shown = 0 < sum(len(curve.points) > 1 for curve in curves) <= MOST_CURVES
         for against, words in (("updates", "updates"), ("seconds", "training time")):
             plot, height_in = learning_curves.plot_learning_curves, learning_curves.HEIGHT_IN
@@ -70,9 +70,9 @@ def study_figures(study: "Study") -> tuple[Figure, ...]:
         plot, height_in = time_to_target.plot_time_to_target, time_to_target.HEIGHT_IN
         offer("time-to-target", "Time and updates to the target", height_in, plot)
     with contextlib.suppress(ValueError):
-        info = noise_scale.noise_scale_info(study)
-        height_in = noise_scale.HEIGHT_IN if info.goodput else noise_scale.ALONE_IN
-        shown, title = len(info.curves) <= MOST_CURVES, "Gradient noise scale and goodput"
+        shown = len(noise_scale.noise_curves(study)) <= MOST_CURVES
+        progress, title = noise_scale.goodput_of(study), "Gradient noise scale and goodput"
+        height_in = noise_scale.HEIGHT_IN if progress else noise_scale.ALONE_IN
         offer("noise-scale", title, height_in, noise_scale.plot_noise_scale, shown)
     with contextlib.suppress(ValueError):
         gpu_timeline.gpu_timeline_info(study)

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import FEWEST_VALUES, mean_interval
+from kbatch.analysis.intervals import mean_interval
 from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
@@ -46,15 +46,8 @@ class LearningCurve(NamedTuple):
     diverged: bool
 
 
-class LearningCurvesInfo(NamedTuple):
-    curves: tuple[LearningCurve, ...]  # By batch size.
-    quality: Objective
-    notes: tuple[str, ...]
-    incomplete: str  # Empty where all trials have a result.
-
-
-def learning_curves_info(study: "Study") -> LearningCurvesInfo:
-    """Compute the learning curve of the best trial of each batch size."""
+def learning_curves(study: "Study") -> tuple[Objective, tuple[LearningCurve, ...]]:
+    """Return the metric and the learning curve of the best trial of each batch size."""
     refuse_empty(study)
     quality = study.quality_metric
     curves = tuple(
@@ -64,16 +57,7 @@ def learning_curves_info(study: "Study") -> LearningCurvesInfo:
     )
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")
-    notes = [
-        common.best_of_size_note(study.trials),
-        "Training time has the tracing of the first step in it, but no validation.",
-    ]
-    most = max(len(trial.executions) for trial in study.trials)
-    if most >= FEWEST_VALUES:
-        notes.append("Lines: mean over executions; bands: its 95 % interval.")
-    elif most > 1:
-        notes.append("Lines: mean over two executions, too few for an interval.")
-    return LearningCurvesInfo(curves, quality, tuple(notes), common.incomplete_text(study))
+    return quality, curves
 
 
 def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
@@ -95,19 +79,6 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
         spent = fmean(updates), fmean(examples), fmean(seconds)
         points.append(CurvePoint(*spent, fmean(values), bar))
     return tuple(points)
-
-
-def alt_text(info: LearningCurvesInfo) -> str:
-    ends = join_words(
-        f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
-        f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"
-        for c in info.curves
-    )
-    return (
-        f"Curves of {metric_words(info.quality.name)} over training for "
-        f"{pluralize(len(info.curves), 'batch size')}, against updates, examples and seconds on "
-        f"logarithmic axes. They end with {ends}. {info.incomplete}"
-    ).strip()
 
 
 def plot_learning_curves(
@@ -135,20 +106,31 @@ def plot_learning_curves(
             f"`against` must be one of {', '.join(BUDGETS)}, or None for all of them. "
             f"Received: against={against!r}."
         )
-    info = learning_curves_info(study)
-    sizes = [curve.batch_size for curve in info.curves]
+    quality, curves = learning_curves(study)
+    sizes = [curve.batch_size for curve in curves]
     (first,) = canvas.panels(ax, HEIGHT_IN)
     budgets = BUDGETS if against is None else (against,)
     panels, below, below_pt = [first], first, 36
     if len(budgets) > 1:
         panels, below = canvas.beside(first, len(budgets))
         below_pt = 36 if below is first else 4
-    first.set_label(alt_text(info))
+    incomplete = common.incomplete_text(study)
+    ends = join_words(
+        f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
+        f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"
+        for c in curves
+    )
+    alt_text = (
+        f"Curves of {metric_words(quality.name)} over training for "
+        f"{pluralize(len(curves), 'batch size')}, on logarithmic axes. They end with {ends}. "
+        f"{incomplete}"
+    )
+    first.set_label(alt_text.strip())
     for panel, budget in zip(panels, budgets, strict=True):
         canvas.tidy(panel)
         fits = canvas.label_room(panel) > len(_LABELS["examples"])
         panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
-        for number, curve in enumerate(info.curves):
+        for number, curve in enumerate(curves):
             color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
             places = [getattr(point, budget) for point in curve.points]
             values = [point.value for point in curve.points]
@@ -159,10 +141,16 @@ def plot_learning_curves(
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis, short=len(budgets) > 1)
     common.name_sizes(first, sizes, most=_MOST_NAMES)
-    values = [point.value for curve in info.curves for point in curve.points]
-    common.quality_axis(first, info.quality, values)
+    values = [point.value for curve in curves for point in curve.points]
+    common.quality_axis(first, quality, values)
     title = f"{study.name}: learning by batch size"
     title = title if len(title) <= 40 else study.name
     canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=40)
-    common.write_conditions(below, study, *info.notes, alarm=info.incomplete, below_pt=below_pt)
+    most = max(len(trial.executions) for trial in study.trials)
+    lines = ""
+    if most > 1:
+        lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
+    tracing = "Training time has the tracing of the first step in it, but no validation."
+    notes = (common.best_of_size_note(study.trials), tracing, lines)
+    common.write_conditions(below, study, *notes, alarm=incomplete, below_pt=below_pt)
     return first

@@ -13,6 +13,7 @@ from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.figures.common import bars_text, throughput_estimate
+from kbatch.study.trial import TrialRecord
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
@@ -43,20 +44,11 @@ class Goodput(NamedTuple):
     note: str
 
 
-class NoiseScaleInfo(NamedTuple):
-    curves: tuple[NoiseCurve, ...]  # By batch size.
-    goodput: Goodput | None  # None without a resolved noise scale, or with a single batch size.
-    epochs: int
-    notes: tuple[str, ...]
-    incomplete: str  # Empty where all trials have a result.
-
-
-def noise_scale_info(study: "Study") -> NoiseScaleInfo:
+def noise_curves(study: "Study") -> tuple[NoiseCurve, ...]:
     """Compute the noise scale over training of the best measured trial of each batch size."""
     refuse_empty(study)
-    measured = [trial for trial in study.trials if trial.noise_scale is not None]
     curves = []
-    for size, trial in common.best_of_size(measured).items():
+    for size, trial in common.best_of_size(_measured(study)).items():
         # Its axis is logarithmic, which has no place for 0.
         runs = tuple(
             tuple((epoch + 1, scale) for epoch, scale in run.noise_scale_curve.items() if scale)
@@ -70,19 +62,14 @@ def noise_scale_info(study: "Study") -> NoiseScaleInfo:
             "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
             f"Received: {pluralize(len(study.trials), 'trial')} without gradient moments."
         )
-    epochs = max((e for curve in curves for run in curve.runs for e, _ in run), default=1)
-    meaning = (
-        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
-        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
-        "more."
-    )
-    progress = _goodput(study)
-    bars = (progress.note, bars_text(study.trials)) if progress else ()
-    notes = (meaning, *bars, common.best_of_size_note(measured))
-    return NoiseScaleInfo(tuple(curves), progress, epochs, notes, common.incomplete_text(study))
+    return tuple(curves)
 
 
-def _goodput(study: "Study") -> Goodput | None:
+def _measured(study: "Study") -> list[TrialRecord]:
+    return [trial for trial in study.trials if trial.noise_scale is not None]
+
+
+def goodput_of(study: "Study") -> Goodput | None:
     """Compute the goodput of each batch size by the noise scale of the best trial that has one."""
     resolved = [t for t in study.trials if t.noise_scale and t.noise_scale.value is not None]
     completed = [trial for trial in study.trials if trial.status == "completed"]
@@ -127,18 +114,6 @@ def _goodput(study: "Study") -> Goodput | None:
     return Goodput(rates, values, bests[0], note)
 
 
-def alt_text(info: NoiseScaleInfo) -> str:
-    scales = join_words(
-        f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}"
-        for curve in info.curves
-    )
-    return (
-        f"A chart of the gradient noise scale over {pluralize(info.epochs, 'epoch')}, on a "
-        f"logarithmic axis. In the late half of training it is {scales}. "
-        f"{_goodput_text(info.goodput)}{info.incomplete}"
-    ).strip()
-
-
 def _goodput_text(found: Goodput | None) -> str:
     if found is None:
         return ""
@@ -175,24 +150,33 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
     """
-    info = noise_scale_info(study)
-    height_in, heights = (HEIGHT_IN, (1, 1)) if info.goodput else (ALONE_IN, (1,))
+    curves, progress = noise_curves(study), goodput_of(study)
+    epochs = max((e for curve in curves for run in curve.runs for e, _ in run), default=1)
+    height_in, heights = (HEIGHT_IN, (1, 1)) if progress else (ALONE_IN, (1,))
     panel, *below = canvas.panels(ax, height_in, heights, share_x=False)
-    panel.set_label(alt_text(info))
+    scales = join_words(
+        f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}" for curve in curves
+    )
+    alt_text = (
+        f"A chart of the gradient noise scale over {pluralize(epochs, 'epoch')}, on a "
+        f"logarithmic axis. In the late half of training it is {scales}. "
+        f"{_goodput_text(progress)}{common.incomplete_text(study)}"
+    )
+    panel.set_label(alt_text.strip())
     panel.set_yscale("log")
-    sizes, width = [curve.batch_size for curve in info.curves], max(1, info.epochs - 1)
+    sizes, width = [curve.batch_size for curve in curves], max(1, epochs - 1)
     # More would be a thicket: then the late half alone has marks.
-    marked = info.epochs <= 25 and sum(len(curve.runs) for curve in info.curves) <= 6
+    marked = epochs <= 25 and sum(len(curve.runs) for curve in curves) <= 6
     look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
     if marked:
         look = {"linewidth": 1.1, "markersize": 3.5}
-    for number, curve in enumerate(info.curves):
+    for number, curve in enumerate(curves):
         color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
         for run in filter(None, curve.runs):
-            epochs, values = zip(*run, strict=True)
-            panel.plot(epochs, values, color=color, marker=marker if marked else None, **look)
+            places, values = zip(*run, strict=True)
+            panel.plot(places, values, color=color, marker=marker if marked else None, **look)
         share = (number + 0.5) / len(sizes)
-        place = info.epochs + (1.5 * _MARGIN + _LATE * share) * width
+        place = epochs + (1.5 * _MARGIN + _LATE * share) * width
         late, bounds = curve.late, curve.late.ends
         if late.value is not None:
             bounds = bounds and (max(bounds[0], late.value / 100), bounds[1])
@@ -202,16 +186,16 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
     common.name_sizes(panel, sizes, most=14)
-    begin, end = info.epochs + _MARGIN * width, info.epochs + (2 * _MARGIN + _LATE) * width
+    begin, end = epochs + _MARGIN * width, epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
     panel.set_xlim(1 - _MARGIN * width, end)
     # Epochs are numbered as far as there is room before the words for the late half.
-    middle = info.epochs + (1.5 * _MARGIN + _LATE / 2) * width
-    steps = max(1, round(info.epochs / (10 * canvas.width_share(panel))))
+    middle = epochs + (1.5 * _MARGIN + _LATE / 2) * width
+    steps = max(1, round(epochs / (10 * canvas.width_share(panel))))
     room = canvas.label_room(panel) / (middle - 1)
     kept = [
         epoch
-        for epoch in range(steps, info.epochs + 1, steps)
+        for epoch in range(steps, epochs + 1, steps)
         if epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS
     ]
     panel.set_xticks([1, *kept, middle], ["1", *map(str, kept), "late half"])
@@ -220,10 +204,17 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     plain_log_labels(panel.yaxis)
     title = f"{study.name}: noise scale by batch size"
     canvas.write_title(panel, title, columns=7, fewest=1)
-    if info.goodput:
-        _draw_goodput(below[0], info.goodput)
+    if progress:
+        _draw_goodput(below[0], progress)
     lowest = [panel, *below][-1]
-    common.write_conditions(lowest, study, *info.notes, alarm=info.incomplete)
+    meaning = (
+        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
+        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
+        "more."
+    )
+    notes = (progress.note, bars_text(study.trials)) if progress else ()
+    notes = (meaning, *notes, common.best_of_size_note(_measured(study)))
+    common.write_conditions(lowest, study, *notes, alarm=common.incomplete_text(study))
     return panel
 
 

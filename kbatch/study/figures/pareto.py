@@ -15,7 +15,6 @@ from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.figures.common import (
-    bars_text,
     metric_estimate,
     throughput_estimate,
 )
@@ -33,29 +32,15 @@ _NAME_CHARACTERS = 30
 class ParetoPoint(NamedTuple):
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
-    series: int  # Number of its series.
+    series: int  # Number of its series, and what its trials have in common.
+    label: str
     throughput: Estimate[float]  # In examples per second.
     quality: Estimate[float]
     on_front: bool  # Whether no other trial is both faster and better.
 
 
-class ParetoInfo(NamedTuple):
-    """What the figure shows; a text that does not apply is empty."""
-
-    points: tuple[ParetoPoint, ...]  # By throughput.
-    series: tuple[str, ...]  # What the trials of each have in common.
-    quality: Objective
-    bars: str
-    incomplete: str
-
-    @property
-    def front(self) -> tuple[ParetoPoint, ...]:
-        """The trials that no other one beats, the slowest first."""
-        return tuple(point for point in self.points if point.on_front)
-
-
-def pareto_info(study: "Study") -> ParetoInfo:
-    """Compute which trials are faster or better than every other one."""
+def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
+    """Return the metric and the trials by throughput, with those that no other one beats."""
     refuse_empty(study)
     names, quality = trial_names(study.trials), study.quality_metric
     completed = [t for t, *_ in rates_of_settings(study.trials) if t.status == "completed"]
@@ -77,12 +62,10 @@ def pareto_info(study: "Study") -> ParetoInfo:
         size, own = trial.batch_size, number[trial.trial_id]
         # Where there are several series, the legend names the rest.
         name = names.name(trial) if len(series) == 1 else f"{size:,}"
-        points.append(ParetoPoint(name, size, own, rate, value, place in front))
+        label, on_front = series[own].label, place in front
+        points.append(ParetoPoint(name, size, own, label, rate, value, on_front))
     points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
-    labels = tuple(one.label for one in series)
-    bars = bars_text(completed)
-    incomplete = common.incomplete_text(study)
-    return ParetoInfo(tuple(points), labels, quality, bars=bars, incomplete=incomplete)
+    return quality, tuple(points)
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
@@ -93,19 +76,6 @@ def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
         if best is None or choice == best or choice[1] > best[1]:
             front.append(place)
     return tuple(reversed(front))
-
-
-def alt_text(info: ParetoInfo) -> str:
-    front = join_words(
-        f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
-        f"{format_number(p.quality.value, 4)}"
-        for p in info.front
-    )
-    return (
-        f"A chart of {metric_words(info.quality.name)} against throughput, one mark for each of "
-        f"{pluralize(len(info.points), 'trial')}. No other trial is both faster and better than "
-        f"{front}. {info.incomplete}"
-    ).strip()
 
 
 def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
@@ -121,12 +91,23 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: If there is nothing to show, with the reason.
     """
-    info = pareto_info(study)
+    (quality, points), incomplete = pareto_points(study), common.incomplete_text(study)
+    front = [point for point in points if point.on_front]
     (panel,) = canvas.panels(ax, HEIGHT_IN)
-    panel.set_label(alt_text(info))
+    named = join_words(
+        f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
+        f"{format_number(p.quality.value, 4)}"
+        for p in front
+    )
+    alt_text = (
+        f"A chart of {metric_words(quality.name)} against throughput, one mark for each of "
+        f"{pluralize(len(points), 'trial')}. No other trial is both faster and better than "
+        f"{named}. {incomplete}"
+    )
+    panel.set_label(alt_text.strip())
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
-    slowest, fastest = info.points[0].throughput.value, info.points[-1].throughput.value
+    slowest, fastest = points[0].throughput.value, points[-1].throughput.value
     if fastest > 12 * slowest:  # Small values would lie in one heap on a linear axis.
         panel.set_xscale("log")
         panel.set_xlim(slowest / 1.3, fastest * 1.5)
@@ -138,8 +119,8 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         panel.xaxis.set_major_locator(steps)
         panel.xaxis.set_major_formatter("{x:,.0f}")
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
-    for number, on_front in sorted({(p.series, p.on_front) for p in info.points}):
-        alike = [p for p in info.points if (p.series, p.on_front) == (number, on_front)]
+    for number, on_front in sorted({(p.series, p.on_front) for p in points}):
+        alike = [p for p in points if (p.series, p.on_front) == (number, on_front)]
         rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
         color, marker = series_style(number)
         draw.bars(panel, rates, [p.quality.ends for p in alike], color)
@@ -148,30 +129,31 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         draw.points(panel, rates, values, color, marker, size=size, hollow=hollow, zorder=zorder)
     panel.margins(y=0.14)
     panel.autoscale_view(scalex=False)
-    common.quality_axis(panel, info.quality, [p.quality.value for p in info.points])
+    common.quality_axis(panel, quality, [p.quality.value for p in points])
     # The border of what some trial beats, from edge to edge.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
-    higher = info.quality.direction == "max"
-    rates = [left, *(p.throughput.value for p in info.front), info.front[-1].throughput.value]
-    values = [p.quality.value for p in info.front]
+    higher = quality.direction == "max"
+    rates = [left, *(p.throughput.value for p in front), front[-1].throughput.value]
+    values = [p.quality.value for p in front]
     values = [values[0], *values, bottom if higher else top]
     panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
-    for number in sorted({p.series for p in info.points}):
-        draw.points(panel, [], [], *series_style(number), label=info.series[number])
+    for number, label in sorted({(p.series, p.label) for p in points}):
+        draw.points(panel, [], [], *series_style(number), label=label)
     canvas.write_title(panel, study.name, columns=3)
-    _label_points(panel, info, up=1 if higher else -1)
+    _label_points(panel, points, up=1 if higher else -1)
     filled = "Filled: no other trial is both faster and better. Labels: batch size."
-    legend = filled if len(info.points) > 1 else "Label: batch size."
-    common.write_conditions(panel, study, f"{legend} {info.bars}", alarm=info.incomplete)
+    legend = filled if len(points) > 1 else "Label: batch size."
+    legend = f"{legend} {common.bars_text(study.trials)}"
+    common.write_conditions(panel, study, legend, alarm=incomplete)
     return panel
 
 
-def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
+def _label_points(panel: Axes, points: Sequence[ParetoPoint], *, up: int) -> None:
     """Name the trials, those on the front first; of many trials those alone."""
     outside = ((1, up), (0, up), (-1, up), (1, 0))
     inside = ((-1, -up), (0, -up), (1, -up), (-1, 0), (1, 0), (1, up), (-1, up), (0, up))
-    few = len(info.points) <= _MOST_NAMED
+    few = len(points) <= _MOST_NAMED
     # A narrow figure has no room for settings.
     named = few and canvas.width_share(panel) == 1
     labels = [
@@ -183,6 +165,7 @@ def _label_points(panel: Axes, info: ParetoInfo, *, up: int) -> None:
             bold=p.on_front,
             short=f"{p.batch_size:,}",
         )
-        for p in sorted(info.points if few else info.front, key=lambda p: not p.on_front)
+        for p in sorted(points, key=lambda p: not p.on_front)
+        if few or p.on_front
     ]
-    draw.place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in info.points])
+    draw.place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in points])
