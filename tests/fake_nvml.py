@@ -131,6 +131,11 @@ class FakeNvml:
         return pynvml.NVML_SUCCESS
 
 
+def tensorflow_uses(monkeypatch, devices):
+    """Lets TensorFlow use GPUs, by PCI bus id."""
+    monkeypatch.setattr("kbatch.device.memory.tensorflow_gpus", lambda: devices)
+
+
 def install(monkeypatch, library):
     """Lets `pynvml` load this library for the length of a test; None is a machine without one."""
 

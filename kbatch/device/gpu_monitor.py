@@ -3,7 +3,7 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import TYPE_CHECKING, TypeVar
 
 import psutil
@@ -130,8 +130,6 @@ class GpuMonitor:
     Args:
         interval_s: Seconds between two readings; the time that a reading takes comes on top.
         now: Returns the time, in seconds.
-        find_gpus: Returns TensorFlow's names of its GPUs by PCI bus id; None to ask it.
-        find_memory: Returns what TensorFlow has of the GPU with these names; None to ask it.
 
     Attributes:
         usage: What the block took, None until it ends.
@@ -147,8 +145,6 @@ class GpuMonitor:
         *,
         interval_s: float = 0.1,
         now: Callable[[], float] = time.perf_counter,
-        find_gpus: Callable[[], Mapping[str, tuple[str, ...]]] | None = None,
-        find_memory: Callable[[tuple[str, ...]], TensorFlowMemory] | None = None,
     ):
         if not interval_s > 0:
             raise ValueError(
@@ -157,8 +153,6 @@ class GpuMonitor:
         self.usage: UsageRecord | None = None
         self.unavailable: str | None = None
         self._now = now
-        self._find_gpus = find_gpus
-        self._find_memory = find_memory
         self._interval_s = interval_s
         self._thread = threading.Thread(target=self._run, name="kbatch-sampling", daemon=True)
         self._stopped = threading.Event()
@@ -243,13 +237,9 @@ class GpuMonitor:
             self.unavailable = str(error)
             return []
         # Without a driver TensorFlow is not asked, nor imported.
-        find_gpus, find_memory = self._find_gpus, self._find_memory
-        if find_gpus is None or find_memory is None:
-            from kbatch.device import memory
+        from kbatch.device import memory
 
-            find_gpus = find_gpus or memory.tensorflow_gpus
-            find_memory = find_memory or memory.tensorflow_memory
-        devices = find_gpus()
+        devices = memory.tensorflow_gpus()
         by_bus_id = {gpu.pci_bus_id: gpu for gpu in listed}
         if not any(bus_id in by_bus_id for bus_id in devices):
             there = f"NVML lists {', '.join(by_bus_id) or 'no GPU'}"
@@ -261,7 +251,9 @@ class GpuMonitor:
             # One that is lost has no readings, and so the sums have none: a part is not the whole.
             gpu = by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None))
             hidden = gpu.handle is not None and (gpu.mig or gpu.memory_total_bytes is None)
-            tallies.append(_GpuTally(gpu, names, find_memory(names) if hidden else None))
+            tallies.append(
+                _GpuTally(gpu, names, memory.tensorflow_memory(names) if hidden else None)
+            )
         return tallies
 
     def _run(self) -> None:

@@ -6,6 +6,7 @@ The loader finds the stub as it would find the library, so that everything from 
 import ctypes
 import json
 import sys
+import types
 
 import pynvml
 
@@ -63,13 +64,12 @@ def watch(*steps, devices=None):
     """Watches the GPUs for a second a step; a step changes a GPU, by its index."""
     names = devices or {"00000000:01:00.0": ("GPU:0",)}
     time_s = [0.0]
-    monitor = kbatch.GpuMonitor(
-        interval_s=3600,
-        now=lambda: time_s[0],
-        find_gpus=lambda: names,
-        find_memory=lambda devices: TensorFlowMemory(10 * GIB, lambda: 3 * GIB),
+    # In place of the module that asks TensorFlow.
+    sys.modules["kbatch.device.memory"] = types.SimpleNamespace(
+        tensorflow_gpus=lambda: names,
+        tensorflow_memory=lambda devices: TensorFlowMemory(10 * GIB, lambda: 3 * GIB),
     )
-    with monitor:
+    with kbatch.GpuMonitor(interval_s=3600, now=lambda: time_s[0]) as monitor:
         for step in steps:
             for index, changed in step.items():
                 for field, value in changed.items():

@@ -35,7 +35,8 @@ def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S)
     """A monitor over a fake library, whose thread takes no samples of its own."""
     fake_nvml.install(monkeypatch, library)
     devices = {FIRST: ("GPU:0",)} if devices is None else devices
-    return kbatch.GpuMonitor(interval_s=interval_s, now=clock, find_gpus=lambda: devices)
+    fake_nvml.tensorflow_uses(monkeypatch, devices)
+    return kbatch.GpuMonitor(interval_s=interval_s, now=clock)
 
 
 def play(monitor, clock, library, steps):
@@ -153,7 +154,8 @@ def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, librar
 
 def test_without_a_driver_tensorflow_is_not_asked(monkeypatch, clock):
     fake_nvml.install(monkeypatch, None)
-    with kbatch.GpuMonitor(now=clock, find_gpus=lambda: pytest.fail("asked")) as monitor:
+    monkeypatch.setattr("kbatch.device.memory.tensorflow_gpus", lambda: pytest.fail("asked"))
+    with kbatch.GpuMonitor(now=clock) as monitor:
         pass
     assert monitor.unavailable
 
@@ -183,8 +185,7 @@ def test_leaving_twice_is_leaving_once(monkeypatch, clock):
 def test_monitors_may_be_nested(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as outer:
-        inner = kbatch.GpuMonitor(now=clock, find_gpus=lambda: {FIRST: ("GPU:0",)})
-        with inner:
+        with kbatch.GpuMonitor(now=clock) as inner:
             assert library.users == 2
             library.gpus[0].energy_mj += 1_000
         library.gpus[0].energy_mj += 2_000
@@ -294,7 +295,8 @@ def test_a_start_that_fails_closes_the_library(monkeypatch, clock):
     def no_devices():
         raise ValueError("no devices")
 
-    with pytest.raises(ValueError, match="no devices"), kbatch.GpuMonitor(find_gpus=no_devices):
+    monkeypatch.setattr("kbatch.device.memory.tensorflow_gpus", no_devices)
+    with pytest.raises(ValueError, match="no devices"), kbatch.GpuMonitor():
         pass
     assert library.users == 0
 

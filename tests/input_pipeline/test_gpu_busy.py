@@ -20,9 +20,7 @@ class Clock:
         self.monitors = []
 
     def monitor(self):
-        found = GpuMonitor(
-            interval_s=1e6, now=lambda: self.time_s, find_gpus=lambda: {BUS_ID: ("GPU:0",)}
-        )
+        found = GpuMonitor(interval_s=1e6, now=lambda: self.time_s)
         self.monitors.append(found)
         return found
 
@@ -31,6 +29,7 @@ class Clock:
 def gpu(monkeypatch):
     gpu = FakeGpu(bus_id=BUS_ID.encode(), utilization_percent=100)
     fake_nvml.install(monkeypatch, FakeNvml(gpu))
+    fake_nvml.tensorflow_uses(monkeypatch, {BUS_ID: ("GPU:0",)})
     return gpu
 
 
@@ -86,6 +85,7 @@ class Failing(FakeNvml):
 
 def test_a_reading_that_fails_on_the_way_gives_no_share(monkeypatch):
     library = fake_nvml.install(monkeypatch, Failing(FakeGpu(bus_id=BUS_ID.encode())))
+    fake_nvml.tensorflow_uses(monkeypatch, {BUS_ID: ("GPU:0",)})
 
     def fail(length):
         library.fails = True

@@ -20,10 +20,8 @@ def monitor(monkeypatch):
     library = FakeNvml(FakeGpu(utilization_percent=0, power_mw=90_000))
     fake_nvml.install(monkeypatch, library)
     times = iter(range(100))
-    monitor = kbatch.GpuMonitor(
-        interval_s=3600, now=lambda: next(times), find_gpus=lambda: {FIRST: ("GPU:0",)}
-    )
-    with monitor:
+    fake_nvml.tensorflow_uses(monkeypatch, {FIRST: ("GPU:0",)})
+    with kbatch.GpuMonitor(interval_s=3600, now=lambda: next(times)) as monitor:
         library.gpus[0].utilization_percent, library.gpus[0].power_mw = 80, 400_000
         monitor.sample()
         monitor.sample()
