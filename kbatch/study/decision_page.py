@@ -37,7 +37,7 @@ from kbatch.study.table import COMPARED, objective_column, rows_of
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 
 # Ratios of times by plain `fit` and in the search that differ by less are one.
-_MUCH_APART = 0.1
+MUCH_APART = 0.1
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
 
@@ -208,7 +208,7 @@ def _change(found: Decision, plain_s: Mapping[int, float]) -> str:
         parts.append(f"{_times(speedup)}{in_brackets(bounds, 2)}")
     if plain_s.keys() == {found.base_batch_size, found.batch_size} and change.speedup:
         plain = plain_s[found.base_batch_size] / plain_s[found.batch_size or 0]
-        if abs(plain / change.speedup - 1) > _MUCH_APART:
+        if abs(plain / change.speedup - 1) > MUCH_APART:
             # What people get comes first.
             parts.insert(0, f"{_times(plain)} by plain `fit` after `apply`")
             parts[1] += " in the search"

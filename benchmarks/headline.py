@@ -1,0 +1,97 @@
+"""Is the ratio of times that a decision begins with the one that people get?
+
+python benchmarks/headline.py [--nets cnn mlp text] [--rounds 6] [--epochs 4]    three minutes
+
+Searches the three nets of `search_overhead.py` for the size that trains fastest, six sizes from 16
+to 512 in one execution each; then trains an epoch of the base size and of the named one by plain
+`fit(x, y, batch_size=)` after `decision.apply(build())`, in turns. Aim: within 15 %.
+
+search     training time of the base size over that of the named one, in the search
+epochs     the same of one epoch by plain `fit` that the search ends with, where it was cheap enough
+headline   what the page of the decision begins with: of these the second, where it is much apart
+people     what plain `fit` takes here, with its interval of 95 %
+off        the headline over that
+"""
+
+import argparse
+import os
+import tempfile
+
+os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "2")
+
+import keras
+import keras_tuner
+from search_overhead import NETS, SIZES, builder, data
+from side_by_side import interleaved, ratio, ratio_interval
+
+import kbatch
+from kbatch.study.decision_page import MUCH_APART
+
+
+def search(net: str, epochs: int) -> kbatch.Study:
+    with tempfile.TemporaryDirectory() as folder:
+        tuner = kbatch.BatchSizeTuner(
+            kbatch.BatchSizeHyperModel(builder(net), SIZES),
+            keras_tuner.Objective("samples_per_second", "max"),
+            directory=folder,
+        )
+        tuner.search(*rows_of(net), validation_split=0.2, epochs=epochs, verbose=0)
+        return tuner.study
+
+
+def rows_of(net: str) -> tuple:
+    return data(net, 3000 if net == "text" else 5000)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--nets", nargs="+", default=list(NETS))
+    parser.add_argument("--rounds", type=int, default=6)
+    parser.add_argument("--epochs", type=int, default=4)
+    options = parser.parse_args()
+    print(
+        f"{'':6}{'base':>5}{'named':>6}{'search':>8}{'epochs':>8}{'headline':>10}"
+        f"{'people (95 %)':>24}{'off':>7}"
+    )
+    for net in options.nets:
+        study = search(net, options.epochs)
+        decision = study.decide()
+        base, named = decision.base_batch_size, decision.batch_size
+        if named is None or base is None or named == base:
+            print(f"{net:6} the base size {base} is the fastest")
+            continue
+        headline = searched = decision.changes[named].speedup
+        plain, shown = study.plain_epochs, "-"
+        if plain is not None:
+            of_epochs = plain.epoch_s[0] / plain.epoch_s[1]
+            shown = f"{of_epochs:.2f}"
+            if abs(of_epochs / searched - 1) > MUCH_APART:
+                headline = of_epochs
+        trained = int(len(rows_of(net)[0]) * 0.8)
+        x, y = (part[:trained] for part in rows_of(net))
+
+        def epoch(model: keras.Model, size: int, x=x, y=y) -> None:
+            model.fit(x, y, batch_size=size, verbose=0)
+
+        keras.config.set_dtype_policy(decision.trial.dtype_policy)
+        models = {size: decision.apply(builder(net)()) for size in (base, named)}
+        for size, model in models.items():
+            epoch(model, size)  # It is traced.
+        seconds = interleaved(
+            {str(size): lambda m=m, size=size: epoch(m, size) for size, m in models.items()},
+            rounds=options.rounds,
+            block_s=0.5,
+        )
+        keras.config.set_dtype_policy("float32")
+        both = seconds[str(base)], seconds[str(named)]
+        people = ratio(*both)
+        low, high = ratio_interval(*both)
+        print(
+            f"{net:6}{base:5}{named:6}{searched:8.2f}{shown:>8}{headline:10.2f}"
+            f"{f'{people:.2f} ({low:.2f} to {high:.2f})':>24}{headline / people - 1:+7.0%}",
+            flush=True,
+        )
+
+
+if __name__ == "__main__":
+    main()
