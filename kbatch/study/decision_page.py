@@ -77,7 +77,7 @@ def with_page(
         rows=_rows(found, trials, names),
         settings=_settings(found),
         limits=limits,
-        search=" ".join(_search(found, trials, names)),
+        search=_search(trials),
     )
     return dataclasses.replace(found, page=page)
 
@@ -340,8 +340,8 @@ def _rising(found: Decision) -> Iterable[Note]:
         yield Note.of("still_rising", words=words, gain=by, last=last)
 
 
-def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> Iterable[str]:
-    """Say how many trainings there were, what is left out, and what failures leave open."""
+def _search(trials: Sequence[TrialRecord]) -> str:
+    """Say how many trainings there were, of what, and how those ended that did not complete."""
     runs = [run for trial in trials for run in trial.executions]
     ends = Counter("diverged" if run.diverged else run.status for run in runs)
     failed = [f"{n:,} {end.replace('_', ' ')}" for end, n in ends.items() if end != "completed"]
@@ -349,20 +349,7 @@ def _search(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -
     kinds = device_kinds(trials)
     on = f" on {join_words(kinds)}" if kinds else ""
     but = f" ({join_words(failed)})" if failed else ""
-    yield f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
-    # In a search of rates the table shows the best of each size.
-    counts = Counter(
-        why for trial, why in found.left_out if FACTOR_NAME not in trial.hyperparameters
-    )
-    if counts:
-        parts = (f"{pluralize(count, 'trial')} ({why})" for why, count in counts.items())
-        yield f"Not compared: {join_words(parts)}."
-        value = found.best and found.best.objective_value
-        same = [trial for trial, _ in found.left_out if trial.objective_value == value]
-        if same and found.trial is found.best:
-            ordered = sorted(same, key=lambda trial: (trial.batch_size, names.order(trial)))
-            tied = join_words(at_most(list(dict.fromkeys(map(names.name, ordered)))))
-            yield f"Batch size {tied} had the same value: the smallest of equals is named."
+    return f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
 
 
 def _failures(found: Decision, trials: Sequence[TrialRecord]) -> Iterable[Note]:

@@ -61,7 +61,7 @@ def test_the_hyperparameters_that_differ_are_named():
     assert page(study).headline.startswith("Take batch size 16 (units=1600) with")
 
 
-def test_a_tie_is_told_with_how_it_was_decided():
+def test_of_equals_the_smallest_is_taken():
     study = make_study(
         *(
             make_trial(size, accuracies=(1.0,), hyperparameters={"units": u}, trial_id=f"{u}")
@@ -69,10 +69,7 @@ def test_a_tie_is_told_with_how_it_was_decided():
         ),
         make_trial(8, accuracies=(0.9,), hyperparameters={"units": 8}),
     )
-    told = "Batch size 32 (units=10) and 64 (units=8) had the same value"
     assert page(study).headline.startswith("Take batch size 16 (units=9)")
-    assert told in page(study).search
-    assert "same value" not in page(make_study()).search
 
 
 @pytest.mark.parametrize(
