@@ -4,7 +4,10 @@ import keras
 import numpy as np
 import pytest
 import small_models as models
+import tensorflow as tf
 from equal_training import accumulating, assert_equal_training, built
+
+from kbatch.training.accumulation import gradient_sum
 
 X, Y = models.rows(94)
 
@@ -34,6 +37,17 @@ def test_equal_in_half_precision(policy):
         tolerance=TOLERANCES[policy],
     )
     assert model.layers[0].dtype_policy.name == policy
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+def test_many_small_gradients_count_beside_a_large_one(dtype):
+    """In half precision a sum of 2048 stays as it is, however often 1 is added."""
+    variables = [keras.Variable([0.0], dtype=dtype)]
+    sums = gradient_sum.init(variables)
+    for gradient in [2048.0] + 64 * [1.0]:
+        sums = gradient_sum.add(sums, [tf.constant([gradient], dtype)])
+    (total,) = gradient_sum.finalize(sums, variables, [True])
+    assert (total.dtype, float(total[0])) == (dtype, 2112.0)
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
