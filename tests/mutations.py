@@ -22,7 +22,7 @@ from typing import NamedTuple
 ROOT = Path(__file__).resolve().parents[1]
 FAST = "not slow and not gpu and not engine and not tracker"
 AT_ONCE = 2
-LONGEST_S = 600  # A mutation may let a search go on for ever.
+LONGEST_S = 300  # A mutation may let a search go on for ever.
 
 
 class Mutation(NamedTuple):
@@ -34,6 +34,7 @@ class Mutation(NamedTuple):
 STEP = "accumulated_equals_whole accumulated_execution"
 LOSSES = "accumulated_losses"
 PRECISION = "accumulated_precision"
+NORM = "batch_coupling"
 MOMENTS = "gradient_moments"
 
 MUTATIONS = [
@@ -56,19 +57,15 @@ MUTATIONS = [
     Mutation("total = loss * tf.cast(rows_share, loss.dtype)", "total = loss", LOSSES),
     Mutation("value if rows else value * tf.cast(rows_share, value.dtype)", "value", LOSSES),
     Mutation("return tf.reduce_sum(valid * weights)", "return tf.reduce_sum(weights)", LOSSES),
-    Mutation(
-        "return valid * tf.math.divide_no_nan(_size(values), _size(mask)) if varies",
-        "return valid if varies",
-        LOSSES,
-    ),
+    Mutation("map(mask_of, (y_pred, values))", "map(mask_of, (y_pred,))", LOSSES),
     Mutation("return tf.math.divide_no_nan(counted, total)", "return rows_share", LOSSES),
     Mutation("            or _may_vary(loss)\n", "", LOSSES),
     # 17 to 24: BatchNormalization once an update, the loss scale, the moments.
-    Mutation("difference**2 * share * (1.0 - share)", "difference**2 * share", STEP),
+    Mutation("difference**2 * share * (1.0 - share)", "difference**2 * share", NORM),
     Mutation(
         "mean = layer.momentum * mean + (1.0 - layer.momentum)",
         "mean = mean + (1.0 - layer.momentum)",
-        STEP,
+        NORM,
     ),
     Mutation("scaled_loss = model.optimizer.scale_loss(loss)", "scaled_loss = loss", PRECISION),
     Mutation("(norm / scale**2 for norm in", "(norm / scale for norm in", MOMENTS),
@@ -92,7 +89,7 @@ MUTATIONS = [
     Mutation("(more_rows + rows, more_s + seconds)", "(more_rows, more_s)", "throughput"),
     Mutation("train_s=self.train_s - self._epoch_train_s", "train_s=self.train_s", "clock"),
     # 31 to 38: the search for the largest batch and the line through memory.
-    Mutation("if m < self._low)", "if m < self._high)", "max_batch_search"),
+    Mutation("above - below <= max(1, _TIGHT * below)", "above - below <= 1", "max_batch_search"),
     Mutation("if self._low <= m <= self._high]", "if self._low <= m]", "max_batch_search"),
     Mutation(
         "safe = below * self._middle / memory",
@@ -120,7 +117,7 @@ MUTATIONS = [
     Mutation(
         "(most_bytes - self.fixed_bytes) / self.bytes_per_example",
         "most_bytes / self.bytes_per_example",
-        "memory_fit max_batch_record",
+        "memory_fit",
     ),
     # 39 to 48: the judge and the race.
     Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),

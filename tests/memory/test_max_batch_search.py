@@ -170,3 +170,29 @@ def test_ten_percent_of_jitter_costs_few_probes():
         probed.append(len(device.probed))
         assert max(map(device.probed.count, device.probed)) <= 3
     assert np.mean(probed) <= 8
+
+
+@pytest.mark.parametrize(
+    ("told", "asked"),
+    [
+        # On the line through two sizes that it lies between: the middle of the window, 85 %.
+        ({1: 0.105, 100: 0.6, 180: 1.0}, 150),
+        # The rise to the largest is a small part of the way: 0.55 of what the line promises,
+        # where a fiftieth of the memory may be missing from the rise: 2 + 0.55 * 0.45 / 0.108.
+        ({1: 0.3, 2: 0.4}, 4),
+    ],
+)
+def test_what_is_asked_next_follows_the_line(told, asked):
+    search = MaxBatchSearch(limit_bytes=GB, memory_window=(0.8, 0.9))
+    for size, share in told.items():
+        search.tell(size, share * GB)
+    assert search.ask() == asked
+
+
+def test_a_size_takes_what_its_highest_reading_took():
+    search = MaxBatchSearch(limit_bytes=GB, memory_window=MEMORY_WINDOW)
+    for memory in (3e8, 5e8, 4e8):
+        search.tell(8, memory)
+    for memory in (None, 9e8):
+        search.tell(16, memory)
+    assert search.memory_bytes == {8: 5e8, 16: None}

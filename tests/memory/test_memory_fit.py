@@ -22,6 +22,7 @@ def test_a_line_is_found_again(sizes, fixed, each):
     fit = fit_memory({b: fixed + each * b for b in sizes})
     np.testing.assert_allclose(fit.bytes_per_example, each, rtol=1e-6, atol=1e-9 * fixed)
     np.testing.assert_allclose([fit.predict(b) for b in sizes], [fixed + each * b for b in sizes])
+    np.testing.assert_allclose(fit.largest_within(fit.predict(sizes[-1])), sizes[-1], rtol=1e-5)
     if len(sizes) > 2:
         assert fit.fixed_error_bytes <= 1e-6 * (fixed + each)
     else:
