@@ -154,11 +154,7 @@ MUTATIONS = [
         "most = rows - 1 if whole else size // 2", "most = rows - 1 if whole else size - 1", "plan"
     ),
     Mutation("or most < plan.micro_batch_size:", "or most > plan.micro_batch_size:", "plan"),
-    Mutation(
-        "step_s(half, rows) / step_s(full, rows)",
-        "step_s(full, rows) / step_s(half, rows)",
-        "chosen_policy",
-    ),
+    Mutation("half_s(rows) / full_s(rows)", "full_s(rows) / half_s(rows)", "chosen_policy"),
     Mutation("round(_EXECUTION_S / step_s)", "round(_EXECUTION_S * step_s)", "steps_per_execution"),
     Mutation(
         "self._budget.updates - self._clock.updates", "self._budget.updates", "steps_per_execution"
