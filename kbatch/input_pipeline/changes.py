@@ -78,7 +78,7 @@ def try_changes(
     made = [change for change in changes if change.source is not None]
     most = max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)
     needed_s = FEWEST_ROUNDS * block_s * (len(made) + 1)
-    short = f"no time: all changes need about {needed_s:.0f} s, half of `budget_s`"
+    short = f"no time: all changes take about {needed_s:.0f} s, half of `budget_s`"
     given, unmade = made[:most], [change for change in changes if change.source is None]
     left_out = [change.untried(short) for change in (*unmade, *made[most:])]
     if not given:
@@ -126,13 +126,13 @@ _THREADS = "called from several threads at once; random numbers come in another 
 
 def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float) -> list[Change]:
     """Find the changes to a `tf.data` pipeline: a prefetch, a parallel map and a cache."""
-    prefetch = Change("prefetch", "dataset = dataset.prefetch(tf.data.AUTOTUNE)")
+    prefetch = Change("prefetch", ".prefetch(tf.data.AUTOTUNE)")
     if next(kind for kind in map(kind_of, chain_of(dataset)) if kind != "Options") == "Prefetch":
         prefetch = prefetch._replace(reason="the pipeline ends with one")
     else:
         prefetched = source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE))
         prefetch = prefetch._replace(source=prefetched)
-    cache = Change("cache in memory", "dataset = dataset.cache()")
+    cache = Change("cache in memory", ".cache()")
     try:
         fill_s = budget_s * FILL_SHARE
         cache = cache._replace(**_cached(dataset, cache_bytes=cache_bytes, budget_s=fill_s))

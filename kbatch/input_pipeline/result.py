@@ -75,7 +75,7 @@ class ChangeRecord:
     """A change to the pipeline, tried or not."""
 
     name: str  # In a few words.
-    code: str  # The line that makes it.
+    code: str  # What to put into the pipeline, or the settings of a `PyDataset`.
     condition: str | None = None  # What must hold for it, None if nothing must.
     reason: str | None = None  # Why it was not tried, None where it was.
     original: RateRecord | None = None  # Training on the pipeline as it is, where it was tried.
