@@ -69,5 +69,6 @@ def test_the_table_has_a_row_for_each_run_and_names_the_runs_of_the_answer():
     table = result().table()
     assert table["batch size"].tolist() == [1, 100, 900, 300, 300, 300]
     assert table["of the limit (%)"].tolist()[3:] == [88.0, 89.0, 88.4]
+    assert table["peak memory (MiB)"][3] == 880 / 2**20
     assert table["outcome"][2] == "out of memory"
     assert table.attrs["answer"] == [3, 4, 5]
