@@ -24,7 +24,7 @@ class Page(NamedTuple):
 
     title: str  # What it is a result of, in a few words.
     answer: str  # The decision, in one sentence.
-    tables: "tuple[pd.DataFrame, ...]"  # As `kbatch.page.table` reads them.
+    table: "pd.DataFrame"  # As `kbatch.page.table` reads it.
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]  # The one that shows the decision first.
     settings: Mapping[str, str]  # What it was measured with.

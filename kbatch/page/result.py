@@ -103,7 +103,7 @@ class Result:
         return Page(
             self.title,
             self.answer,
-            (self.table(),),
+            self.table(),
             self.notes,
             self.figures(),
             self.settings,

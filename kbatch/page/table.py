@@ -59,14 +59,14 @@ def answer_rows(table: "pd.DataFrame") -> list[bool]:
 def table_text(table: "pd.DataFrame") -> str:
     """Write a table for a terminal, with a star before the rows that the answer names.
 
-    Long texts, such as code, stand in lines of their own below it.
+    Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
     """
     columns, rows = shown_columns(table), answer_rows(table)
     lines, below = ["  "] + ["* " if named else "  " for named in rows], []
     for column in columns:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
-        if width > _LONGEST:
+        if width > _LONGEST and column.title != "outcome":
             named = zip(columns[0].texts, column.texts, strict=True)
             below += [f"{name}: {text}" for name, text in named if text]
             continue
