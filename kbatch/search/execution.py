@@ -18,13 +18,14 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, c
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionPlan, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
-from kbatch.training.accumulation import accumulation_by_user, sum_sparse_gradients
+from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data.forms import FitData
-from kbatch.training.dtype_policy import dtype_policy_scope, loss_scaled, skips_all_updates
+from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
-from kbatch.training.model import replica_count, uninstall_step, user_step
+from kbatch.training.model import uninstall_step
+from kbatch.training.model_facts import ModelFacts
 from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 
@@ -39,9 +40,9 @@ class Execution:
         self._files = files
         self._build = build
         self._fit = TimedFit(model, plan, prepare=self._prepare)
-        replicas = replica_count(model)
+        self._facts = ModelFacts(model)
         # Examples that go through a device at once; None before it is found.
-        self._micro_batch_size = plan.search.size_of(-(-plan.batch_size // replicas))
+        self._micro_batch_size = plan.search.size_of(self._facts.rows(plan.batch_size))
         self._search_notes = plan.search.plan.notes if plan.search.plan is not None else ()
         self._described: str | None = None  # The model as it was cut.
         self._plan_s: float | None = None
@@ -52,16 +53,16 @@ class Execution:
             seed=plan.seed,
             batch_size=plan.batch_size,
             micro_batch_size=self._micro_batch_size,
-            dtype_policy=self._model.dtype_policy.name,
+            dtype_policy=self._facts.dtype_policy,
             optimizer=optimizer and type(optimizer).__name__,
-            loss_scaled=loss_scaled(model),
+            loss_scaled=self._facts.loss_scaled,
             learning_rate=peak_learning_rate(optimizer),
             learning_rate_scaling=plan.learning_rate_scaling,
             jit_compile=bool(model.jit_compile),
             notes=plan.notes,
             workers_on_device=workers_on_device(),
             device=here.device.replace("CPU", here.cpu),
-            replicas=replicas,
+            replicas=self._facts.replicas,
             scaling=scaling_of(model),
         )
 
@@ -111,18 +112,18 @@ class Execution:
         """Make the model train by the plan; return the most that fit at once, where known."""
         search, model = self._plan.search, self._model
         before = search.plan
-        plan = search.settle(model, data, self._build)
+        # A `fit` of the user's may unfreeze layers or compile before a training: what was seen of
+        # the model before then says nothing.
+        self._facts, described = ModelFacts(model), model_fingerprint(model)
+        changed = self._described is not None and self._described != described
+        plan = search.settle(model, self._facts, data, self._build)
         if plan is not before:
             self._plan_s = plan.duration_s
-        # A `fit` of the user's may unfreeze layers or compile again between two trainings: what was
-        # seen of the model before then says nothing.
-        described = model_fingerprint(model)
-        changed = self._described is not None and self._described != described
-        if changed and accumulation_by_user(model) is None:
+        if changed and self._facts.cut_by_user is None:
             uninstall_step(model)
             sum_sparse_gradients(model)
         if changed or self._described is None:
-            size, self._search_notes = search.cut(model, self._plan.batch_size, data)
+            size, self._search_notes = search.cut(model, self._facts, self._plan.batch_size, data)
             self._micro_batch_size = size
         self._described = described
         return plan.micro_batch_size if search.micro_batch_size == "auto" else None
@@ -132,8 +133,8 @@ class Execution:
         return self._fit.clock.in_step and failures.ran_out_of_memory(error, smaller_worked=True)
 
     def _halve(self) -> bool:
-        size, rows = self._micro_batch_size, -(-self._plan.batch_size // self._started.replicas)
-        return size is not None and self._plan.search.halve(self._model, rows, size)
+        size, rows = self._micro_batch_size, self._facts.rows(self._plan.batch_size)
+        return size is not None and self._plan.search.halve(self._facts, rows, size)
 
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
@@ -227,7 +228,7 @@ class Execution:
         updates = sum(epoch.updates for epoch in clock.epochs)
         overflowed = None
         # A step of the user's own may make none or several updates of a batch.
-        if started.loss_scaled and user_step(self._model) is None:
+        if started.loss_scaled and not self._facts.own_step:
             overflowed = max(0, sum(epoch.batches or 0 for epoch in clock.epochs) - updates)
         return dataclasses.replace(
             record,

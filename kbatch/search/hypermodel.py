@@ -44,7 +44,8 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import check_trainable, replica_count, user_step
+from kbatch.training.model import check_trainable
+from kbatch.training.model_facts import ModelFacts
 from kbatch.training.state import check_seed, seeded
 
 _LARGEST_VALIDATION_BATCH = 256
@@ -152,7 +153,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         #: Whether a race tries factors of the learning rate, which its tuner says.
         self.searches_rate = False
         self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
-        self.validation_batch_size = self._validation_of(self.batch_sizes)
+        # Examples of a validation batch, equal in all trials; under "auto" at most.
+        moderate = [size for size in self.batch_sizes if size <= _LARGEST_VALIDATION_BATCH]
+        self.validation_batch_size = max(moderate, default=_LARGEST_VALIDATION_BATCH)
+        if isinstance(micro_batch_size, int):
+            self.validation_batch_size = micro_batch_size
         self.steps_per_execution = check_steps(steps_per_execution)
         self._search = SearchPlan(
             self.batch_sizes,
@@ -209,7 +214,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             check_trainable(model)
             check_active_policy(model, "float32" if self._search.refusal else policy)
         if self._first is None:
-            self._first = (dict(hp.values), self._facts(model))
+            told = model_facts(model, with_policy=bool(self.dtype_policies))
+            self._first = dict(hp.values), told
         base_model = None
         if read and batch_size != self.base_batch_size:
             base = hp.copy()
@@ -224,17 +230,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
             base_model=base_model,
         )
-        replicas = replica_count(model)
-        if batch_size < replicas:
+        facts = ModelFacts(model)
+        if batch_size < facts.replicas:
             raise keras_tuner.errors.FatalValueError(
                 "A batch is shared by all replicas, each of which needs an example: leave the "
-                f"sizes below {replicas} out of `batch_sizes`. Received: batch_size={batch_size}."
+                f"sizes below {facts.replicas} out of `batch_sizes`. "
+                f"Received: batch_size={batch_size}."
             )
-        if accumulation.accumulation_by_user(model) is None:
+        if facts.cut_by_user is None:
             accumulation.sum_sparse_gradients(model)
-            rows = -(-batch_size // replicas)
+            rows = facts.rows(batch_size)
             size = self._search.size_of(rows)
-            if size is not None and size < rows and user_step(model) is None:
+            if size is not None and size < rows and not facts.own_step:
                 accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
         return model
 
@@ -322,12 +329,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             hp.values = dict(values or {})
             named = self._declare(hp)[1]
             model = self._built(hp, named or self._search.dtype_policy)
-            self._first = (dict(hp.values), self._facts(model))
+            told = model_facts(model, with_policy=bool(self.dtype_policies))
+            self._first = dict(hp.values), told
         return self._first
-
-    def _facts(self, model: keras.Model) -> dict[str, str]:
-        """Describe a model; where the policy is chosen, it is no part of what it is."""
-        return model_facts(model, with_policy=bool(self.dtype_policies))
 
     def _take_over(self, project: Path) -> None:
         """Keep what an earlier run of the search derived or drew, and its plan."""
@@ -415,7 +419,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             number=self._number(hp),
             seed=self._seed(hp),
             batch_size=batch_size,
-            largest_batch_size=self.batch_sizes[-1],
             validation_batch_size=self.validation_batch_size,
             learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and self.stock_fit else (),
@@ -426,13 +429,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             search=self._search,
             feed=self._feed,
         )
-
-    def _validation_of(self, batch_sizes: Sequence[int]) -> int:
-        """Return the examples of a validation batch, equal in all trials; under "auto" at most."""
-        if isinstance(self.micro_batch_size, int):
-            return self.micro_batch_size
-        moderate = [size for size in batch_sizes if size <= _LARGEST_VALIDATION_BATCH]
-        return max(moderate, default=_LARGEST_VALIDATION_BATCH)
 
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number(hp)

@@ -32,7 +32,8 @@ from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import Samples, Source, build_on
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import replica_count, user_step
+from kbatch.training.model import replica_count
+from kbatch.training.model_facts import ModelFacts
 from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import kept_seeds
 
@@ -103,13 +104,6 @@ class SearchPlan:
         """The policy that was given, None where it is a hyperparameter."""
         return self.dtype_policies[0] if len(self.dtype_policies) == 1 else None
 
-    @property
-    def micro_batch(self) -> int | None:
-        """Most examples that go through a device at once, as far as it is known."""
-        if isinstance(self.micro_batch_size, str):
-            return self.plan and self.plan.micro_batch_size
-        return self.micro_batch_size
-
     def size_of(self, rows: int) -> int | None:
         """Return how many of so many examples go through a device at once, None if not known."""
         if self.plan is not None:
@@ -129,7 +123,7 @@ class SearchPlan:
             largest = self.batch_sizes[-1]
             self._keep(Plan(1, policy, None, "compiled late", largest, "", notes=notes))
 
-    def settle(self, model: keras.Model, data: FitData, build: Build) -> Plan:
+    def settle(self, model: keras.Model, facts: ModelFacts, data: FitData, build: Build) -> Plan:
         """Return the plan; make it where there is none, or none for so large a batch.
 
         Raises:
@@ -141,7 +135,7 @@ class SearchPlan:
             self._check_policy(model, known.dtype_policy)
             return known
         try:
-            plan = self._made(model, data, build)
+            plan = self._made(model, facts, data, build)
         finally:  # Also where it came no further than the policy.
             self._spent_s += time.perf_counter() - began_s
         plan = dataclasses.replace(plan, duration_s=self._spent_s)
@@ -149,20 +143,20 @@ class SearchPlan:
         self._keep(plan)
         return plan
 
-    def _made(self, model: keras.Model, data: FitData, build: Build) -> Plan:
+    def _made(self, model: keras.Model, facts: ModelFacts, data: FitData, build: Build) -> Plan:
         known = self.plan
         here = functools.cache(lambda: self._probes(model, self._data.source(data, model)))
         policy, notes = self._policy(model, here, build)
         self._check_policy(model, policy)
-        how = accumulation.accumulation_by_user(model)
-        own = how is None and user_step(model) is not None
+        how = facts.cut_by_user
         if how is not None:
             most, reason = how.micro_batch_size, "given"
-        elif self.micro_batch_size != "auto":
-            most, reason = (None, "own step") if own else (self.micro_batch_size, "given")
-        else:
-            most, reason, note = self._most_that_fit(here(), build)
+        elif self.micro_batch_size == "auto":
+            most, reason, note = self._most_that_fit(here(), facts, build)
             notes += (note,) if note else ()
+        else:
+            given = self.micro_batch_size, "given"
+            most, reason = (None, "own step") if facts.own_step else given
         plan = Plan(
             number=1 if known is None else known.number + 1,
             dtype_policy=policy,
@@ -173,21 +167,21 @@ class SearchPlan:
             notes=notes,
             step_seconds=known and known.step_seconds,
         )
-        rows = -(-self.batch_sizes[-1] // replica_count(model))
+        rows = facts.rows(self.batch_sizes[-1])
         if _size_of(plan, rows) < rows and not (how is not None and how.exact):
             note = self._parts_note(model, data, _size_of(plan, rows))
             plan = dataclasses.replace(plan, parts_equal=note is None, parts_note=note)
         return plan
 
     def cut(
-        self, model: keras.Model, batch_size: int, data: FitData
+        self, model: keras.Model, facts: ModelFacts, batch_size: int, data: FitData
     ) -> tuple[int, tuple[Note, ...]]:
         """Let a model train by the plan; return its micro-batch size, and what to know of it."""
-        plan, most = self.plan, self.micro_batch
+        plan, given = self.plan, self.micro_batch_size
         assert plan is not None
-        rows, notes = -(-batch_size // replica_count(model)), plan.notes
-        how = accumulation.accumulation_by_user(model)
-        whole = how is None and (plan.reason in _WHOLE or user_step(model) is not None)
+        most = plan.micro_batch_size if isinstance(given, str) else given
+        rows, notes, how = facts.rows(batch_size), plan.notes, facts.cut_by_user
+        whole = how is None and (plan.reason in _WHOLE or facts.own_step)
         if whole and most is not None and most < rows:
             if self.micro_batch_size == "auto":
                 raise _does_not_fit_whole(model, most, late=plan.reason == "compiled late")
@@ -211,16 +205,15 @@ class SearchPlan:
             notes += (note,)
         return size, notes
 
-    def halve(self, model: keras.Model, rows: int, size: int) -> bool:
+    def halve(self, facts: ModelFacts, rows: int, size: int) -> bool:
         """Change the plan where `size` of `rows` examples ran out of memory in training.
 
         Returns whether the execution may run again: a batch that is not cut has no smaller parts.
         """
         plan = self.read(self.directory)
-        how = accumulation.accumulation_by_user(model)
-        if plan is None or how is not None or self.micro_batch_size != "auto":
+        if plan is None or facts.cut_by_user is not None or self.micro_batch_size != "auto":
             return False
-        whole = plan.reason in _WHOLE or user_step(model) is not None
+        whole = plan.reason in _WHOLE or facts.own_step
         most = rows - 1 if whole else size // 2
         if most < 1:
             return False
@@ -318,14 +311,15 @@ class SearchPlan:
             return "float32", (note,)
         return HALF, ()
 
-    def _most_that_fit(self, here: ProcessProbes, build: Build) -> tuple[int, str, Note | None]:
+    def _most_that_fit(
+        self, here: ProcessProbes, facts: ModelFacts, build: Build
+    ) -> tuple[int, str, Note | None]:
         """Return how many examples fit at once, why it is no more, and what to say of it."""
         model = here.model
-        replicas, own = replica_count(model), user_step(model) is not None
-        rows = -(-self.batch_sizes[-1] // replicas)
+        replicas, own, rows = facts.replicas, facts.own_step, facts.rows(self.batch_sizes[-1])
         if _surely_fits(here, rows):
             return rows, "own step" if own else "fits", None
-        policy = model.dtype_policy.name
+        policy = facts.dtype_policy
         workload = Workload(
             functools.partial(build, policy),
             here.run.source,

@@ -121,7 +121,7 @@ class RaceStrategy(Strategy):
         self, state: SearchState, *, count: int
     ) -> tuple[list[tuple[Values, int]], list[TrialRecord]]:
         """Return what to run next, each with the number of its execution, and the trials so far."""
-        space, trials = state.space, readable_trials(self._project)
+        space, trials = state.space, list(readable_trials(self._project))
         if _searches_rate(space):  # Trials of a grid before are at the rule's rate.
             at_rule = {FACTOR_NAME: 1.0}
             trials = [

@@ -65,7 +65,6 @@ class ExecutionPlan(NamedTuple):
     number: int  # Of the execution in its trial, from 0.
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
-    largest_batch_size: int  # Of the search, which the data must fill once.
     validation_batch_size: int  # At most, where less fits at once.
     learning_rate_scaling: str | None
     metrics: tuple[str, ...]  # That each epoch must have.
@@ -153,7 +152,7 @@ class TimedFit:
             data,
             self._model,
             batch_size=plan.batch_size,
-            largest_batch_size=plan.largest_batch_size,
+            largest_batch_size=plan.search.batch_sizes[-1],  # The data must fill it once.
             validation_batch_size=self._validation_batch_size,
             validation_steps=given.named["validation_steps"],
             # Each fit draws orders of its own, also where it goes on from an epoch.
@@ -172,7 +171,7 @@ class TimedFit:
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
             )
-        most = given_steps and given_steps * epochs * plan.largest_batch_size
+        most = given_steps and given_steps * epochs * plan.search.batch_sizes[-1]
         _fill_caches(batches.dataset, most)
         if is_dataset(batches.validation_data):
             _fill_caches(batches.validation_data, None)
@@ -271,7 +270,9 @@ class TimedFit:
         rows = plan.batch_size if found < 0 else None
         epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
         # Of the search the fewest, so that it ends before the first trial.
-        fewest = -(-examples // plan.largest_batch_size) if examples and not given else epoch_steps
+        fewest = epoch_steps
+        if examples and not given:
+            fewest = -(-examples // plan.search.batch_sizes[-1])
         check_epoch(plan.search.steps_per_execution, fewest)
         training = Training(
             batch_size=plan.batch_size,

@@ -176,31 +176,26 @@ class TrialFiles:
         return {name: value for name, value in values.items() if isinstance(value, plain)}
 
 
-def readable_trials(project: Path | None) -> list[TrialRecord]:
+def readable_trials(project: Path | None) -> Iterator[TrialRecord]:
     """Read the trials of a project in order; loading the study names those that are damaged."""
-    files = sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else []
-    return [record for file in files if (record := load_if_readable(TrialRecord, file))]
+    for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else ():
+        if record := load_if_readable(TrialRecord, file):
+            yield record
 
 
 def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
     """Read the trials of a project of which an execution has completed, one after the other."""
-    for file in sorted(project.glob(f"trial_*/{RECORD_NAME}")) if project else ():
-        record = load_if_readable(TrialRecord, file)
-        if record and "completed" in {run.status for run in record.executions}:
+    for record in readable_trials(project):
+        if "completed" in {run.status for run in record.executions}:
             yield record
 
 
 def same_settings(one: Any, other: Any) -> bool:
     """Return whether trials of keras-tuner differ in their batch size alone."""
-    first, second = (
-        _own(trial.hyperparameters.values) | {"batch_size": None} for trial in (one, other)
-    )
-    return first == second
-
-
-def _own(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out what Hyperband keeps among the hyperparameters."""
-    return {name: value for name, value in values.items() if not name.startswith("tuner/")}
+    first, second = (trial.hyperparameters.values for trial in (one, other))
+    names = {name for name in first | second if not name.startswith("tuner/")}  # Hyperband's own.
+    gone = object()
+    return all(first.get(n, gone) == second.get(n, gone) for n in names - {"batch_size"})
 
 
 def write_needed(record: object, file: Path) -> None:

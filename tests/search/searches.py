@@ -58,7 +58,6 @@ def plan(batch_size=32, **changed):
     plain = {
         "number": 0,
         "seed": 0,
-        "largest_batch_size": batch_size,
         "validation_batch_size": 32,
         "learning_rate_scaling": None,
         "metrics": (),

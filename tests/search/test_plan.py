@@ -20,6 +20,7 @@ from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import Samples
+from kbatch.training.model_facts import ModelFacts
 
 layers = keras.layers
 LIMIT = 100 * 10**6
@@ -271,32 +272,33 @@ def planned(directory=None, **changed):
 
 
 def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_path):
-    model, first, second = models.mlp(), planned(tmp_path), planned(tmp_path)
-    assert second.halve(model, 64, 64)
-    assert first.halve(model, 64, 32)
-    assert second.halve(model, 64, 64)  # Never back to 32.
+    first, second = planned(tmp_path), planned(tmp_path)
+    facts = ModelFacts(models.mlp())
+    assert second.halve(facts, 64, 64)
+    assert first.halve(facts, 64, 32)
+    assert second.halve(facts, 64, 64)  # Never back to 32.
     assert second.plan == first.plan == read_record(Plan, tmp_path / PLAN_NAME)
     assert (second.plan.number, second.plan.micro_batch_size, second.plan.reason) == (3, 16, "cut")
     assert [note.values["before"] for note in second.plan.notes] == [32]
-    assert not second.halve(model, 64, 1)
+    assert not second.halve(facts, 64, 1)
 
 
 @pytest.mark.parametrize("reason", ["own step", "compiled late"])
 def test_what_trains_whole_is_not_run_again_and_larger_sizes_are_left_out(reason):
     model = own_steps.gan() if reason == "own step" else models.mlp()
-    search, data = planned(reason=reason), FitData(*models.rows(94))
-    assert search.cut(model, 32, data) == (32, ())
-    assert not search.halve(model, 32, 32)
+    facts, search, data = ModelFacts(model), planned(reason=reason), FitData(*models.rows(94))
+    assert search.cut(model, facts, 32, data) == (32, ())
+    assert not search.halve(facts, 32, 32)
     assert (search.plan.number, search.plan.micro_batch_size) == (2, 31)
     assert most_in_memory(search.plan) == 31
-    assert search.cut(model, 8, data) == (8, ())
+    assert search.cut(model, facts, 8, data) == (8, ())
     with pytest.raises(OutOfMemoryError, match="at most 31 examples fit at once"):
-        search.cut(model, 32, data)
+        search.cut(model, facts, 32, data)
 
 
 def test_a_size_that_was_given_is_never_halved():
     search = SearchPlan((64,), 32, plan=dataclasses.replace(PLAN, reason="given"))
-    assert not search.halve(models.mlp(), 64, 32)
+    assert not search.halve(ModelFacts(models.mlp()), 64, 32)
     assert search.plan.number == 1
 
 
