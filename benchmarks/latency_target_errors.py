@@ -70,7 +70,10 @@ def verified_share(share, run, *, searches, seed=0):
     """Share of the searches that verify a size, and the median of their calls."""
     rng = np.random.default_rng(seed)
     machines = [Machine(rng, share, run) for _ in range(searches)]
-    found = [searched(machine).best is not None for machine in machines]
+    found = [
+        any(check.outcome == "verified" for check in searched(machine).checks)
+        for machine in machines
+    ]
     return np.mean(found), np.median([machine.calls for machine in machines])
 
 

@@ -32,8 +32,8 @@ def make_timing(
     return TimingRecord(path, policy, batch_size, **(fields | changed))
 
 
-def make_failed(batch_size, outcome="out_of_memory", *, path="compiled", policy="float32"):
-    return TimingRecord(path, policy, batch_size, outcome, "memory ran out when it was probed")
+def make_failed(batch_size, outcome="out of memory", *, path="compiled", policy="float32"):
+    return TimingRecord(path, policy, batch_size, outcome)
 
 
 def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60, missing_calls=None):

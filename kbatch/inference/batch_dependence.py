@@ -51,7 +51,8 @@ class BatchDependence:
 
     def see(
         self,
-        setting: tuple[str, str, int],
+        series: tuple[str, str],
+        size: int,
         outputs: Any,
         *,
         examples: int,
@@ -59,7 +60,6 @@ class BatchDependence:
         call_s: float,
     ) -> None:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
-        series, size = setting[:2], setting[2]
         if series not in self._smallest:
             affordable = int(self._budget_s / 2 / call_s)
             rows = min(max(_FEWEST_ROWS, affordable), _MOST_ROWS, self._repeated)
@@ -73,7 +73,7 @@ class BatchDependence:
         if effects:
             differences = [effect.difference for effect in effects]
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
-            self.found[setting] = SizeEffect(
+            self.found[(*series, size)] = SizeEffect(
                 any(effect.depends for effect in effects),
                 None if None in differences else max(filter(None, differences), default=0.0),
                 max(changed, default=None),

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from matplotlib.axes import Axes
 
-from kbatch.analysis.rows import Row
+from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.memory.result import peaks_under
 from kbatch.memory.search import GUARD_SHARE, fit_memory
 from kbatch.page.content import Figure
@@ -44,14 +44,13 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     """
     timed = _timed(profile)
     upper, lower = canvas.panels(ax, _TALL_IN, (1, 1))
-    shown = [t.batch_size for t in profile.timings if t.outcome != "not_run"]
+    shown = [t.batch_size for t in profile.timings if t.outcome in (MEASURED, OUT_OF_MEMORY)]
     batch_axis(lower, shown, _BATCH_LABEL)
     for index, (label, part) in enumerate(timed.items()):
-        rows = [Row.of(t.batch_size, t.batch_times_s) for t in part.answering]
-        line_s = _line_s(part)
+        rows, line_s = [timing.row for timing in part.answering], _line_s(part)
         draw.rates_and_times(upper, lower, index, rows, label=label, line_s=line_s)
         for timing in part.timings:
-            if timing.outcome == "out_of_memory":
+            if timing.outcome == OUT_OF_MEMORY:
                 draw.missing(lower, timing.batch_size, words="out of memory")
     for target_ms, words in _targets(profile):
         draw.limit(lower, target_ms, words)
@@ -77,11 +76,8 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
     for index, (label, part) in enumerate(timed.items()):
-        points = [
-            (1e3 * t.batch_time_s.value, t.batch_size / t.batch_time_s.value, t.batch_size)
-            for t in part.answering
-            if t.batch_time_s is not None
-        ]
+        rows = [timing.row for timing in part.answering]
+        points = [(1e3 * r.value, r.size / r.value, r.size) for r in rows if r.value is not None]
         times_ms, rates, _ = zip(*points, strict=True)
         draw.series(panel, index, times_ms, rates, label=label)
         color = series_style(index).color if index else MUTED
@@ -196,7 +192,8 @@ def _described(profile: "InferenceProfile", what: str) -> str:
     """Describe a figure for those who do not see it."""
     sentences = [f"A chart of {what}, for {join_words(_timed(profile))}."]
     for label, part in _timed(profile).items():
-        rate, size = max((t.samples_per_second or 0.0, t.batch_size) for t in part.answering)
+        rows = [timing.row for timing in part.answering]
+        rate, size = max((row.rate.value, row.size) for row in rows if row.rate is not None)
         sentences.append(
             f"{label}: at most {format_number(rate)} samples/s, at batch size {size:,}."
         )

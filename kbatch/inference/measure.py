@@ -10,19 +10,17 @@ import contextlib
 import dataclasses
 import math
 import statistics
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import keras
-import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import batch_size_within
 from kbatch.device.environment import read_environment
-from kbatch.device.memory import check_memory_limit, gpu_in_use, gpu_visible
-from kbatch.device.worker import UnsendableError
+from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
@@ -35,14 +33,16 @@ from kbatch.inference.result import (
     TimingRecord,
     check_target,
 )
-from kbatch.inference.sweep import InferencePlan, InferenceSweep, Setting
+from kbatch.inference.sweep import InferencePlan, InferenceSweep
 from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.memory.find import MemoryPass, memory_pass
-from kbatch.memory.probe import Probes, ProcessProbes, WorkerProbes, weights_alone_do_not_fit
+from kbatch.memory.probe import check_weights, open_probes
+from kbatch.memory.search import GUARD_SHARE
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import TimingPlan, check_seconds
+from kbatch.timing.sweep import Setting
 from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
 
@@ -200,8 +200,8 @@ def profile_inference(
         if measure_memory:
             memory = measure_predict_memory(models, inputs, plan, say)
         dependence = BatchDependence(models, inputs, time_budget_s=plan.time_budget_s)
-        with InferenceSweep(models, inputs, plan, seed=seed) as sweep:
-            _warm_up(sweep, memory, dependence, say)
+        with InferenceSweep(models, inputs, plan, memory, seed=seed) as sweep:
+            _warm_up(sweep, dependence, say)
             for number, live in enumerate(sweep.rounds.each_round(), start=1):
                 say(
                     f"round {number}: {pluralize(len(live), 'setting')} to go on, "
@@ -230,69 +230,49 @@ def measure_predict_memory(
 ) -> MemoryPass:
     """Measure the memory of predictions in a worker process that may die of it."""
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
-    place = "this process, which holds the GPU" if gpu_in_use() else "a worker process"
-    say(f"measuring memory in {place}")
-    limits = {"time_budget_s": plan.time_budget_s, "say": say}
+    why_here = "model on the GPU" if gpu_in_use() else None
+    say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
+    rows, policy = SampleRows((inputs.rows,), None), keras.config.dtype_policy().name
     passes = []
-    for policy, model in models.items():
-        with _probes(model, inputs, plan.memory_limit_bytes) as probes:
-            passes.append(memory_pass(probes, plan.batch_sizes, dtype_policy=policy, **limits))
+    for name, model in models.items():
+        workload = Workload(lambda model=model: model, rows, policy, training=False)
+        with open_probes(
+            workload,
+            memory_limit_bytes=plan.memory_limit_bytes,
+            memory_window=(0.0, GUARD_SHARE),
+            why_here=why_here,
+        ) as probes:
+            check_weights(probes.facts)
+            found = memory_pass(
+                probes,
+                plan.batch_sizes,
+                dtype_policy=name,
+                time_budget_s=plan.time_budget_s,
+                say=say,
+            )
+            passes.append(found)
     records = tuple(record for one in passes for record in one.records)
     notes = tuple(note for one in passes for note in one.notes)
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
-@contextlib.contextmanager
-def _probes(
-    model: keras.Model, inputs: InferenceInputs, memory_limit_bytes: int | None
-) -> Iterator[Probes]:
-    rows = SampleRows((inputs.rows,), None)
-    workload = Workload(lambda: model, rows, keras.config.dtype_policy().name, training=False)
-    why_here = "model on the GPU"
-    if not gpu_in_use():
-        with WorkerProbes(workload, memory_limit_bytes) as probes:
-            try:
-                _check_weights(probes, model, memory_limit_bytes)
-            # What a class that the worker does not know leads to when the model is read there.
-            except (UnsendableError, TypeError, ValueError, AttributeError, ImportError):
-                why_here = "model not sendable"
-            else:
-                yield probes
-                return
-    probes = ProcessProbes(workload.start(), memory_limit_bytes, why_here)
-    _check_weights(probes, model, memory_limit_bytes)
-    yield probes
-
-
-def _check_weights(probes: Probes, model: keras.Model, limit_bytes: int | None) -> None:
-    try:
-        facts = probes.facts
-    except MemoryError as error:
-        if isinstance(probes, WorkerProbes) and not gpu_visible():
-            limit_bytes = probes.limit_bytes
-        weights = [tf.as_dtype(v.dtype).size * math.prod(v.shape) for v in model.variables]
-        raise weights_alone_do_not_fit(limit_bytes, sum(weights)) from error
-    if facts.variables_bytes > facts.limit_bytes:
-        raise weights_alone_do_not_fit(facts.limit_bytes, facts.variables_bytes)
-
-
-def _warm_up(
-    sweep: InferenceSweep, memory: MemoryPass, dependence: BatchDependence, say: Progress
-) -> None:
+def _warm_up(sweep: InferenceSweep, dependence: BatchDependence, say: Progress) -> None:
     """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
-    for setting, warm_up in sweep.warm_up(memory):
-        name = f"{setting.call_path} under {setting.dtype_policy}, batch {setting.batch_size}"
+    for setting, warm_up in sweep.warm_up():
+        series, size = setting
+        name = f"{series.call_path} under {series.dtype_policy}, batch {size}"
         if warm_up is None:
             say(f"{name}: out of memory")
             continue
         say(f"{name}: {format_number(1000 * warm_up.call_s)} ms after warming up")
-        if setting == Setting(*sweep.first_series, sweep.plan.batch_sizes[0]):
+        if setting == Setting(sweep.first_series, sweep.plan.batch_sizes[0]):
             check_reachable(sweep, setting)
         dependence.see(
-            setting[:3],
+            series,
+            size,
             warm_up.returned,
             examples=sweep.examples_per_call(setting),
-            run=sweep.runs[setting[:2]],
+            run=sweep.runs[series],
             call_s=warm_up.call_s,
         )
 
@@ -308,9 +288,9 @@ def check_reachable(sweep: InferenceSweep, setting: Setting) -> None:
         # Where memory ran out, the rounds will tell.
         return 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
 
-    found_ms, one = median_ms(setting), setting._replace(batch_size=1)
+    found_ms, one = median_ms(setting), setting._replace(size=1)
     if found_ms > target_ms and one != setting:
-        if sweep.admit(one) is None:
+        if sweep.sweep.admit(one) is None:
             return
         found_ms = median_ms(one)
         sweep.rounds.withdraw(one)  # Not one of the sizes to sweep.
@@ -328,18 +308,18 @@ def verify_target(
             _guess(profile),
             target_s=(profile.target_ms or math.inf) / 1000,
             quantile=profile.quantile,
-            largest=sweep.largest_allowed[series],
+            largest=sweep.largest_allowed,
             drift=expected_drift(profile.answering),
             earlier=[
                 [block.durations_s for block in blocks]
                 for setting, blocks in rounds.blocks.items()
-                if setting[:2] == series and blocks
+                if setting.series == series and blocks
             ],
         )
         while look := search.ask(more_sizes=rounds.spent_s < sweep.plan.time_budget_s):
             (size, calls), latencies_s = look, None
-            setting = Setting(*series, size)
-            if setting in rounds.warm_ups or sweep.admit(setting) is not None:
+            setting = Setting(series, size)
+            if setting in rounds.warm_ups or sweep.sweep.admit(setting) is not None:
                 latencies_s = rounds.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
             found = "memory ran out"
             if latencies_s is not None:
@@ -381,8 +361,8 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
             latency = fit()
             break
     if latency is None:
-        rate = profile.answering[0].samples_per_second or 1.0
-        return lambda latency_s: max(1, int(rate * latency_s))
+        row = profile.answering[0].row
+        return lambda latency_s: max(1, int(row.size * latency_s / (row.value or math.inf)))
 
     def guess(latency_s: float) -> int | None:
         sizes, times_s = latency.curve.batch_sizes, latency.curve.latencies_s

@@ -10,13 +10,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.intervals import (
-    Estimate,
-    calls_for_quantile,
-    median_interval,
-    quantile_upper_bound,
-)
+from kbatch.analysis.intervals import Estimate, calls_for_quantile, quantile_upper_bound
 from kbatch.analysis.line_fit import without_slow_rounds
+from kbatch.analysis.rows import MEASURED, Row
 from kbatch.analysis.scaling_curve import (
     Latency,
     batch_size_within,
@@ -65,8 +61,7 @@ class TimingRecord:
     call_path: str  #: How the model was called.
     dtype_policy: str  #: Under which policy, or `"int8"`.
     batch_size: int  #: Examples in a batch.
-    outcome: str  #: "measured", "out_of_memory" or "not_run".
-    reason: str | None = None  #: Why it was not measured, None where it was.
+    outcome: str  #: "measured", "out of memory", or why it was not run.
     examples_per_call: int = 0  #: Examples of a call: the batch, or all examples of a bulk call.
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
     calls: int = 0  #: Calls that count.
@@ -82,7 +77,7 @@ class TimingRecord:
     @property
     def measured(self) -> bool:
         """Whether there are times."""
-        return self.outcome == "measured"
+        return self.outcome == MEASURED
 
     @property
     def bulk(self) -> bool:
@@ -96,17 +91,9 @@ class TimingRecord:
         return tuple(share * median_s for median_s in self.block_medians_s)
 
     @property
-    def batch_time_s(self) -> Estimate[float] | None:
-        """Median over the rounds; its 95 % interval from six rounds on."""
-        times_s = self.batch_times_s
-        if not times_s:
-            return None
-        return median_interval(times_s) or Estimate(float(np.median(times_s)), n=len(times_s))
-
-    @property
-    def samples_per_second(self) -> float | None:
-        """Examples per second at the median time of a batch."""
-        return None if self.batch_time_s is None else self.batch_size / self.batch_time_s.value
+    def row(self) -> Row:
+        """Its time and rate with their intervals."""
+        return Row.of(self.batch_size, self.batch_times_s, outcome=self.outcome)
 
     def latency_bound_s(self, quantile: float) -> float | None:
         """Bound a quantile of the latency with 95 % confidence; None from too few calls."""
@@ -220,10 +207,8 @@ class InferenceProfile(Result):
         return table
 
     def _row(self, timing: TimingRecord, peaks: Mapping[Any, int | None]) -> dict[str, Any]:
-        time, effect, bound_s = timing.batch_time_s, timing.size_effect, None
-        outcome = timing.outcome.replace("_", " ")
-        if timing.reason:
-            outcome += f": {timing.reason}"
+        row, effect, bound_s = timing.row, timing.size_effect, None
+        outcome = timing.outcome
         if timing.measured and not timing.bulk:
             bound_s = timing.latency_bound_s(self.quantile)
             if missing := timing.missing_calls(self.quantile):
@@ -239,10 +224,10 @@ class InferenceProfile(Result):
             "call path": timing.call_path,
             "policy": timing.dtype_policy,
             "batch size": timing.batch_size,
-            "batch time (ms)": scaled(time and time.value, 1e3),
-            "batch time (ms), low": scaled(time and time.low, 1e3),
-            "batch time (ms), high": scaled(time and time.high, 1e3),
-            "samples/s": timing.samples_per_second,
+            "batch time (ms)": scaled(row.value, 1e3),
+            "batch time (ms), low": scaled(row.low, 1e3),
+            "batch time (ms), high": scaled(row.high, 1e3),
+            "samples/s": row.rate and row.rate.value,
             f"p{100 * self.quantile:g} at most (ms)": scaled(bound_s, 1e3),
             "first call (s)": timing.first_call_s,
             "peak memory (MiB)": scaled(peak, 2.0**-20),

@@ -311,17 +311,6 @@ def check_weights(facts: WorkloadFacts) -> None:
         )
 
 
-def weights_alone_do_not_fit(limit_bytes: int | None, weights_bytes: int) -> OutOfMemoryError:
-    """Describe that a model that is to predict does not fit."""
-    limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
-    return _refusal(
-        "Not even the weights of the model fit in memory: give a larger `memory_limit_bytes`, or a "
-        f"smaller model. Received: a limit of {limit}, weights of {memory_text(weights_bytes)}.",
-        weights_bytes,
-        limit_bytes or 0,
-    )
-
-
 def no_example_fits(
     facts: WorkloadFacts,
     memory_window: tuple[float, float],

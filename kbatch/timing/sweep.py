@@ -14,7 +14,7 @@ from kbatch.training.data.sample_rows import DataEnded
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time: without two sizes there is no fit, and no answer.
 _FEWEST_SETTINGS = 2
-_BEYOND_TARGET = "batches beyond the latency target"
+BEYOND_TARGET = "batches beyond the latency target"
 # A size that is expected to take more than so many times the target is not called.
 _FAR_BEYOND = 1.5
 
@@ -53,7 +53,7 @@ class Sweep:
             last, end = self._ended.get(setting.series, (math.inf, None))
             reason = end if setting.size > last else self._reason_not_to_run(setting)
             if reason is None and self._is_far_beyond(setting):
-                reason = self._end(setting, _BEYOND_TARGET)
+                reason = self._end(setting, BEYOND_TARGET)
             if reason is None:
                 try:
                     warm_up = self.admit(setting)
@@ -108,10 +108,10 @@ class Sweep:
         elif not self._chosen:
             time_s, series = self.time_s(setting), {one.series for one in self.rounds.warm_ups}
             if time_s > self._target_s(setting):
-                self._end(setting, _BEYOND_TARGET)
+                self._end(setting, BEYOND_TARGET)
                 if len(self.timed(setting.series)) > 2:
                     self.rounds.withdraw(setting)
-                    self.not_run[setting] = _BEYOND_TARGET
+                    self.not_run[setting] = BEYOND_TARGET
             elif self.rounds.too_slow_to_double(time_s, contenders=len(series)):
                 self._end(setting, "too slow for the time budget")
 

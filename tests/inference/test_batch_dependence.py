@@ -31,8 +31,7 @@ def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
         for size in sizes:
             examples = 64 if found_path.bulk else size
             outputs = run(inputs.batch(examples), size)
-            setting = (path, name, size)
-            seen.see(setting, outputs, examples=examples, run=run, call_s=1e-3)
+            seen.see((path, name), size, outputs, examples=examples, run=run, call_s=1e-3)
     return seen
 
 

@@ -180,8 +180,8 @@ def test_a_part_is_selected_by_path_and_policy():
 
 def test_a_bulk_call_counts_the_share_of_a_batch_and_has_no_latency():
     calls = make_timing(8, path="predict", examples_per_call=80, block_medians_s=(1.0,) * 8)
-    assert calls.batch_time_s.value == pytest.approx(0.1)
-    assert calls.samples_per_second == pytest.approx(80)
+    assert calls.row.value == pytest.approx(0.1)
+    assert calls.row.rate.value == pytest.approx(80)
     profile = make_profile(calls, make_timing(16, path="predict", examples_per_call=80))
     with pytest.raises(ValueError, match="Bulk prediction"):
         profile.batch_for(latency_ms=5)

@@ -68,8 +68,8 @@ def swept(
     timing = TimingPlan(time_budget_s=budget_s, needed_calls=needed_calls, rounds_beyond=0)
     target_ms = target_s and 1000 * target_s
     plan = InferencePlan(paths, sizes, chosen, timing, BULK, larger, target_ms=target_ms)
-    with InferenceSweep({"float32": None}, Inputs(), plan, seed=0, clock=clock) as sweep:
-        list(sweep.warm_up(memory))
+    with InferenceSweep({"float32": None}, Inputs(), plan, memory, seed=0, clock=clock) as sweep:
+        list(sweep.warm_up())
         list(sweep.rounds.each_round())
         return {(r.call_path, r.batch_size): r for r in sweep.records()}
 
@@ -84,7 +84,7 @@ def test_sizes_far_beyond_a_target_are_not_even_called():
     found = swept(path, clock=clock, target_s=0.06)
     assert sizes_of(found, "compiled") == [1, 8]
     for size in (64, 512):
-        assert found["compiled", size].reason == "batches beyond the latency target"
+        assert found["compiled", size].outcome == "batches beyond the latency target"
     assert {size for _, size in clock.called} == {1, 8}
 
 
@@ -96,7 +96,7 @@ def test_a_target_leaves_bulk_calls_alone():
     found = swept(single, bulk, clock=clock, target_s=0.001)
     assert sizes_of(found, "compiled") == [1, 8]
     assert sizes_of(found, "predict") == [1, 8, 64]
-    assert "target" not in found["predict", 512].reason
+    assert "target" not in found["predict", 512].outcome
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -106,7 +106,7 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
     found = swept(single, clock.path("predict", lambda size: 0.01), clock=clock, chosen=chosen)
     assert sizes_of(found, "compiled") == [1, 8, 64, 512]
     assert sizes_of(found, "predict") == [1, 8, 64]
-    assert "the 64 examples of a bulk call" in found["predict", 512].reason
+    assert "the 64 examples of a bulk call" in found["predict", 512].outcome
     bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
     assert {record.examples_per_call for record in bulk} == {BULK}
 
@@ -116,7 +116,7 @@ def test_two_sizes_are_timed_however_short_the_time():
     paths = [clock.path(name, lambda size: 1.0) for name in ("compiled", "call")]
     found = swept(*paths, clock=clock, chosen=True, budget_s=1.0)
     assert [record.measured for record in found.values()] == [True, True] + [False] * 6
-    assert "half of the time budget was spent on preparing" in found["call", 1].reason
+    assert "half of the time budget was spent on preparing" in found["call", 1].outcome
 
 
 @pytest.mark.parametrize("chosen", [True, False])
@@ -125,8 +125,8 @@ def test_default_sizes_too_slow_for_the_time_are_left_out_and_chosen_ones_are_no
     path = clock.path("compiled", lambda size: 0.01 * size)
     found = swept(path, clock=clock, chosen=chosen, budget_s=10.0)
     assert sizes_of(found, "compiled") == [1, 8, 64] + ([512] if chosen else [])
-    reasons = {size: record.reason for (_, size), record in found.items()}
-    assert reasons[512] == (None if chosen else "too slow for the time budget")
+    reasons = {size: record.outcome for (_, size), record in found.items()}
+    assert reasons[512] == ("measured" if chosen else "too slow for the time budget")
 
 
 def test_with_a_target_default_sizes_are_powers_of_eight():

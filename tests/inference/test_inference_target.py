@@ -6,8 +6,11 @@ from inference_factory import make_profile, make_timing, time_s
 
 from kbatch.inference.measure import check_reachable, verify_target
 from kbatch.inference.result import TargetTooLow
-from kbatch.inference.sweep import InferencePlan, Setting
+from kbatch.inference.sweep import InferencePlan, Series
 from kbatch.timing.rounds import TimingPlan, TimingRounds
+from kbatch.timing.sweep import Setting
+
+FIRST = Series("compiled", "float32")
 
 
 class Sweep:
@@ -22,14 +25,14 @@ class Sweep:
         self.room = room
         self.short = False
         self.rounds = TimingRounds(timing, seed=0, clock=lambda: self.now_s)
-        self.first_series = ("compiled", "float32")
-        self.largest_allowed = {("compiled", "float32"): sizes[-1]}
+        self.first_series, self.largest_allowed = FIRST, sizes[-1]
+        self.sweep = self
         for size in sizes:
-            self.admit(Setting("compiled", "float32", size))
+            self.admit(Setting(FIRST, size))
         self.short = True
 
     def admit(self, setting):
-        return self.rounds.admit(setting, lambda: lambda: self.call(setting.batch_size))
+        return self.rounds.admit(setting, lambda: lambda: self.call(setting.size))
 
     def call(self, size):
         if self.short and size > self.room:
@@ -58,15 +61,15 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
 
 def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
     sweep = Sweep(room=0, target_ms=1.0)
-    check_reachable(sweep, Setting("compiled", "float32", 1))
+    check_reachable(sweep, Setting(FIRST, 1))
 
 
 def test_the_smallest_size_may_lie_above_the_answer():
     """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
     sizes, target_ms = (64, 128), 1000 * time_s(16)
     sweep = Sweep(sizes=sizes, target_ms=target_ms)
-    check_reachable(sweep, Setting("compiled", "float32", 64))
-    assert {setting.batch_size for setting in sweep.rounds.warm_ups} == set(sizes)
+    check_reachable(sweep, Setting(FIRST, 64))
+    assert {setting.size for setting in sweep.rounds.warm_ups} == set(sizes)
     profile = make_profile(*(make_timing(size) for size in sizes))
     found = verified(profile, sweep)
     answer = found.batch_for(latency_ms=target_ms)
@@ -77,7 +80,7 @@ def test_the_smallest_size_may_lie_above_the_answer():
 def test_a_target_below_one_example_is_told_by_one_example():
     sweep = Sweep(sizes=(64, 128), target_ms=1.0)
     with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
-        check_reachable(sweep, Setting("compiled", "float32", 64))
+        check_reachable(sweep, Setting(FIRST, 64))
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
