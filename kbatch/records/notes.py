@@ -60,8 +60,6 @@ def _measured_here(why: str) -> str:
         "replicas": "on as many replicas as train: a batch far too large may end this process, and "
         "the answer is not confirmed in a fresh one.",
         "model on the GPU": "which holds the GPU already: a batch far too large may end it.",
-        "model not sendable": "since the model cannot be sent to a worker process: a batch far too "
-        "large may end it, and on a CPU small blocks of memory are not counted.",
         "not sendable": "since the model or the data cannot be sent to a worker process: "
         "a batch far too large may end this process, small blocks of memory are not counted on a "
         "CPU, and the answer is not confirmed in a fresh process.",
