@@ -16,7 +16,7 @@ from kbatch.errors import InputError
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
-from kbatch.search.timed_fit import ExecutionPlan, TimedFit
+from kbatch.search.timed_fit import ExecutionSettings, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data.forms import FitData
@@ -33,33 +33,37 @@ class Execution:
     """One training run, timed and recorded in the files of its trial, where it has some."""
 
     def __init__(
-        self, model: keras.Model, plan: ExecutionPlan, files: TrialFiles | None, build: Build
+        self,
+        model: keras.Model,
+        settings: ExecutionSettings,
+        files: TrialFiles | None,
+        build: Build,
     ):
         self._model: Any = model
-        self._plan = plan
+        self._settings = settings
         self._files = files
         self._build = build
-        self._fit = TimedFit(model, plan, prepare=self._prepare)
+        self._fit = TimedFit(model, settings, prepare=self._prepare)
         self._facts = ModelFacts(model)
         # Examples that go through a device at once; None before it is found.
-        self._micro_batch_size = plan.search.size_of(self._facts.rows(plan.batch_size))
-        self._search_notes = plan.search.plan.notes if plan.search.plan is not None else ()
+        self._micro_batch_size = settings.search.size_of(self._facts.rows(settings.batch_size))
+        self._search_notes = settings.search.plan.notes if settings.search.plan is not None else ()
         self._described: str | None = None  # The model as it was cut.
         self._plan_s: float | None = None
         optimizer = next(iter(inner_optimizers(self._model)), None)  # None: not compiled yet.
         here = read_environment()
         self._started = ExecutionRecord(
             status="running",
-            seed=plan.seed,
-            batch_size=plan.batch_size,
+            seed=settings.seed,
+            batch_size=settings.batch_size,
             micro_batch_size=self._micro_batch_size,
             dtype_policy=self._facts.dtype_policy,
             optimizer=optimizer and type(optimizer).__name__,
             loss_scaled=self._facts.loss_scaled,
             learning_rate=peak_learning_rate(optimizer),
-            learning_rate_scaling=plan.learning_rate_scaling,
+            learning_rate_scaling=settings.learning_rate_scaling,
             jit_compile=bool(model.jit_compile),
-            notes=plan.notes,
+            notes=settings.notes,
             workers_on_device=workers_on_device(),
             device=here.device.replace("CPU", here.cpu),
             replicas=self._facts.replicas,
@@ -76,7 +80,7 @@ class Execution:
         try:
             # Layers that are built by their first batch are so under the policy too, and draw
             # their weights here, and not in `build`.
-            seeds = seeded(seed_of(self._plan.seed, 1))
+            seeds = seeded(seed_of(self._settings.seed, 1))
             with seeds, dtype_policy_scope(self._started.dtype_policy), self._fit:
                 results = inner.fit(hp, self._model, *call.arguments, **call.keywords)
             results = self._completed(results)
@@ -110,7 +114,7 @@ class Execution:
 
     def _prepare(self, data: FitData) -> int | None:
         """Make the model train by the plan; return the most that fit at once, where known."""
-        search, model = self._plan.search, self._model
+        search, model = self._settings.search, self._model
         before = search.plan
         # A `fit` of the user's may unfreeze layers or compile before a training: what was seen of
         # the model before then says nothing.
@@ -123,7 +127,9 @@ class Execution:
             uninstall_step(model)
             sum_sparse_gradients(model)
         if changed or self._described is None:
-            size, self._search_notes = search.cut(model, self._facts, self._plan.batch_size, data)
+            size, self._search_notes = search.cut(
+                model, self._facts, self._settings.batch_size, data
+            )
             self._micro_batch_size = size
         self._described = described
         return plan.micro_batch_size if search.micro_batch_size == "auto" else None
@@ -133,8 +139,8 @@ class Execution:
         return self._fit.clock.in_step and failures.ran_out_of_memory(error, smaller_worked=True)
 
     def _halve(self) -> bool:
-        size, rows = self._micro_batch_size, self._facts.rows(self._plan.batch_size)
-        return size is not None and self._plan.search.halve(self._facts, rows, size)
+        size, rows = self._micro_batch_size, self._facts.rows(self._settings.batch_size)
+        return size is not None and self._settings.search.halve(self._facts, rows, size)
 
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
@@ -146,7 +152,7 @@ class Execution:
                 "There were too few steps to measure samples/s, which is the objective: train "
                 "for more epochs, or leave out the largest batch sizes. "
                 f"Received: {clock.reading.batches} steps with "
-                f"batch_size={self._plan.batch_size}."
+                f"batch_size={self._settings.batch_size}."
             )
         if clock.epochs and not clock.updates and skips_all_updates(self._model):
             raise keras_tuner.errors.FailedTrialError(
@@ -176,7 +182,7 @@ class Execution:
         if best is None or self._files is None:
             return None, ()
         outcomes = best.outcomes()
-        earlier = self._files.earlier_outcomes(self._plan.number)
+        earlier = self._files.earlier_outcomes(self._settings.number)
         if earlier is None or outcomes.key in (None, earlier.key):
             return outcomes, ()
         if outcomes.set_key == earlier.set_key:
@@ -186,18 +192,18 @@ class Execution:
             "other rows than an earlier one with the same settings: give arrays, or let a data "
             "function return the same rows for every `batch_size`, without `drop_remainder`, a "
             "random split or a random `take`. Received: "
-            f"{outcomes.examples} validation examples with batch_size={self._plan.batch_size} "
+            f"{outcomes.examples} validation examples with batch_size={self._settings.batch_size} "
             f"({outcomes.set_key}), {earlier.examples} before ({earlier.set_key})."
         )
 
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:
-            self._files.write(self._plan.number, record)
+            self._files.write(self._settings.number, record)
 
     def _record(
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
-        fit, started, plan = self._fit, self._started, self._plan.search.plan
+        fit, started, plan = self._fit, self._started, self._settings.search.plan
         clock = fit.clock
         scaling = scaling_of(self._model)  # Layers may have been built since it began.
         notes = (*started.notes, *self._search_notes)

@@ -24,7 +24,7 @@ from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
 from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan
 from kbatch.search.steps_per_execution import Steps, check_steps
-from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
+from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
 from kbatch.search.trial_files import (
     TrialFiles,
     completed_trials,
@@ -288,7 +288,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
                 f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
             )
         used = self.graph.model(model) if self.stock_fit else model
-        execution = Execution(used, self._plan(hp, files, notes), files, self._builder(hp))
+        execution = Execution(
+            used, self._execution_settings(hp, files, notes), files, self._builder(hp)
+        )
         if files is not None:
             for callback in call.callbacks:
                 if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
@@ -411,11 +413,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _plan(
+    def _execution_settings(
         self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[Note, ...]
-    ) -> ExecutionPlan:
+    ) -> ExecutionSettings:
         batch_size: Any = hp.get("batch_size")
-        return ExecutionPlan(
+        return ExecutionSettings(
             number=self._number(hp),
             seed=self._seed(hp),
             batch_size=batch_size,

@@ -61,7 +61,7 @@ class SearchFeed:
         return SearchFeed, ()  # No tensor travels to another process.
 
 
-class ExecutionPlan(NamedTuple):
+class ExecutionSettings(NamedTuple):
     number: int  # Of the execution in its trial, from 0.
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
@@ -82,23 +82,25 @@ class TimedFit:
     def __init__(
         self,
         model: keras.Model,
-        plan: ExecutionPlan,
+        settings: ExecutionSettings,
         *,
         # Called with the data before batching; returns the most that fit at once, where known.
         prepare: Callable[[FitData], int | None] | None = None,
     ):
         self._model: Any = model
-        self._plan = plan
+        self._settings = settings
         self._fit = type(model).fit.__get__(model)
-        self._validation_batch_size = plan.validation_batch_size
+        self._validation_batch_size = settings.validation_batch_size
         self._prepare = prepare
         self._fits = 0
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
-        self._meter = StepMeter(plan.batch_size) if self._several else plan.feed.meter()
+        self._meter = StepMeter(settings.batch_size) if self._several else settings.feed.meter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = (
-            None if plan.objective is None else BestEpoch(plan.objective, plan.objective_parts)
+            None
+            if settings.objective is None
+            else BestEpoch(settings.objective, settings.objective_parts)
         )
         # What training takes, the making of the plan left out.
         self.monitor: GpuMonitor | None = None
@@ -124,10 +126,10 @@ class TimedFit:
 
     def __call__(self, *args: Any, **kwargs: Any) -> keras.callbacks.History:
         """Train the model; takes what `keras.Model.fit` takes."""
-        plan = self._plan
+        settings = self._settings
         given = FitCall(args, kwargs)
         sizes = {
-            "batch_size": plan.batch_size,
+            "batch_size": settings.batch_size,
             "validation_batch_size": self._validation_batch_size,
         }
         for name, size in sizes.items():
@@ -146,17 +148,17 @@ class TimedFit:
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )
         # A batch that replicas share must not have rows of two epochs.
-        endless = None if self._several or given_steps else plan.feed.rows
+        endless = None if self._several or given_steps else settings.feed.rows
         _check_epochs(epochs, initial_epoch, given_steps)
         batches = in_batches(
             data,
             self._model,
-            batch_size=plan.batch_size,
-            largest_batch_size=plan.search.batch_sizes[-1],  # The data must fill it once.
+            batch_size=settings.batch_size,
+            largest_batch_size=settings.search.batch_sizes[-1],  # The data must fill it once.
             validation_batch_size=self._validation_batch_size,
             validation_steps=given.named["validation_steps"],
             # Each fit draws orders of its own, also where it goes on from an epoch.
-            seed=seed_of(plan.seed, self._fits, initial_epoch),
+            seed=seed_of(settings.seed, self._fits, initial_epoch),
             endless=endless,
         )
         if batches.validation_data is not None and not can_validate(self._model):
@@ -171,7 +173,7 @@ class TimedFit:
                 "The dataset never ends: leave out `.repeat()`, or give `steps_per_epoch`. "
                 "Received: a dataset of infinite cardinality."
             )
-        most = given_steps and given_steps * epochs * plan.search.batch_sizes[-1]
+        most = given_steps and given_steps * epochs * settings.search.batch_sizes[-1]
         _fill_caches(batches.dataset, most)
         if is_dataset(batches.validation_data):
             _fill_caches(batches.validation_data, None)
@@ -191,19 +193,19 @@ class TimedFit:
         scale_late_layers(self._model, batches.dataset)
         check_loss_is_scaled(self._model)
         self._find_end(theirs)
-        size, meter = self._plan.batch_size, self._meter
+        size, meter = self._settings.batch_size, self._meter
         scalars = [
             _TensorBoardScalars(callback, batch_size=size)
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
-        ranked = (*self._plan.metrics, self.target and self.target.metric)
+        ranked = (*self._settings.metrics, self.target and self.target.metric)
         if "loss" in ranked and _is_sum(self._model, batches.dataset):
             callback = keras.callbacks.LambdaCallback(
                 on_epoch_end=lambda _, logs: logs.update(loss=logs["loss"] / size)
             )
             theirs = [callback, *theirs]
-        expected = () if call["validation_freq"] != 1 else self._plan.metrics
+        expected = () if call["validation_freq"] != 1 else self._settings.metrics
         swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in theirs)
         self.averages_validated |= swaps
         last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
@@ -264,18 +266,18 @@ class TimedFit:
         self, batches: Batches, call: dict[str, Any], callbacks: list[Any]
     ) -> list[keras.callbacks.Callback]:
         """Set how many steps an execution runs; return what ends the last one in time."""
-        plan, budget, model = self._plan, self.budget, self._model
+        settings, budget, model = self._settings, self.budget, self._model
         found = batches.epoch_steps or int(batches.dataset.cardinality())
         given, examples = call["steps_per_epoch"], batches.examples
-        rows = plan.batch_size if found < 0 else None
+        rows = settings.batch_size if found < 0 else None
         epoch_steps = given or (found if rows is None else examples and -(-examples // rows))
         # Of the search the fewest, so that it ends before the first trial.
         fewest = epoch_steps
         if examples and not given:
-            fewest = -(-examples // plan.search.batch_sizes[-1])
-        check_epoch(plan.search.steps_per_execution, fewest)
+            fewest = -(-examples // settings.search.batch_sizes[-1])
+        check_epoch(settings.search.steps_per_execution, fewest)
         training = Training(
-            batch_size=plan.batch_size,
+            batch_size=settings.batch_size,
             spec=batches.dataset.element_spec,
             epoch_steps=epoch_steps,
             epochs=call["epochs"] - call["initial_epoch"],
@@ -283,12 +285,12 @@ class TimedFit:
             callbacks=callbacks,
             most_at_once=self._most_at_once,
         )
-        self.steps_per_execution, notes = plan.search.steps(model, training)
+        self.steps_per_execution, notes = settings.search.steps(model, training)
         self.notes.extend(notes)
         if self.steps_per_execution == 1 and model.steps_per_execution == 1:
             return []
         set_steps(model, self.steps_per_execution)
-        return [EndInTime(budget, self.clock, plan.batch_size, batches.epoch_steps)]
+        return [EndInTime(budget, self.clock, settings.batch_size, batches.epoch_steps)]
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Note what ends training beside the number of epochs, and let it count by the clock."""
@@ -297,7 +299,7 @@ class TimedFit:
         for callback in budgets:
             callback.count_by(self.clock)
         targets = [callback.target for callback in callbacks if isinstance(callback, StopAtTarget)]
-        if len(targets) > 1 or (self._plan.to_target and not targets):
+        if len(targets) > 1 or (self._settings.to_target and not targets):
             raise InputError(
                 "An objective such as `seconds_to_target`, and training itself, have one target: "
                 "give `callbacks=[kbatch.StopAtTarget(monitor, value)]`. "

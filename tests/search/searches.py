@@ -5,7 +5,7 @@ import small_models as models
 
 import kbatch
 from kbatch.search.plan import SearchPlan
-from kbatch.search.timed_fit import ExecutionPlan, SearchFeed
+from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
 
 
 def noted(study):
@@ -68,4 +68,4 @@ def plan(batch_size=32, **changed):
         "search": SearchPlan((batch_size,)),
         "feed": SearchFeed(),
     }
-    return ExecutionPlan(batch_size=batch_size, **(plain | changed))
+    return ExecutionSettings(batch_size=batch_size, **(plain | changed))
