@@ -18,14 +18,10 @@ def format_number(value: float, digits: int = 3) -> str:
     return f"{rounded:,.{max(0, digits - 1 - exponent)}f}"
 
 
-def interval_text(interval: Estimate[float | None], digits: int = 3) -> str:
-    """Write both ends, such as "1.23 to 1,200"; an empty text where one is not known."""
-    return " to ".join(format_number(end, digits) for end in interval.ends or ())
-
-
 def in_brackets(interval: Estimate[float | None] | None, digits: int = 3) -> str:
     """Write an interval behind its value, nothing without one."""
-    return f" ({interval_text(interval, digits)})" if interval and interval.ends else ""
+    ends = interval and interval.ends
+    return f" ({' to '.join(format_number(end, digits) for end in ends)})" if ends else ""
 
 
 def setting(value: float) -> str:

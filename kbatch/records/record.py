@@ -1,28 +1,10 @@
-"""What records share: checks, and the environment."""
+"""Where numbers were measured."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 # No clock tells less apart.
 SHORTEST_S = 1e-9
-
-
-def check_ranges(least: float, /, **numbers: float | Sequence[float] | None) -> None:
-    """Check that numbers of a record are large enough; unknown ones (None, NaN) are."""
-    for name, found in numbers.items():
-        if found is None or (isinstance(found, (int, float)) and not found < least):
-            continue
-        for number in (found,) if isinstance(found, (int, float)) else found:
-            if number is not None and number < least:
-                raise ValueError(f"`{name}` must be at least {least}. Received: {name}={number}.")
-
-
-def check_choice(choices: Sequence[str], /, **fields: str) -> None:
-    for name, found in fields.items():
-        if found not in choices:
-            raise ValueError(
-                f"`{name}` must be one of {', '.join(choices)}. Received: {name}={found!r}."
-            )
 
 
 @dataclasses.dataclass(frozen=True)

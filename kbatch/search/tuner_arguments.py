@@ -9,7 +9,6 @@ from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
-from kbatch.records.record import check_choice
 from kbatch.study.study import RECORD_NAME
 from kbatch.training.callbacks import StopAtTarget
 
@@ -23,7 +22,8 @@ def check_strategy(
     max_executions: int | None,
     distribution_strategy: Any,
 ) -> None:
-    check_choice(("grid", "race"), strategy=strategy)
+    if strategy not in ("grid", "race"):
+        raise ValueError(f"`strategy` must be one of grid, race. Received: strategy={strategy!r}.")
     if executor is not None and distribution_strategy is not None:
         raise ValueError(
             "A `distribution_strategy` holds the devices of this process: leave it out, or "
