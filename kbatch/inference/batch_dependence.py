@@ -61,7 +61,7 @@ class BatchDependence:
     ) -> None:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
         if series not in self._smallest:
-            affordable = int(self._budget_s / 2 / call_s)
+            affordable = int(self._budget_s / 2 / max(call_s, 1e-6))
             rows = min(max(_FEWEST_ROWS, affordable), _MOST_ROWS, self._repeated)
             eager = functools.partial(_run_model, self._models[series[1]])
             reference = self._reference(run, eager, series[1], size=size, rows=rows)
