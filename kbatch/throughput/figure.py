@@ -113,5 +113,4 @@ def _draw_memory(panel: Axes, profile: "TrainingProfile") -> None:
     panel.set_ylabel("Peak memory\n(weights included)")
     limit_bytes = profile.memory_limit_bytes
     if limit_bytes is not None and (limit_bytes < _FAR * max(peaks) or profile.out_of_memory):
-        words = f"limit {memory_text(limit_bytes)}, nothing above 90 % of it is timed"
-        draw.limit(panel, limit_bytes, words, below=True)
+        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
