@@ -6,6 +6,7 @@ import pytest
 from kbatch.analysis.learning_rate import (
     check_rule,
     learning_rate_ratio,
+    scale_beta_2,
     scale_learning_rate,
 )
 
@@ -60,3 +61,12 @@ def test_sizes_must_be_positive(batch_size, base_batch_size):
         scale_learning_rate(
             0.1, batch_size=batch_size, base_batch_size=base_batch_size, rule="linear"
         )
+
+
+@pytest.mark.parametrize("beta_1", [0.0, 0.5, 0.9, 0.95])
+def test_beta_2_stays_above_the_square_of_beta_1(beta_1):
+    """Below it Adam is unstable (arXiv:2603.02092); what is given below it is not lowered."""
+    for batch_size in (64, 1024, 2**20):
+        sizes = {"batch_size": batch_size, "base_batch_size": 64}
+        assert beta_1**2 < scale_beta_2(0.999, beta_1, **sizes) <= 0.999
+        assert scale_beta_2(beta_1**2 / 2, beta_1, **sizes) == beta_1**2 / 2

@@ -90,3 +90,6 @@ def test_pending_runs_count_as_what_is_expected_of_them():
     np.testing.assert_array_equal(expected.means, model.means)
     own = model.pairs.index((128, 2.0))
     assert expected.covariance[own, own] < model.covariance[own, own]
+    # As in one dimension: 1 / variance grows by 1 / noise.
+    one = model.with_pending([(128, 2.0)]).covariance[own, own]
+    np.testing.assert_allclose(1 / one, 1 / model.covariance[own, own] + 1 / model.noise)
