@@ -23,10 +23,8 @@ from kbatch.training.train_step import wait_for
 HALF = "mixed_float16"
 TOO_SLOW = 2.0
 # Examples of the steps by which policies are timed, fewer than of a batch where they take long. A
-# few tell of a processor that takes so long for float16 that more would take minutes, and a step
-# that takes as long as `_LONG_S` needs no further round where the answer is clear.
+# few tell of a processor that takes so long for float16 that more would take minutes.
 FEW, SOME = 2, 32
-_CLEARLY = 2 * TOO_SLOW
 _LONG_S, _LONGEST_S = 0.03, 0.2
 _ROUNDS_AHEAD, _MOST_ROUNDS = 2, 9
 # A loss scale is halved with each update that overflows: so often it may be too large at first.
@@ -97,12 +95,11 @@ def slowdown(
 
     `half_s` and `full_s` return the seconds of an update on so many rows under the two policies.
     """
-    step_s = SHORTEST_S
-    for rows in (FEW, min(batch_size, SOME)):
-        step_s = half_s(rows)
-        if step_s > _LONG_S and (times := step_s / full_s(rows)) > _CLEARLY:
-            return times
-    rows = min(batch_size, max(SOME, int(SOME * _LONGEST_S / step_s)))
+    few_s = half_s(FEW)
+    if few_s > max(_LONG_S, TOO_SLOW * (few_full_s := full_s(FEW))):
+        return few_s / few_full_s
+    most = SOME * _LONGEST_S / half_s(min(batch_size, SOME))
+    rows = min(batch_size, max(SOME, int(most)))
     ratios: list[float] = []
     ahead = 0  # Rounds that say so, less those that do not.
     while abs(ahead) < _ROUNDS_AHEAD and len(ratios) < _MOST_ROUNDS:
