@@ -137,7 +137,7 @@ def profile_training(
         precision=0.03,
         first_calls_count=False,
     )
-    way, notes = Way(sizes.batch_size), [*memory.notes, run.note]
+    way, notes = Way(sizes.batch_size, fed=True), [*memory.notes, run.note]
     with micro_batch_steps(run.model) as steps:
         timed = TimedUpdates(
             steps,

@@ -27,6 +27,7 @@ class Way(NamedTuple):
 
     batch_size: int | None = None  # Examples of an update; None for as many as the micro-batch has.
     most_at_once: int | None = None  # The sizes are batches, which are cut into so many at most.
+    fed: bool = False  # From a dataset, as in `fit`; else by batches that lie on the device.
     together: bool = False  # As many updates an execution as a search would run.
 
 
@@ -91,7 +92,8 @@ class TimedUpdates:
 
     def _prepare(self, setting: Setting) -> Callable[[], None]:
         batch_size, micro_batch_size = _sizes(setting)
-        steps = self._steps_of(setting)
+        fed = setting.series.fed and self._steps.can_run_together
+        steps = self._steps_of(setting) if fed else None
         return self._steps.step(self._batch_of(batch_size), micro_batch_size, steps)
 
     def _steps_of(self, setting: Setting) -> int:

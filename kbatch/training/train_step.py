@@ -118,18 +118,23 @@ class MicroBatchSteps:
         """Whether an execution may run several steps."""
         return not self._model.run_eagerly and user_step(self._model) is None
 
-    def step(self, batch: Any, micro_batch_size: int, steps: int = 1) -> Callable[[], None]:
-        """Make an execution of steps on a batch; its first call traces and compiles."""
+    def step(
+        self, batch: Any, micro_batch_size: int, steps: int | None = None
+    ) -> Callable[[], None]:
+        """Make the step of a batch, or an execution of steps that read it from a dataset.
+
+        The first call traces and compiles.
+        """
         graph = self._whole
         if micro_batch_size < rows_of(batch):
             graph = self._accumulating or self._accumulating_graph(micro_batch_size)
         batches: Any = None
-        if steps > 1:
+        if steps is not None:
             graph, batches = graph.together(), iter(tf.data.Dataset.from_tensors(batch).repeat())
 
         def run() -> None:
             model = self._model
-            if steps > 1:
+            if steps is not None:
                 self._count = (self._count or counted_steps(model, 1)).changed(steps)
                 model.steps_per_execution = self._count
             if graph.function is None or model.train_function is not graph.function:

@@ -63,7 +63,6 @@ def test_steps_are_timed_one_and_several_an_execution(profile):
     for one in several:
         alone = next(u for u in profile.measured if u.micro_batch_size == one.micro_batch_size)
         assert alone.steps_per_execution == 1
-        assert one.median_s < 3 * alone.median_s
 
 
 def test_what_it_was_measured_with_is_kept(profile):
