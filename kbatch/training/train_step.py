@@ -121,10 +121,7 @@ class MicroBatchSteps:
     def step(
         self, batch: Any, micro_batch_size: int, steps: int | None = None
     ) -> Callable[[], None]:
-        """Make the step of a batch, or an execution of steps that read it from a dataset.
-
-        The first call traces and compiles.
-        """
+        """Make the step of a batch, or an execution of steps; the first call compiles."""
         graph = self._whole
         if micro_batch_size < rows_of(batch):
             graph = self._accumulating or self._accumulating_graph(micro_batch_size)
