@@ -170,9 +170,11 @@ def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
     assert any(len(found[trial.trial_id]) > 1 for trial in grid)
 
 
-def test_its_report_has_the_rates(with_rates, tmp_path):
-    kbatch.write_report(with_rates[1], tmp_path / "report.md")
-    assert "Learning rate of each batch size" in (tmp_path / "report.md").read_text()
+def test_its_table_has_the_rate_that_the_answer_holds_for(with_rates):
+    study = with_rates[1]
+    decision, table = study.decide(), study.table()
+    rates = dict(zip(table["batch size"], table["learning rate"], strict=True))
+    assert rates[decision.batch_size] == pytest.approx(decision.learning_rate)
 
 
 def built(optimizer, batch_size, factor, **arguments):
