@@ -161,6 +161,14 @@ def test_never_more_executions_than_allowed(most, count):
         assert (step.ended, len(search.runs)) == ("executions", most)
 
 
+@pytest.mark.parametrize("most", range(7, 14))
+def test_executions_that_are_no_whole_round_are_left(most):
+    search = Search(flat, max_executions=most, search_rate=False)
+    assert search.to_the_end().ended
+    counts = collections.Counter(run.seed for run in search.runs if run.seed > 0)
+    assert len(set(counts.values())) <= 1
+
+
 def test_a_rate_that_is_far_off_is_found_and_the_size_with_it():
     search = Search(eight_times_too_small)
     step = search.to_the_end()
