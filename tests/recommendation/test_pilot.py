@@ -7,7 +7,7 @@ from fake_clock import FakeClock
 
 from kbatch.errors import InputError
 from kbatch.recommendation.pilot import run_pilot
-from kbatch.recommendation.record import useful_stretches
+from kbatch.recommendation.result import useful_stretches
 from kbatch.training.data.forms import FitData
 
 
