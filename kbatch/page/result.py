@@ -1,5 +1,6 @@
 """The one shape of every result: an answer, a table, at most three notes, and figures."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
@@ -23,7 +24,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-class Result:
+class Result(ABC):
     """The base of a frozen dataclass that holds what was measured.
 
     A result says what it found in these seven; whatever shows it reads nothing else:
@@ -45,18 +46,18 @@ class Result:
     environment: EnvironmentRecord | None
 
     @property
+    @abstractmethod
     def title(self) -> str:
         """What it is a result of, in a few words."""
-        raise NotImplementedError
 
     @property
+    @abstractmethod
     def answer(self) -> str:
         """The decision, in one sentence."""
-        raise NotImplementedError
 
+    @abstractmethod
     def table(self) -> "pd.DataFrame":
         """Return what was measured, with units in the names of its columns."""
-        raise NotImplementedError
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -90,8 +91,7 @@ class Result:
         try:  # Values that do not fit each other are found where the page is made of them.
             found.page()
         except DAMAGED as error:
-            name = printable(str(path))
-            raise RecordError(f"{name} is damaged: {shown(error)}.") from error
+            raise RecordError(f"{printable(str(path))} is damaged: {shown(error)}.") from error
         return found
 
     def write_report(self, path: Path | str) -> tuple[Path, ...]:

@@ -22,7 +22,7 @@ from kbatch.records.json_codec import RecordError, read_record
 from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
 from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training.data.forms import is_composite
-from kbatch.training.fingerprint import function_code, model_description
+from kbatch.training.fingerprint import config_of, function_code, model_description
 from kbatch.training.fit_call import FitCall
 
 # They change what is shown, or are checked elsewhere.
@@ -160,11 +160,8 @@ def _worded(value: Any) -> str:
     if dataclasses.is_dataclass(kind):
         config = vars(value)
     elif hasattr(kind, "get_config") and kind is not value:
-        try:
-            config = {key: item for key, item in value.get_config().items() if key != "name"}
-        # Keras raises these where a part of the user's has no `get_config`: its class is left.
-        except (NotImplementedError, TypeError, ValueError):
-            config = None
+        known = config_of(value)  # Of a part of the user's without one its class is left.
+        config = known and {key: item for key, item in known.items() if key != "name"}
     name = f"{kind.__module__}.{kind.__qualname__}"
     return name if config is None else f"{kind.__name__}({_worded(config)})"
 

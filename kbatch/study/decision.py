@@ -155,9 +155,9 @@ class Decision:
 
     @property
     def notes(self) -> tuple[Note, ...]:
-        """What speaks for another training or search; nothing where the answer is certain."""
-        certainty = () if self.certain else (self.page.certainty,)
-        found = (self.page.missing, *certainty, self.page.rate, *self.page.limits)
+        """How sure the answer is, and what speaks for another training or search."""
+        page = self.page
+        found = (page.missing, page.certainty, page.rate, *page.limits)
         return tuple(note for note in found if isinstance(note, Note))
 
     @property

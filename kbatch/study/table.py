@@ -32,7 +32,7 @@ def rows_of(
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.accumulation_steps or 1) > 1 for trial in trials)
     for trial, *others in rates_of_settings(trials):
-        objective, judged = trial.objective, _judged(found, trial)
+        objective, judged = trial.objective, judged_part(found, trial)
         row: Row = {"batch size": trial.batch_size}
         row |= {name: trial.hyperparameters.get(name) for name in names.hyperparameters}
         row |= {"dtype policy": trial.dtype_policy} if names.several_policies else {}
@@ -69,7 +69,7 @@ def objective_column(objective: Objective) -> str:
 
 
 def _aligned(rows: Sequence[Row]) -> list[Row]:
-    """Give all rows the columns of all, in one order; what a row does not have is None."""
+    """Return the rows with the same columns in one order: a missing value is None."""
     columns: list[str] = []
     for row in rows:
         place = 0
@@ -96,7 +96,7 @@ def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
     return next((pair for one, pair in compared if one.trial_id == trial.trial_id), None)
 
 
-def _judged(found: Decision, trial: TrialRecord) -> TrialRecord:
+def judged_part(found: Decision, trial: TrialRecord) -> TrialRecord:
     """Return a trial with the executions that judge it: the first of a race chose its pairs."""
     pair, count = _pair(found, trial), len(trial.executions)
     if found.judgement is None or pair is None or found.judgement.rounds[pair] != count - 1:

@@ -84,19 +84,23 @@ def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> A
     if isinstance(value, (list, tuple)):
         return [_described(item, names, dropped) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
-        return [_class(type(value)), _described(_config(value), names, dropped)]
+        config = config_of(value)
+        if config is None:  # Its weights and its code still tell it.
+            config = getattr(value, "layers", [])
+        return [_class(type(value)), _described(config, names, dropped)]
     if hasattr(value, "__code__"):
         return [_class(value), function_code(value)]
     return _class(value if isinstance(value, type) else type(value))
 
 
-def _config(part: Any) -> Any:
+def config_of(part: Any) -> dict[str, Any] | None:
+    """Return the configuration of a part of a model, None where Keras cannot tell it."""
     try:
         return part.get_config()
     # Keras refuses with the first to describe a subclass without a `get_config` of its own, and
-    # with the others parts that it cannot serialize. Its weights and its code still tell it.
+    # with the others parts that it cannot serialize.
     except (NotImplementedError, TypeError, ValueError):
-        return list(getattr(part, "layers", []))
+        return None
 
 
 def _class(kind: Any) -> str:

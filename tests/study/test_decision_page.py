@@ -8,9 +8,11 @@ import pytest
 from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
 from records_factory import make_trial as trial_of
 
+import kbatch
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.records.training_run import Outcomes
+from kbatch.study.figures.pareto import pareto_points
 
 
 def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
@@ -74,6 +76,7 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert "`beta_2` 0.998" in page.settings
     assert "128 examples fit at once: no accumulation is needed." in page.settings
     assert page.search == "12 trainings of 4 batch sizes."
+    assert page.certainty in found.notes
     assert str(found).splitlines()[0] == page.headline
     assert len(str(found).splitlines()) <= 15
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
@@ -206,6 +209,21 @@ def test_a_certified_size_names_those_that_may_be_preferred():
     assert (raced.certified, raced.certain) == (True, False)
     assert "whether 128 would do too" in raced.reason
     assert "a tolerance of" not in raced.reason
+
+
+def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
+    trials = []
+    for size in (32, 64):  # The first execution chose the pair, and was lucky.
+        trial = make_trial(size, 800, factor=2.0, count=5)
+        lucky = make_trial(size, 200, factor=2.0, count=1).executions[0]
+        trials.append(dataclasses.replace(trial, executions=(lucky, *trial.executions[1:])))
+    study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
+    judged = study.table().set_index("batch size")["validation accuracy"]
+    assert judged[64] == pytest.approx(np.mean(study.trials[1].objective_values[1:]))
+    lines = kbatch.plot_trials(study).figure.axes[1].lines
+    assert any(list(line.get_ydata()) == pytest.approx(list(judged)) for line in lines)
+    _, points = pareto_points(study)
+    assert {p.batch_size: p.quality.value for p in points} == pytest.approx(judged.to_dict())
 
 
 def test_a_race_of_few_executions_names_only_what_it_compared_and_how_to_go_on():

@@ -14,11 +14,9 @@ from kbatch.plotting.canvas import shortened
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.figures.common import (
-    metric_estimate,
-    throughput_estimate,
-)
+from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import metric_words, trial_names
+from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective
 
 if TYPE_CHECKING:
@@ -42,7 +40,7 @@ class ParetoPoint(NamedTuple):
 def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
     """Return the metric and the trials by throughput, with those that no other one beats."""
     refuse_empty(study)
-    names, quality = trial_names(study.trials), study.quality_metric
+    names, quality, decided = trial_names(study.trials), study.quality_metric, study.decide()
     completed = [t for t, *_ in rates_of_settings(study.trials) if t.status == "completed"]
     series = common.trial_series(completed, names) if completed else ()
     number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
@@ -51,7 +49,7 @@ def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
         for trial in completed
         if quality is not None
         and (rate := throughput_estimate(trial)) is not None
-        and (value := metric_estimate(trial, quality.name)) is not None
+        and (value := metric_estimate(judged_part(decided, trial), quality.name)) is not None
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")

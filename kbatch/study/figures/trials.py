@@ -21,6 +21,7 @@ from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import at_most, metric_words, outcome, trial_names
+from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -58,14 +59,16 @@ def plot_trials(study: "Study", ax: Axes | None = None) -> Axes:
 def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) -> Axes:
     """Draw the figure; the trial that runs is a hollow mark."""
     refuse_empty(study)
-    quality, named, trials = study.quality_metric, study.decide().trial, as_compared(study.trials)
+    quality, decided, trials = study.quality_metric, study.decide(), as_compared(study.trials)
+    named = decided.trial
     shown = [rates[0] for rates in rates_of_settings(trials)]
     series = common.trial_series(shown, trial_names(study.trials))
     places = _places(series, shown)
     completed = [trial for trial in shown if trial.status == "completed"]
 
     def quality_of(trial: TrialRecord) -> Estimate[float] | None:
-        return metric_estimate(trial, quality.name) if quality else None
+        # The value that the table of the decision shows.
+        return metric_estimate(judged_part(decided, trial), quality.name) if quality else None
 
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in shown], common.BATCH_LABEL)
@@ -227,14 +230,15 @@ def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> 
 
 def named_label(study: "Study") -> str:
     """Write what the decision names, with its throughput or quality."""
-    trial: Any = study.decide().trial
+    decided = study.decide()
+    trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *trial_names(study.trials).settings(trial)]
     if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
         parts.append(f"learning rate {setting(rate)}")
     text, quality = f"take {', '.join(parts)}", study.quality_metric
     if trial.objective.name == "samples_per_second":
         return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
-    value = quality and trial.metrics.get(quality.name)
+    value = quality and judged_part(decided, trial).metrics.get(quality.name)
     return text if value is None else f"{text}: {format_number(value, 4)}"
 
 
