@@ -30,8 +30,8 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
-# Why a race does not repeat a size.
-_UNLIKELY = "not repeated: unlikely to win"
+# Why a size is not judged in a race.
+_UNLIKELY = "left the race: unlikely to win"
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 

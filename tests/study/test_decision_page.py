@@ -5,6 +5,7 @@ import html
 
 import numpy as np
 import pytest
+from matplotlib.text import Text
 from records_factory import make_diverged, make_epochs, make_execution, make_search, make_study
 from records_factory import make_trial as trial_of
 
@@ -224,6 +225,17 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
     assert any(list(line.get_ydata()) == pytest.approx(list(judged)) for line in lines)
     _, points = pareto_points(study)
     assert {p.batch_size: p.quality.value for p in points} == pytest.approx(judged.to_dict())
+
+
+def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
+    repeated = [make_trial(size, 800, factor=2.0, count=5) for size in (32, 64, 256)]
+    left = make_trial(128, 800, factor=2.0, count=1)
+    trials = (*repeated[:2], left, repeated[2])
+    study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
+    assert study.decide().tied == (32, 64, 256)
+    texts = kbatch.plot_trials(study).figure.findobj(Text)
+    words = " ".join(text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in texts)
+    assert "Not told apart from the best: 32, 64 and 256." in words
 
 
 def test_a_race_of_few_executions_names_only_what_it_compared_and_how_to_go_on():

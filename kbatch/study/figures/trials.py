@@ -212,7 +212,7 @@ def _tied(study: "Study") -> str:
     decided = study.decide()
     if not decided.tied:
         return ""
-    tied = sizes_text(decided.tied, sorted((*decided.tied, *decided.worse)))
+    tied = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
     return f"Not told apart from the best: {tied}."
 
 
