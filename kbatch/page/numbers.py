@@ -13,7 +13,7 @@ def format_number(value: float, digits: int = 3) -> str:
     # Rounding may carry into the next power of ten: 999.7 has three digits as 1,000.
     rounded = float(f"{value:.{digits - 1}e}")
     exponent = math.floor(math.log10(abs(rounded)))
-    if exponent < -4:
+    if not -5 < exponent < 12:
         return f"{rounded:.{digits - 1}e}"
     return f"{rounded:,.{max(0, digits - 1 - exponent)}f}"
 

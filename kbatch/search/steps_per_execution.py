@@ -45,7 +45,7 @@ def check_steps(steps: Steps) -> Steps:
             '`steps_per_execution` must be "auto", a positive integer or None. '
             f"Received: steps_per_execution={steps!r}."
         )
-    return check_size(steps, "steps_per_execution", unit="steps")
+    return check_size(steps, "steps_per_execution", unit="")
 
 
 class Training(NamedTuple):

@@ -28,6 +28,7 @@ def test_the_text_reads_back_as_the_rounded_number(digits):
         (0.00012, "0.000120"),
         (0.0000123, "1.23e-05"),
         (-0.3, "-0.300"),
+        (3.13e28, "3.13e+28"),
     ],
 )
 def test_three_significant_digits(value, text):

@@ -22,6 +22,11 @@ import kbatch
         ({"batch_sizes": (float("nan"),)}, TypeError, r"\[nan\]"),
         ({"batch_sizes": (8, 2**70)}, ValueError, r"at most 2\*\*53"),
         ({"batch_sizes": (np.uint64(2**63),)}, ValueError, r"at most 2\*\*53"),
+        (
+            {"steps_per_execution": 0},
+            ValueError,
+            r"`steps_per_execution` must be a positive integer\. ",
+        ),
         ({"micro_batch_size": 2**70}, ValueError, r"`micro_batch_size` must be at most 2\*\*53"),
         ({"memory_limit_bytes": 2**70}, ValueError, "memory_limit_bytes"),
         ({"dtype_policy": "float12"}, ValueError, "mixed_float16"),
