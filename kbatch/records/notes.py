@@ -235,8 +235,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "micro-batches of {size}."
     ),
     "failure_rate": (
-        "Batch size {failed} {how}: that {trainings} did not leaves a failure rate of up to "
-        "{rate} open."
+        "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "
+        "still fail."
     ),
     "devices_differ": (
         "Trials ran on different devices: {devices}. Compare samples/s and seconds within one "
