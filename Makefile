@@ -27,7 +27,7 @@ docs/images/trials.png: .venv/demo.stamp
 # The pictures of the guides and of the gallery, from the records in docs/data; the two scripts say
 # how to make those again.
 figures: .venv/demo.stamp
-	$(BIN)/python docs/figures.py
+	PYTHONPATH=benchmarks $(BIN)/python docs/figures.py
 	$(BIN)/python docs/gallery.py
 
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one

@@ -1,36 +1,34 @@
-"""The figures of the guide on noise scale and goodput, from runs of kbatch.
+"""The figures of the guides, from runs of kbatch.
 
 PYTHONPATH=benchmarks python docs/figures.py measure    trains, some minutes on two cores; writes
                                                         docs/data; needs scikit-learn
-python docs/figures.py                                  draws docs/images from docs/data
+PYTHONPATH=benchmarks python docs/figures.py            draws docs/images from docs/data and from
+                                                        benchmarks/decision_tables.jsonl
 """
 
+import dataclasses
+import json
 import sys
 import tempfile
 from pathlib import Path
 
 import numpy as np
+from matplotlib.figure import Figure
 
 import kbatch
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, tidy
+from kbatch.plotting.palette import size_color
 from kbatch.plotting.saving import save_figure
+from kbatch.search.live_plot import draw_live
 
 HERE = Path(__file__).parent
 DATA, IMAGES = HERE / "data", HERE / "images"
 BATCH_SIZES = kbatch.powers_of_two(8, 1024)
-PILOT_SIZE, PILOT_MICRO = 64, 8
+BASE_SIZE = 64
 
 
 def measure():
-    """Trains until the target at every size, and measures the noise scale at one of them."""
-    ends = [kbatch.StopAtTarget("val_accuracy", 0.97), kbatch.TimeBudget(20)]
-    # Only the largest batch is cut: by its two parts the study has a noise scale.
-    half = BATCH_SIZES[-1] // 2
-    search("to-the-target", ("seconds_to_target", "min"), BATCH_SIZES, half, 1000, ends)
-    search("pilot", ("val_accuracy", "max"), (PILOT_SIZE,), PILOT_MICRO, 12, [])
-
-
-def search(name, objective, batch_sizes, micro_batch_size, epochs, callbacks):
-    """Runs a search on the digits and keeps its study in one file."""
+    """Trains digits until the target at every size, and keeps the study in one file."""
     import keras_tuner
     from nets import digits, digits_cnn
 
@@ -39,35 +37,73 @@ def search(name, objective, batch_sizes, micro_batch_size, epochs, callbacks):
     order = np.random.default_rng(0).permutation(len(y))
     hypermodel = kbatch.BatchSizeHyperModel(
         digits_cnn,
-        batch_sizes,
-        micro_batch_size=micro_batch_size,
+        BATCH_SIZES,
+        # Only the largest batch is cut: by its two parts the study has a noise scale.
+        micro_batch_size=BATCH_SIZES[-1] // 2,
         dtype_policy="float32",
-        base_batch_size=PILOT_SIZE,
+        base_batch_size=BASE_SIZE,
         seed=0,
     )
+    ends = [kbatch.StopAtTarget("val_accuracy", 0.97), kbatch.TimeBudget(20)]
     with tempfile.TemporaryDirectory() as folder:
         tuner = kbatch.BatchSizeTuner(
             hypermodel,
-            keras_tuner.Objective(*objective),
+            keras_tuner.Objective("seconds_to_target", "min"),
             executions_per_trial=3,
             directory=folder,
-            project_name=name,
+            project_name="to-the-target",
         )
-        fit = {"validation_split": 0.2, "epochs": epochs, "callbacks": callbacks}
+        fit = {"validation_split": 0.2, "epochs": 1000, "callbacks": ends}
         tuner.search(x[order], y[order], **fit)
-        kbatch.load_study(tuner).save(DATA / f"{name}.json")
+        kbatch.load_study(tuner).save(DATA / "to-the-target.json")
+
+
+def learning_rates():
+    """Draws how accurate three nets become, by learning rate and batch size."""
+    from decision_tables import FACTORS, REPLAYED_SEEDS, SIZES, TABLES
+
+    rows = [json.loads(line) for line in TABLES.read_text().splitlines()]
+    figure = Figure(figsize=(WIDTH_IN, 2.7), layout="constrained")
+    nets = {"mlp": "MLP, SGD", "cnn": "CNN, Adam", "text": "text, Adam"}
+    for net, title, panel in zip(nets, nets.values(), figure.subplots(1, 3), strict=True):
+        for size in SIZES:
+            tests = [
+                row["test"]
+                for row in rows
+                if (row["task"], row["size"]) == (net, size) and row["seed"] >= REPLAYED_SEEDS
+            ]
+            color = size_color(size, SIZES)
+            panel.plot(FACTORS, np.mean(tests, 0), color=color, label=str(size), linewidth=1.2)
+        panel.set_xscale("log", base=2)
+        panel.set_xticks([1 / 64, 1 / 8, 1, 8, 64], ["1/64", "1/8", "1", "8", "64"])
+        panel.minorticks_off()
+        panel.set_title(title, fontsize=TEXT_PT)
+        panel.tick_params(labelsize=SMALL_PT)
+        tidy(panel)
+    first, middle, last = figure.axes
+    first.set_ylabel("test accuracy", fontsize=TEXT_PT)
+    middle.set_xlabel("learning rate, times the rule's for the batch size", fontsize=TEXT_PT)
+    last.legend(title="batch size", fontsize=SMALL_PT, title_fontsize=SMALL_PT, frameon=False)
+    return figure
+
+
+def running(study):
+    """Draws a search as `LivePlot` shows it, with the fifth trial running."""
+    begun = dataclasses.replace(study, name="digits", trials=study.trials[:5])
+    last = begun.trials[-1]
+    status = f"4 trials ended, batch size {last.batch_size} is running"
+    return draw_live(begun, running=last.trial_id, status=status)
 
 
 def draw():
-    """Draws the figures from the two studies."""
-    to_the_target, pilot = (
-        kbatch.load_study(DATA / f"{n}.json") for n in ("to-the-target", "pilot")
-    )
+    """Draws the figures."""
+    study = kbatch.load_study(DATA / "to-the-target.json")
     figures = {
-        "learning-curves": kbatch.plot_learning_curves(to_the_target),
-        "to-the-target": kbatch.plot_time_to_target(to_the_target),
-        "noise-scale": kbatch.plot_noise_scale(pilot),
-        "goodput": kbatch.plot_noise_scale(to_the_target),
+        "learning-curves": kbatch.plot_learning_curves(study),
+        "to-the-target": kbatch.plot_time_to_target(study),
+        "goodput": kbatch.plot_noise_scale(study),
+        "learning-rates": learning_rates(),
+        "live": running(study),
     }
     for name, figure in figures.items():
         save_figure(figure, IMAGES / f"{name}.png")

@@ -8,7 +8,7 @@ import importlib
 import re
 from pathlib import Path
 
-__version__ = "0.2.0"
+__version__ = "0.3.0"
 
 # The stub beside this file has a line for each public name.
 _STUB = Path(__file__).with_suffix(".pyi").read_text(encoding="utf-8")
