@@ -4,9 +4,9 @@ BIN := .venv/bin
 
 .PHONY: help demo figures test test-slow test-engines test-trackers test-versions test-gpu mutations models-table keras-tests notebooks docs lint format types clean
 
+# One line a target: what stands behind its two hashes.
 help:
-	@echo "make demo | test | test-slow | test-engines | test-trackers | test-versions"
-	@echo "     test-gpu | mutations | models-table | keras-tests | notebooks | docs | lint | format | types | clean"
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "make %-13s %s\n", $$1, $$2 }' Makefile
 
 # ENVIRONMENT/EXTRA.stamp, one stamp an extra: a second run finds it and starts at once.
 %.stamp: setup.cfg pyproject.toml
@@ -17,7 +17,7 @@ help:
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check $(CONSTRAINTS) --editable '.[$(*F)]'
 	@touch $@
 
-demo: .venv/demo.stamp
+demo: .venv/demo.stamp ## a search on handwritten digits, its page and its figures, in kbatch-demo
 	$(BIN)/kbatch demo
 
 # The picture of the README.
@@ -26,69 +26,67 @@ docs/images/trials.png: .venv/demo.stamp
 
 # The pictures of the guides and of the gallery, from the records in docs/data; the two scripts say
 # how to make those again.
-figures: .venv/demo.stamp
+figures: .venv/demo.stamp ## draw the pictures of the guides and of the gallery again, from the recorded runs
 	PYTHONPATH=benchmarks $(BIN)/python docs/figures.py
 	$(BIN)/python docs/gallery.py
 
 # Two processes: TensorFlow's graphs pile up in one, and most of a test runs on one core. The one
 # that ends first takes over half of what the other has left.
-test: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "not slow and not gpu and not engine and not tracker"
+test: .venv/test.stamp ## every dependency into .venv, and the fast tests; QUESTION=memory for those in tests/memory
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
+	  -m "not slow and not gpu and not engine and not tracker" $(QUESTION:%=tests/%)
 
-test-slow: .venv/test.stamp
-	$(BIN)/python -m pytest -n 2 --dist worksteal -m "slow and not gpu and not engine and not tracker"
+test-slow: .venv/test.stamp ## the slow tests: many trials, killed processes, a browser, a fresh environment
+	$(BIN)/python -m pytest -n 2 --dist worksteal --durations=10 \
+	  -m "slow and not gpu and not engine and not tracker" $(QUESTION:%=tests/%)
 
 # Searches on SLURM (apt-get install slurm-wlm munge, as root), Ray and Dask, on this host alone.
-test-engines: .venv/engines.stamp
+test-engines: .venv/engines.stamp ## searches on SLURM, Ray and Dask, on this host
 	$(BIN)/python -m pytest -m engine tests/engines
 
 # MLflow and Weights & Biases, which want other versions of what the rest uses.
-test-trackers: .venv-trackers/trackers.stamp
+test-trackers: .venv-trackers/trackers.stamp ## studies in MLflow and W&B themselves, in .venv-trackers
 	.venv-trackers/bin/python -m pytest -m tracker tests/study
 
 # The oldest versions that setup.cfg allows: training in parts, a search, the quickstart, the demo.
 .venv-oldest/test.stamp: tests/oldest.txt
 .venv-oldest/test.stamp: CONSTRAINTS = --constraint tests/oldest.txt
-test-versions: .venv-oldest/test.stamp
+test-versions: .venv-oldest/test.stamp ## the oldest TensorFlow, Keras and others that setup.cfg allows, in .venv-oldest
 	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal tests/test_library_internals.py \
 	  tests/training/test_accumulated_*.py tests/search/test_search.py \
 	  tests/test_guides.py::test_the_python_of_the_readme_runs
 	.venv-oldest/bin/kbatch demo --quick
 
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
-test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp)
+test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp) ## what needs an NVIDIA GPU; its findings are a page to commit
 	$(BIN)/python -m pytest -m gpu tests/gpu
 
 # Faults put into a copy of the core, one after the other, which its fast tests must find.
-mutations: .venv/test.stamp
+mutations: .venv/test.stamp ## put 60 faults into copies of the core, which the fast tests must find
 	$(BIN)/python tests/mutations.py
 
-# The table of docs/models.md: what kbatch does with each kind of model.
-models-table: .venv/test.stamp
+models-table: .venv/test.stamp ## what kbatch does with each kind of model: the table of docs/models.md
 	PYTHONPATH=.:tests $(BIN)/python -m models.verdicts
 
-# Keras's own tests of training, with micro-batches underneath.
-keras-tests: .venv/test.stamp
+keras-tests: .venv/test.stamp ## Keras's own tests of training, in micro-batches
 	$(BIN)/python tests/keras_trainer_tests.py
 
-# Their outputs, made again.
-notebooks: .venv/notebook.stamp
+notebooks: .venv/notebook.stamp ## execute the notebooks and keep their outputs
 	$(BIN)/python notebooks/execute.py
 
-# The site, in build/docs; a warning is an error.
-docs: .venv/docs.stamp
+docs: .venv/docs.stamp ## the site, in build/docs; a warning is an error
 	$(BIN)/python -m sphinx -W --keep-going -q -E docs build/docs
 
-lint: .venv/dev.stamp
+lint: .venv/dev.stamp ## ruff, as it must pass
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 
-format: .venv/dev.stamp
+format: .venv/dev.stamp ## ruff, mending what it can
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-types: .venv/dev.stamp
+types: .venv/dev.stamp ## pyright
 	$(BIN)/pyright
 
-clean:
+clean: ## remove the environments and what was built
 	rm -rf .venv .venv-* build dist *.egg-info kbatch-demo

@@ -163,12 +163,12 @@ MUTATIONS = [
     ),
     # 55 to 60: the rules of the learning rate, and what follows the batch size.
     Mutation("return math.sqrt(kappa)", "return kappa", "learning_rates"),
-    Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates learning_rate_records"),
-    Mutation("most) / learning_rate_ratio", "most)", "learning_rates learning_rate_records"),
+    Mutation("beta_1**2 + (1 - beta_1**2) / 100", "0.0", "learning_rates"),
+    Mutation("most) / learning_rate_ratio", "most)", "learning_rates"),
     Mutation(
         "return momentum ** batch_size_ratio(",
         "return momentum * batch_size_ratio(",
-        "learning_rates learning_rate_records",
+        "learning_rates",
     ),
     Mutation(
         "max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "learning_rate scaled_model"

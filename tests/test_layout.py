@@ -160,11 +160,8 @@ def test_a_module_imports_from_its_own_package_and_those_before_it():
     [
         ("kbatch.analysis.x", "from kbatch.records import usage"),
         ("kbatch.records.x", "def f():\n    from kbatch.page.result import write_report"),
-        ("kbatch.records.x", "from kbatch import page"),
         ("kbatch.records.x", "from ..study import trial"),
-        ("kbatch.study.figures.x", "from ...search import hypermodel"),
         ("kbatch.search.x", "import jinja2"),
-        ("kbatch.search.x", "import kbatch"),
         ("kbatch.records.x", "import importlib\nimportlib.import_module('kbatch.page.html')"),
         ("kbatch.helpers.x", ""),
     ],
@@ -176,7 +173,6 @@ def test_a_wrong_import_is_seen(module, source):
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kbatch.analysis.x", "import math\nimport numpy as np\nfrom . import intervals"),
         (
             "kbatch.records.x",
             "from kbatch.analysis import Estimate\nfrom kbatch import __version__",
@@ -318,9 +314,7 @@ def test_one_file_reaches_into_private_parts_of_libraries():
     [
         "from keras.src.metrics import x",
         "def f():\n    import tensorflow.python.eager",
-        "from tensorflow.python import eager",
         "def f(model):\n    return model._compile_loss",
-        "def f(model):\n    model._compile_loss = 1",
         "def f(model):\n    return getattr(model, '_inputs_struct', None)",
         "class A(B):\n    def f(self):\n        return self._of_the_base",
     ],

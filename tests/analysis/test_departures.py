@@ -43,15 +43,3 @@ def test_a_hiccup_here_and_there_is_neither_departure_nor_noise():
     departure = measure_departure(PLACES, residuals)
     assert departure.holds
     assert departure.noise < 0.1
-
-
-def test_the_noise_of_what_was_measured_once_is_unknown():
-    departure = measure_departure(np.arange(8), noise(0)[:8])
-    assert (departure.noise, departure.holds) == (None, None)
-    np.testing.assert_allclose(departure.worst, np.max(np.abs(noise(0)[:8])))
-
-
-def test_two_places_say_nothing_about_a_line():
-    departure = measure_departure(np.array([0, 0, 1, 1]), np.array([0.5, 0.6, -0.5, -0.6]))
-    assert departure.holds is None
-    assert departure.noise is not None

@@ -37,11 +37,6 @@ def test_it_is_the_progress_of_an_example_by_the_steps_to_a_target():
     np.testing.assert_allclose(value, examples(64) / examples(512))
 
 
-def test_goodput_is_the_throughput_where_examples_count_fully():
-    value = goodput(64, 0.5, noise_scale=100, base_batch_size=64)
-    np.testing.assert_allclose(value, 128)
-
-
 def test_times_to_a_target_go_as_the_inverse_of_goodput():
     def time_s(b):
         return (1 + 100 / b) * (0.01 + 1e-4 * b)

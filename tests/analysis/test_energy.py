@@ -22,15 +22,6 @@ def test_the_integral_is_the_trapezoid_rule(readings):
     np.testing.assert_allclose(integral(*readings).energy_j, np.trapezoid(powers_w, times_s))
 
 
-@pytest.mark.parametrize(("slope", "offset"), [(0.0, 300.0), (12.0, 50.0), (-3.0, 400.0)])
-def test_a_linear_power_is_exact_at_any_times(readings, slope, offset):
-    times_s, _ = readings
-    expected = slope / 2 * (times_s[-1] ** 2 - times_s[0] ** 2) + offset * (
-        times_s[-1] - times_s[0]
-    )
-    np.testing.assert_allclose(integral(times_s, slope * times_s + offset).energy_j, expected)
-
-
 def test_the_parts_of_a_time_add_up_to_the_whole(readings):
     times_s, powers_w = readings
     parts = [integral(times_s[:21], powers_w[:21]), integral(times_s[20:], powers_w[20:])]
@@ -46,19 +37,13 @@ def test_a_reading_that_failed_is_bridged_by_a_line():
     ("powers_w", "energy_j"),
     [
         ([100, 100, 100], 200.0),
-        ([0, 0, 0], 0.0),
         ([100, None, 100], 200.0),
         ([None, 100, 100], None),
         ([100, 100, None], None),
-        ([None, None, None], None),
     ],
 )
 def test_the_energy_of_a_time_is_known_where_both_ends_are(powers_w, energy_j):
     assert integral([5.0, 6.0, 7.0], powers_w).between(5.0, 7.0) == energy_j
-
-
-def test_a_time_without_length_has_no_energy():
-    assert PowerIntegral().add(1.0, 100.0).between(1.0, 1.0) is None
 
 
 @pytest.mark.parametrize(
@@ -67,8 +52,3 @@ def test_a_time_without_length_has_no_energy():
 )
 def test_a_counter_counts_what_it_rose_by(first_mj, last_mj, energy_j):
     assert counted_energy_j(first_mj, last_mj) == energy_j
-
-
-def test_half_a_counter_counts_nothing():
-    assert counted_energy_j(None, 5) is None
-    assert counted_energy_j(5, None) is None

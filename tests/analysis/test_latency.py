@@ -1,7 +1,6 @@
 import numpy as np
 import pytest
 
-from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import fit_latency
 
 SIZES = np.repeat(2 ** np.arange(9), 3)
@@ -22,14 +21,6 @@ def test_both_parameters_are_found():
     assert half.low < N_HALF < half.high
 
 
-def test_it_is_the_step_times_line_in_other_letters():
-    latency = fit_latency(SIZES, hockney(SIZES) * SCATTER)
-    step = fit_line(SIZES, hockney(SIZES) * SCATTER)
-    np.testing.assert_allclose(latency.peak_throughput.value, 1 / step.slope)
-    np.testing.assert_allclose(latency.peak_throughput.low, 1 / step.slope_interval.high)
-    assert latency.half_peak_batch_size == step.intercept_in_x
-
-
 def test_intervals_cover_both_parameters_in_95_of_100_cases():
     rng = np.random.default_rng(0)
     covered = []
@@ -48,11 +39,6 @@ def test_a_staircase_is_interpolated():
     np.testing.assert_allclose([latency.latency_s(16), latency.latency_s(64)], [0.004, 0.02])
     with pytest.raises(ValueError, match="measured range"):
         latency.latency_s(512)
-
-
-def test_a_line_may_be_asked_beyond_the_measured_sizes():
-    latency = fit_latency(SIZES, hockney(SIZES) * SCATTER)
-    np.testing.assert_allclose(latency.latency_s(1000), hockney(1000), rtol=1e-3)
 
 
 def test_a_flat_latency_has_no_peak_but_bounds():

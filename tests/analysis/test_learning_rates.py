@@ -1,72 +1,141 @@
+"""How the learning rate, and what follows it, change with the batch size."""
+
 import itertools
 
 import numpy as np
 import pytest
 
 from kbatch.analysis.learning_rate import (
+    FOLLOWERS,
+    check_followers,
     check_rule,
     learning_rate_ratio,
+    learning_rate_scaling,
     scale_beta_2,
     scale_learning_rate,
+    scale_momentum,
+    scale_weight_decay,
 )
 
-RULES = [
-    {"rule": "linear"},
-    {"rule": "sqrt"},
-    {"rule": None},
-]
+RULES = ["linear", "sqrt", None]
+SIZES = {"batch_size": 256, "base_batch_size": 64}
 
 
 @pytest.mark.parametrize("rule", RULES)
-@pytest.mark.parametrize(("a", "b", "c"), list(itertools.permutations([1, 24, 1000])))
-def test_two_steps_give_the_same_as_one(rule, a, b, c):
-    through = scale_learning_rate(
-        scale_learning_rate(0.1, batch_size=b, base_batch_size=a, **rule),
-        batch_size=c,
-        base_batch_size=b,
-        **rule,
-    )
-    direct = scale_learning_rate(0.1, batch_size=c, base_batch_size=a, **rule)
-    np.testing.assert_allclose(through, direct)
-
-
-@pytest.mark.parametrize("rule", RULES)
-def test_the_base_size_keeps_its_learning_rate(rule):
-    assert scale_learning_rate(0.3, batch_size=48, base_batch_size=48, **rule) == 0.3
-
-
-def test_a_rule_has_a_name():
-    with pytest.raises(ValueError, match=r"'sqrt' .*scaling='cubic'"):
-        check_rule("cubic", "scaling")
-
-
-def test_without_a_rule_every_size_keeps_the_learning_rate():
-    assert scale_learning_rate(0.3, batch_size=4096, base_batch_size=1, rule=None) == 0.3
+def test_two_steps_give_the_same_as_one(rule):
+    for a, b, c in itertools.permutations([1, 24, 1000]):
+        first = scale_learning_rate(0.1, batch_size=b, base_batch_size=a, rule=rule)
+        through = scale_learning_rate(first, batch_size=c, base_batch_size=b, rule=rule)
+        direct = scale_learning_rate(0.1, batch_size=c, base_batch_size=a, rule=rule)
+        np.testing.assert_allclose(through, direct)
+    assert scale_learning_rate(0.3, batch_size=48, base_batch_size=48, rule=rule) == 0.3
 
 
 def test_the_square_root_rule_squared_is_the_linear_rule():
     sizes = {"batch_size": 96, "base_batch_size": 32}
     assert learning_rate_ratio(**sizes, rule="linear") == 3
     np.testing.assert_allclose(learning_rate_ratio(**sizes, rule="sqrt") ** 2, 3)
+    assert learning_rate_ratio(**sizes, rule=None) == 1
 
 
-def test_an_unknown_rule_is_named():
-    with pytest.raises(ValueError, match=r"`rule` must be .*rule='cubic'"):
-        scale_learning_rate(0.1, batch_size=2, base_batch_size=1, rule="cubic")
-
-
-@pytest.mark.parametrize(("batch_size", "base_batch_size"), [(0, 8), (8, 0), (-8, 8)])
-def test_sizes_must_be_positive(batch_size, base_batch_size):
-    with pytest.raises(ValueError, match=f"batch_size={batch_size}"):
-        scale_learning_rate(
-            0.1, batch_size=batch_size, base_batch_size=base_batch_size, rule="linear"
-        )
+@pytest.mark.parametrize("scale", [scale_beta_2, scale_momentum])
+@pytest.mark.parametrize("decay", [0.0, 0.9, 0.999])
+@pytest.mark.parametrize(("size", "base"), [(512, 64), (8, 64)])
+def test_an_average_forgets_an_example_as_fast_at_every_size(scale, decay, size, base):
+    scaled = scale(decay, batch_size=size, base_batch_size=base)
+    # What is left after 512 examples.
+    np.testing.assert_allclose(scaled ** (512 / size), decay ** (512 / base))
 
 
 @pytest.mark.parametrize("beta_1", [0.0, 0.5, 0.9, 0.95])
-def test_beta_2_stays_above_the_square_of_beta_1(beta_1):
-    """Below it Adam is unstable (arXiv:2603.02092); what is given below it is not lowered."""
-    for batch_size in (64, 1024, 2**20):
-        sizes = {"batch_size": batch_size, "base_batch_size": 64}
-        assert beta_1**2 < scale_beta_2(0.999, beta_1, **sizes) <= 0.999
-        assert scale_beta_2(beta_1**2 / 2, beta_1, **sizes) == beta_1**2 / 2
+@pytest.mark.parametrize("beta_2", [0.3, 0.95, 0.99, 0.999])
+def test_the_second_moment_never_forgets_faster_than_adam_can_bear(beta_1, beta_2):
+    """Below the square of beta_1 Adam is unstable (arXiv:2603.02092)."""
+    sizes = [2**k for k in range(15)]
+    scaled = [scale_beta_2(beta_2, beta_1, batch_size=size, base_batch_size=16) for size in sizes]
+    assert scaled[4] == beta_2
+    assert scaled == sorted(scaled, reverse=True)
+    # Settings of the user's own are not made better, and not worse.
+    bearable = np.sqrt(beta_2) > beta_1
+    assert all(np.sqrt(np.float32(one)) > np.float32(beta_1) for one in scaled) or not bearable
+    free = [scale_beta_2(beta_2, batch_size=size, base_batch_size=16) for size in sizes]
+    clear = [one > beta_1**2 + 0.02 for one in free]
+    np.testing.assert_array_equal(np.compress(clear, scaled), np.compress(clear, free))
+    own = scale_beta_2(beta_1**2 / 2, beta_1, batch_size=1024, base_batch_size=64)
+    assert own == beta_1**2 / 2
+
+
+@pytest.mark.parametrize("ratio", [1.0, 4.0])
+@pytest.mark.parametrize(("size", "base"), [(1024, 64), (8, 64)])
+def test_weights_decay_by_the_same_share_over_an_epoch(ratio, size, base):
+    rate, decay, examples = 1e-4, 0.004, 10_240
+    scaled = scale_weight_decay(
+        decay, batch_size=size, base_batch_size=base, learning_rate_ratio=ratio
+    )
+    np.testing.assert_allclose(
+        (1 - ratio * rate * scaled) ** (examples / size),
+        (1 - rate * decay) ** (examples / base),
+        rtol=1e-7,
+    )
+    # Bergsma et al. (2025): tau = B / (eta lambda D).
+    np.testing.assert_allclose(size / (ratio * rate * scaled), base / (rate * decay))
+
+
+@pytest.mark.parametrize("ratio", [1.0, 32.0, 1024.0])
+def test_an_update_takes_no_more_than_the_whole_weight(ratio):
+    sizes = {"batch_size": 2**16, "base_batch_size": 64, "learning_rate_ratio": ratio}
+    scaled = scale_weight_decay(0.1, **sizes, learning_rate=0.1)
+    np.testing.assert_allclose(0.1 * ratio * scaled, 1)
+    # Without the learning rate it is not known what an update takes, and a small one takes less.
+    np.testing.assert_allclose(scale_weight_decay(0.1, **sizes), 102.4 / ratio)
+    np.testing.assert_allclose(scale_weight_decay(0.1, **sizes, learning_rate=1e-3), 102.4 / ratio)
+    # A setting of the user's own that takes more is left as it is.
+    own = scale_weight_decay(20.0, **sizes | {"batch_size": 64}, learning_rate=0.1)
+    np.testing.assert_allclose(own, 20 / ratio)
+
+
+@pytest.mark.parametrize("rule", RULES)
+def test_the_record_holds_what_the_rule_gives_and_what_follows(rule):
+    given = {"weight_decay": 0.004, "batch_norm_momenta": (0.99, 0.9, 0.99)}
+    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=rule, **given)
+    expected = scale_learning_rate(0.1, **SIZES, rule=rule)
+    assert (scaling.learning_rate, scaling.kappa, scaling.rule) == (expected, 4, rule)
+    np.testing.assert_allclose(0.1 * scaling.learning_rate_ratio, expected)
+    assert scaling.beta_2 == scale_beta_2(0.99, **SIZES)
+    np.testing.assert_allclose(scaling.weight_decay * scaling.learning_rate, 4 * 0.1 * 0.004)
+    np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**4, 0.99**4])
+    assert scaling.follow_batch_size == FOLLOWERS
+
+
+def test_what_is_not_to_follow_stays():
+    settings = {"weight_decay": 0.004, "batch_norm_momenta": (0.99,)}
+    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=None, **settings, follow_batch_size=())
+    assert (scaling.learning_rate, scaling.beta_2) == (0.1, 0.99)
+    assert (scaling.weight_decay, scaling.batch_norm_momenta) == (0.004, (0.99,))
+    assert check_followers(["weight_decay", "beta_2", "beta_2"], "f") == ("beta_2", "weight_decay")
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "word"),
+    [
+        (lambda: check_rule("cubic", "scaling"), ValueError, "scaling='cubic'"),
+        (lambda: scale_learning_rate(0.1, **SIZES, rule="cubic"), ValueError, "rule='cubic'"),
+        (
+            lambda: scale_learning_rate(0.1, batch_size=0, base_batch_size=8, rule="linear"),
+            ValueError,
+            "batch_size=0",
+        ),
+        (lambda: scale_beta_2(1.01, **SIZES), ValueError, "beta_2=1.01"),
+        (lambda: scale_momentum(-0.1, **SIZES), ValueError, "momentum=-0.1"),
+        (
+            lambda: scale_weight_decay(0.004, **SIZES, learning_rate_ratio=0.0),
+            ValueError,
+            "learning_rate_ratio=0",
+        ),
+        (lambda: check_followers("beta_2", "follow"), TypeError, "follow"),
+        (lambda: check_followers(["momentum"], "follow"), ValueError, "follow"),
+    ],
+)
+def test_what_no_rule_takes_is_refused(call, error, word):
+    with pytest.raises(error, match=word):
+        call()

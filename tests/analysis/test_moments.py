@@ -51,22 +51,15 @@ def test_steps_that_overflowed_or_were_not_split_are_skipped(bad):
     np.testing.assert_allclose(moments[0], [2 * 64 / 3])
 
 
-def test_no_step_has_no_moments():
-    assert len(gradient_moments([], [], batch_size=64, accumulation_steps=4)[0]) == 0
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         ({"accumulation_steps": 1}, "accumulation_steps=1"),
         ({"accumulation_steps": 65}, "accumulation_steps=65, batch_size=64"),
-        ({"accumulation_steps": 0}, "accumulation_steps=0"),
         ({"accumulation_steps": [2, 2, 2]}, "one for each of the 2 steps"),
         ({"batch_size": [64, 0]}, r"batch_size=\[64, 0\]"),
-        ({"batch_size": np.nan}, "batch_size=nan"),
         ({"micro_sq_norms": [3.0]}, r"shapes \(1,\) and \(2,\)"),
         ({"micro_sq_norms": [3.0, 0.5]}, "micro_sq_norm=0.5, batch_sq_norm=1.0"),
-        ({"batch_sq_norms": [1.0, -1.0]}, "batch_sq_norm=-1.0"),
     ],
 )
 def test_numbers_that_cannot_be_are_refused(change, message):

@@ -43,15 +43,6 @@ def test_the_unit_of_the_gradient_does_not_matter(unit):
     )
 
 
-@pytest.mark.parametrize("copies", [2, 5])
-def test_examples_counted_in_other_units_scale_it(copies):
-    m, batch = norms()
-    one = gradient_noise_scale(m, batch, **SIZES)
-    many = gradient_noise_scale(m, batch, batch_size=copies * 32, accumulation_steps=4)
-    np.testing.assert_allclose(many.value, copies * one.value)
-    np.testing.assert_allclose(many.high, copies * one.high)
-
-
 @pytest.mark.parametrize(
     ("sizes", "steps", "noise_scale"),
     [
@@ -81,25 +72,6 @@ def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise
     assert np.mean([(s.low or 0.0) > 8 for s in unresolved]) > 0.9
 
 
-def test_unresolved_has_neither_value_nor_interval():
-    for scale in scales(1e6, sizes=[8] * 4, steps=30, repetitions=60):
-        assert (scale.value is None) == (scale.ends is None)
-
-
-def test_a_lower_bound_is_the_end_of_the_interval_where_there_is_one():
-    scale = gradient_noise_scale(*norms(), **SIZES)
-    assert scale.low < scale.value < scale.high
-
-
-def test_more_steps_make_it_narrower():
-    widths = []
-    for steps in (50, 500, 5000):
-        scale = gradient_noise_scale(*norms(steps), **SIZES)
-        widths.append(scale.high / scale.low)
-    assert widths == sorted(widths, reverse=True)
-    assert widths[-1] < 1.2
-
-
 def test_steps_that_follow_each_other_widen_it():
     # Each step repeated eight times: the information of an eighth of the steps.
     m, batch = norms(steps=125)
@@ -120,11 +92,6 @@ def test_fewer_than_three_steps_are_unresolved(steps):
     assert scale.low is None
 
 
-def test_epochs_of_constant_moments_give_their_ratio():
-    scale = noise_scale_of_epochs([20.0] * 4, [0.5] * 4)
-    np.testing.assert_allclose(scale.value, 40)
-
-
 def test_epochs_agree_with_the_steps_they_are_the_means_of():
     m, batch = norms(steps=1000)
     variance, squared = (m - batch) * 32 / 3, batch - (m - batch) / 3
@@ -141,16 +108,6 @@ def test_epochs_agree_with_the_steps_they_are_the_means_of():
 def test_epochs_count_by_their_measured_updates():
     heavy = noise_scale_of_epochs([20.0, 20, 41], [1.0, 1, 0.99], weights=[1, 1, 2])
     np.testing.assert_allclose(heavy.value, (20.0 + 20 + 2 * 41) / (1 + 1 + 2 * 0.99))
-
-
-def test_an_epoch_without_a_measured_update_is_left_out():
-    scale = noise_scale_of_epochs([np.nan, 20.0, np.nan, 22, 21], [np.nan, 1.0, np.nan, 1, 1])
-    np.testing.assert_allclose(scale.value, 21)
-
-
-@pytest.mark.parametrize("epochs", [0, 1, 2])
-def test_fewer_than_three_epochs_are_unresolved(epochs):
-    assert noise_scale_of_epochs([20.0] * epochs, [1.0] * epochs).value is None
 
 
 @pytest.mark.parametrize(

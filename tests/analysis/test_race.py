@@ -1,6 +1,7 @@
 """Races on tables of pairs whose best one is known."""
 
 import collections
+import functools
 
 import numpy as np
 import pytest
@@ -76,6 +77,13 @@ class Search:
         return judge_race(self.runs, SIZES, **(self.goal | changed))
 
 
+@functools.cache
+def ended(table, seed=0):
+    """A search of a table that was left alone, and its last step."""
+    search = Search(table, seed)
+    return search, search.to_the_end()
+
+
 def executions(runs):
     return [NextRun(run.batch_size, run.factor, run.seed) for run in runs]
 
@@ -85,8 +93,7 @@ def test_the_pairs_that_it_names_are_within_the_tolerance_of_the_best(table):
     values = [v for b in SIZES for k in range(-5, 6) if (v := table(b, 2.0**k)) is not None]
     losses = []
     for seed in range(3):
-        search = Search(table, seed)
-        step = search.to_the_end()
+        search, step = ended(table, seed)
         assert step.ended in ("certain", "certified", "out of reach", "executions")
         losses.append(max(values) - table(*step.judgement.named))
         assert len(search.runs) <= 6 * len(SIZES)
@@ -96,8 +103,7 @@ def test_the_pairs_that_it_names_are_within_the_tolerance_of_the_best(table):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_what_chose_a_pair_does_not_judge_it_and_rounds_are_whole(table):
-    search = Search(table)
-    step = search.to_the_end()
+    search, step = ended(table)
     rounds = collections.defaultdict(set)
     for run in search.runs:
         if run.seed > 0:
@@ -115,9 +121,8 @@ def test_what_chose_a_pair_does_not_judge_it_and_rounds_are_whole(table):
 
 @pytest.mark.parametrize("table", TABLES)
 def test_a_search_that_was_killed_goes_on_as_it_would_have(table):
-    whole = Search(table)
-    end = whole.to_the_end()
-    for count in range(0, len(whole.runs), 4):
+    whole, end = ended(table)
+    for count in range(0, len(whole.runs), 8):
         # On disk they are in the order of the trials.
         kept = sorted(whole.runs[:count], key=lambda run: run.pair)
         assert whole.step(kept).runs == tuple(executions(whole.runs[count : count + 1]))
@@ -125,7 +130,7 @@ def test_a_search_that_was_killed_goes_on_as_it_would_have(table):
     assert whole.step(shuffled).ended == end.ended
 
 
-@pytest.mark.parametrize("table", TABLES)
+@pytest.mark.parametrize("table", [linear_is_right, flat])
 def test_a_round_is_known_when_it_begins_and_is_run_whole(table):
     search, rounds = Search(table, 5, noise=0.02, max_executions=24), 0
     while (step := search.step()).runs:
@@ -142,15 +147,15 @@ def test_a_round_is_known_when_it_begins_and_is_run_whole(table):
 
 
 @pytest.mark.parametrize("search_rate", [True, False])
-@pytest.mark.parametrize("most", [6, 8, 10, 36])
+@pytest.mark.parametrize("most", [6, 10])
 def test_every_size_is_trained_where_there_are_executions_for_all(most, search_rate):
-    for table in TABLES[:2]:
+    for table in (linear_is_right, cliff):
         search = Search(table, max_executions=most, search_rate=search_rate)
         search.to_the_end()
         assert {run.batch_size for run in search.runs} == set(SIZES)
 
 
-@pytest.mark.parametrize("most", [1, 4, 7, 12, 19])
+@pytest.mark.parametrize("most", [4, 7, 19])
 @pytest.mark.parametrize("count", [1, 3])
 def test_never_more_executions_than_allowed(most, count):
     search = Search(linear_is_right, max_executions=most, count=count)
@@ -161,7 +166,7 @@ def test_never_more_executions_than_allowed(most, count):
         assert (step.ended, len(search.runs)) == ("executions", most)
 
 
-@pytest.mark.parametrize("most", range(7, 14))
+@pytest.mark.parametrize("most", [8, 11, 13])
 def test_executions_that_are_no_whole_round_are_left(most):
     search = Search(flat, max_executions=most, search_rate=False)
     assert search.to_the_end().ended
@@ -170,8 +175,7 @@ def test_executions_that_are_no_whole_round_are_left(most):
 
 
 def test_a_rate_that_is_far_off_is_found_and_the_size_with_it():
-    search = Search(eight_times_too_small)
-    step = search.to_the_end()
+    search, step = ended(eight_times_too_small)
     assert {factor for _, factor in step.judgement.pairs} <= {4.0, 8.0, 16.0}
     assert {size for size, _ in step.judgement.pairs} & {64, 128}
     assert sum(run.seed == 0 for run in search.runs) <= 20
@@ -209,8 +213,7 @@ def test_workers_are_given_several_that_no_judgement_would_change():
 
 
 def test_no_larger_rate_of_a_size_is_tried_after_one_that_diverged():
-    search = Search(cliff)
-    search.to_the_end()
+    search, _ = ended(cliff)
     diverged = [i for i, run in enumerate(search.runs) if run.ended == "diverged"]
     assert diverged
     for i in diverged:
@@ -258,7 +261,6 @@ def test_one_size_is_searched_for_its_rate_and_compared_with_nothing():
 
 
 def test_a_loss_in_other_units_is_raced_in_the_same_way():
-    gains, losses = Search(cliff), Search(cliff, sign=-1, scale=100.0)
-    ends = [gains.to_the_end(), losses.to_the_end()]
+    (gains, end), losses = ended(cliff), Search(cliff, sign=-1, scale=100.0)
+    assert losses.to_the_end().judgement.named == end.judgement.named
     assert executions(gains.runs) == executions(losses.runs)
-    assert ends[0].judgement.named == ends[1].judgement.named

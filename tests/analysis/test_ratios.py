@@ -42,24 +42,9 @@ def test_the_lower_bound_does_not_jump_where_the_value_is_lost():
     np.testing.assert_allclose(both[0].low, both[1].low, rtol=1e-6)
 
 
-def test_a_negative_denominator_tells_nothing():
-    ratio = ratio_of_estimates(3.0, -1.0, covariance=COVARIANCE, degrees_of_freedom=9)
-    assert (ratio.value, ratio.low, ratio.high) == (None, None, None)
-
-
-def test_both_too_noisy_tell_nothing():
-    ratio = ratio_of_estimates(0.1, 0.1, covariance=COVARIANCE, degrees_of_freedom=9)
-    assert (ratio.value, ratio.low) == (None, None)
-
-
 def test_a_ratio_is_never_negative():
     ratio = ratio_of_estimates(-0.1, 2.0, covariance=COVARIANCE, degrees_of_freedom=9)
     assert ratio.value == ratio.low == 0 < ratio.high
-
-
-def test_exact_estimates_have_an_interval_without_width():
-    ratio = ratio_of_estimates(3.0, 2.0, covariance=np.zeros((2, 2)), degrees_of_freedom=9)
-    np.testing.assert_allclose([ratio.low, ratio.high], 1.5)
 
 
 @pytest.mark.parametrize("units", [(1e-90, 1.0), (1.0, 1e90), (1e-90, 1e-90)])
@@ -82,10 +67,3 @@ def test_weighted_means_cover_the_true_ratio_in_95_of_100_cases(weights):
         found = ratio_of_means(6 + noise[0], 2 + noise[0] / 3 + noise[1] / 2, weights=weights)
         covered.append(found.low <= 3 <= found.high)
     assert 0.93 < np.mean(covered) < 0.97
-
-
-def test_the_mean_is_weighted():
-    ratio = ratio_of_means(
-        np.array([1.0, 2.0, 3.0]), np.array([1.0, 1.0, 1.0]), weights=np.array([1, 1, 8])
-    )
-    np.testing.assert_allclose(ratio.value, (1 + 2 + 24) / 10)

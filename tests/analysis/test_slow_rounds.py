@@ -36,20 +36,10 @@ def test_rounds_of_one_size_tell_what_those_of_another_are():
     assert without_slow_rounds(groups)[-1] == (3.0,)
 
 
-def test_one_round_that_is_too_fast_does_not_cost_the_others():
-    assert without_slow_rounds([[0.2, 1.0, 1.02, 1.05]]) == [(0.2, 1.0, 1.02, 1.05)]
-
-
 @pytest.mark.parametrize("values", [(3.0,), (3.0, 9.0), (1.0, 1.1, 1.0), (1.0,) * 5])
 def test_few_or_equal_values_are_all_kept(values):
     assert without_slow_rounds([values]) == [values]
     assert without_slow_rounds([]) == []
-
-
-@pytest.mark.parametrize("groups", [[(1.0, 1.9, 1.9), (3.02, 5.7)], [(1.0, 1.9), (3.0, 5.7, 5.7)]])
-def test_what_is_left_is_enough_for_a_line(groups):
-    kept = without_slow_rounds(groups)
-    assert sum(map(len, kept)) >= 3
 
 
 def test_the_unit_does_not_matter_size_by_size():
@@ -70,17 +60,6 @@ def kept_share(profiles):
 @pytest.mark.parametrize("noise", [0.05, 0.20])
 def test_plain_noise_is_kept(noise):
     assert kept_share([rounds_of(seed, noise=noise) for seed in range(20)]) > 0.99
-
-
-def test_plain_noise_of_few_rounds_is_kept_but_for_flukes():
-    few = [rounds_of(seed, noise=0.10, counts=(6, 9)) for seed in range(40)]
-    assert kept_share(few) > 0.96
-
-
-def test_a_long_tail_is_noise_of_the_calls():
-    rng = np.random.default_rng(3)
-    tails = [[1 + 0.05 * rng.exponential(size=20) for _ in SIZES] for _ in range(20)]
-    assert kept_share(tails) > 0.99
 
 
 def test_a_round_that_is_too_fast_stays_beside_a_neighbour_as_well():

@@ -10,13 +10,6 @@ def steps(sizes, fewest=40.0, critical=128.0):
     return fewest * (1 + critical / np.asarray(sizes))
 
 
-def test_the_curve_is_found():
-    fit = fit_steps_to_target(SIZES, steps(SIZES))
-    np.testing.assert_allclose(fit.fewest_steps, 40)
-    np.testing.assert_allclose(fit.fewest_examples, 40 * 128)
-    np.testing.assert_allclose(fit.critical_batch_size.value, 128)
-
-
 @pytest.mark.parametrize("size", [1, 30, 128, 5000])
 def test_steps_and_examples_trade_as_in_equation_2_11(size):
     fit = fit_steps_to_target(SIZES, steps(SIZES))

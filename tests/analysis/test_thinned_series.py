@@ -30,7 +30,7 @@ def as_floats(rows):
 
 
 @pytest.mark.parametrize("most", [2, 4, 10])
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 9, 10, 11, 40, 41, 333])
+@pytest.mark.parametrize("count", [1, 3, 9, 41, 333])
 def test_the_pieces_are_those_of_the_whole_series(count, most):
     rng = np.random.default_rng(count)
     readings = [
@@ -43,22 +43,9 @@ def test_the_pieces_are_those_of_the_whole_series(count, most):
     assert found.readings == count
 
 
-@pytest.mark.parametrize("count", range(1, 70))
-def test_there_are_never_more_than_the_bound_and_never_needlessly_few(count):
-    pieces = len(series([(1.0,)] * count, 8).means)
-    assert pieces <= 8
-    assert pieces >= min(count, 4)
-
-
-def test_what_is_never_known_stays_unknown():
-    found = series([(1.0, None)] * 9, 2)
-    assert {row[1] for row in found.means} == {None}
-    assert found.mean == (1.0, None)
-
-
-def test_an_empty_series_has_no_mean():
-    assert ThinnedSeries(columns=2).means == []
-    assert ThinnedSeries(columns=2).mean == (None, None)
+def test_there_are_never_more_than_the_bound_and_never_needlessly_few():
+    for count in range(1, 70):
+        assert min(count, 4) <= len(series([(1.0,)] * count, 8).means) <= 8
 
 
 @pytest.mark.parametrize("most", [0, 3, -2])

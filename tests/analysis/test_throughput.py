@@ -38,22 +38,9 @@ def test_a_training_shorter_than_a_window_is_one_window():
     assert steady_windows([8] * 3, [0.01, 0.01, 0.02], [True] * 3) == ([24], [0.04])
 
 
-def test_too_few_steps_have_no_window():
-    assert steady_windows([8] * 3, [1.0] * 3, [False, True, True]) == ([], [])
-
-
 def test_nothing_steady_is_no_window():
     assert steady_windows([8, 8], [1.0, 2.0], [False, False]) == ([], [])
     assert throughput_of_windows([], []) is None
-
-
-def test_the_order_of_windows_does_not_matter():
-    rng = np.random.default_rng(0)
-    examples, durations = rng.integers(1, 100, 20), rng.uniform(0.05, 1, 20)
-    order = rng.permutation(20)
-    assert throughput_of_windows(examples, durations) == throughput_of_windows(
-        examples[order], durations[order]
-    )
 
 
 def test_the_mean_has_the_slow_windows_in_it_and_the_median_shows_most_of_them():

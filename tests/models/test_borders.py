@@ -3,12 +3,11 @@
 import keras
 import keras_tuner
 import numpy as np
+import own_steps
 import pytest
 import small_models
 import tensorflow as tf
-from fake_clock import FakeClock
 from keras import layers
-from models import generative
 from shared_worker import shared_worker
 
 import kbatch
@@ -45,7 +44,7 @@ def settings(**changed):
 
 def test_a_model_without_a_call_is_not_profiled():
     with pytest.raises(InputError, match=r"no `call`.*`predict_function`.*model\.decoder"):
-        kbatch.profile_inference(generative.variational_autoencoder(), generative.pictures(4)[0])
+        kbatch.profile_inference(own_steps.vae(), X)
 
 
 def test_a_model_that_turns_out_to_have_no_weights_goes_through_whole():
@@ -110,17 +109,6 @@ def test_ragged_rows_are_searched_in_whole_batches(tmp_path):
     assert statuses(tmp_path, hypermodel, ragged_rows(), objective="loss") == COMPLETED
 
 
-@pytest.mark.slow
-def test_a_size_is_recommended_for_a_dataset_with_sample_weights(monkeypatch):
-    weights = np.linspace(0, 1, 32).astype("float32")
-    data = tf.data.Dataset.from_tensor_slices((X, Y, weights))
-    # The seconds of the budget are counted in readings: a slow machine makes as many updates.
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=4e-3))
-    sizes = {"batch_sizes": (8, 16), "base_batch_size": 8}
-    recommended = kbatch.recommend(small_models.mlp, data.batch(8), **sizes, budget_s=6.0, seed=0)
-    assert recommended.batch_size in (8, 16)
-
-
 @pytest.fixture(scope="module")
 def exported(tmp_path_factory):
     folder = str(tmp_path_factory.mktemp("exported") / "model")
@@ -178,41 +166,10 @@ def test_a_hypermodel_may_train_in_a_loop_of_its_own(tmp_path):
     assert statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y)) == COMPLETED
 
 
-class CompiledLate(Uncompiled):
-    def fit(self, hp, model, *data, **kwargs):
-        model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
-        return model.fit(*data, **kwargs)
-
-
-@pytest.mark.parametrize("kind", [Uncompiled, CompiledLate])
-def test_an_uncompiled_model_trains_whole_and_in_float32(tmp_path, kind):
-    hypermodel = kbatch.BatchSizeHyperModel(kind(), (8,))
-    with pytest.warns(UserWarning, match="float32, not under mixed_float16: float16 needs a loss"):
-        found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
-    assert found == COMPLETED
-    for trial in kbatch.load_study(tmp_path / "search").trials:
-        codes = {note.code for note in trial.notes}
-        assert {"compiled_late", "float32_instead"} <= codes
-        assert ("nothing_timed" in codes) == (kind is Uncompiled)
-        assert trial.dtype_policy == "float32"
-        assert trial.micro_batch_size == trial.batch_size
-
-
 def test_an_uncompiled_model_is_to_be_compiled_where_it_is_built_to_be_adjusted(tmp_path):
     hypermodel = kbatch.BatchSizeHyperModel(Uncompiled(), (8,), **settings())
     with pytest.raises(keras_tuner.errors.FatalValueError, match="build function also where"):
         statuses(tmp_path, hypermodel, X, Y)
-
-
-def test_a_loaded_model_trains_in_the_policy_of_its_layers_and_says_so(tmp_path):
-    path = tmp_path / "model.keras"
-    small_models.mlp(run_eagerly=True).save(path)
-    hypermodel = kbatch.BatchSizeHyperModel(
-        lambda: keras.models.load_model(path), (8, 16), micro_batch_size=4
-    )
-    with pytest.warns(UserWarning, match="Trained in float32, not under mixed_float16"):
-        found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
-    assert found == [(8, "completed"), (16, "completed")]
 
 
 def test_a_loaded_model_that_has_another_half_policy_is_refused_with_what_to_give(tmp_path):
@@ -226,3 +183,14 @@ def test_a_loaded_model_that_has_another_half_policy_is_refused_with_what_to_giv
     )
     with pytest.raises(keras_tuner.errors.FatalValueError, match=r"which is loaded.*bfloat16"):
         statuses(tmp_path, hypermodel, X, Y)
+
+
+def test_an_uncompiled_model_trains_whole_and_in_float32(tmp_path):
+    hypermodel = kbatch.BatchSizeHyperModel(Uncompiled(), (8,))
+    with pytest.warns(UserWarning, match="float32, not under mixed_float16"):
+        found = statuses(tmp_path, hypermodel, X, Y, validation_data=(X, Y))
+    assert found == COMPLETED
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    codes = {note.code for note in trial.notes}
+    assert {"compiled_late", "float32_instead", "nothing_timed"} <= codes
+    assert (trial.dtype_policy, trial.micro_batch_size) == ("float32", trial.batch_size)

@@ -13,11 +13,6 @@ import kbatch
 BY_NAME = {kind.name: kind for kind in KINDS}
 # The others are slow tests.
 QUICK = {"Distillation", "Two towers", "Loss endpoint"}
-# Those whose data have the oddest forms: two outputs, dicts, texts with sample weights.
-FEW = ("Object detection", "Transformer to transformer", "TabTransformer")
-# Searched as one of the others is, whose data, step and precision they share: what is their own
-# shows in an update in parts. `make models-table` searches them too.
-ALIKE = {"Convolutional net", "Compact convolutional transformer", "Variational autoencoder"}
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -26,39 +21,31 @@ def one_process():
         yield
 
 
-def each(*, quick=frozenset(), without=frozenset()):
-    """Kinds as parameters, those that are not quick slow."""
-    return [
-        pytest.param(kind, marks=[] if name in quick else [pytest.mark.slow], id=name)
-        for name, kind in BY_NAME.items()
-        if name not in without
-    ]
-
-
-@pytest.mark.parametrize("kind", each(without=ALIKE))
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", KINDS, ids=BY_NAME)
 def test_a_kind_is_searched_with_the_defaults(tmp_path, kind):
     # What differs from kind to kind shows in one trial, at a size that settings follow.
     assert searched(kind, tmp_path, (16,)).startswith("yes")
 
 
-@pytest.mark.parametrize("kind", each(quick=QUICK))
-def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(kind):
-    found, _ = in_parts(kind)
-    assert found == rows_of(PAGE)[kind.name].split(" | ")[3]
+@pytest.mark.parametrize(
+    "name",
+    [pytest.param(n, marks=[] if n in QUICK else [pytest.mark.slow]) for n in BY_NAME],
+)
+def test_an_update_in_parts_equals_the_whole_or_says_that_it_differs(name):
+    found, _ = in_parts(BY_NAME[name])
+    assert found == rows_of(PAGE)[name].split(" | ")[3]
     assert "silently" not in found
 
 
 def test_the_table_of_the_docs_has_each_kind_and_its_feature():
-    rows = rows_of(PAGE)
-    assert list(rows) == list(BY_NAME)
-    assert {name: row.split(" | ")[1] for name, row in rows.items()} == {
-        kind.name: kind.feature for kind in KINDS
-    }
+    features = {name: row.split(" | ")[1] for name, row in rows_of(PAGE).items()}
+    assert list(features.items()) == [(kind.name, kind.feature) for kind in KINDS]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", FEW)
-def test_a_size_is_recommended_for_a_kind(name, monkeypatch):
+@pytest.mark.parametrize("name", ["Transformer to transformer", "TabTransformer"])
+def test_a_size_is_recommended_for_data_of_an_odd_form(name, monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=6e-3))
     kind, sizes = BY_NAME[name], (8, 16)

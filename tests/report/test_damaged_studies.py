@@ -1,12 +1,12 @@
 """A damaged record is named and left out, or all that reads it goes on: nothing else may happen."""
 
+import copy
 import dataclasses
 import json
 import random
 import warnings
 
 import pytest
-from damaged_records import damaged
 from figure_studies import gpu_study, learned_study, target_study, tuned_study
 from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial
@@ -21,8 +21,34 @@ STUDIES = {
     "learned": lambda: learned_study(3, sizes=(16, 64, 256)),
     "target": lambda: target_study(2, sizes=(16, 64, 256)),
     "gpu": gpu_study,
-    "tuned": lambda: tuned_study(5),
 }
+OTHERS = (None, True, "x", {"a": 1})
+
+
+def damaged(document, rng):
+    """Copy the document of a record with one to three of its fields changed or missing."""
+    document = copy.deepcopy(document)
+    for _ in range(rng.choice((1, 1, 2, 3))):
+        by_field = {}
+        for place in _places(document["record"], ("record",)):
+            by_field.setdefault(tuple(k for k in place if isinstance(k, str)), []).append(place)
+        # Each field as often as the others: most values are those of epochs.
+        *parents, key = rng.choice(by_field[rng.choice(sorted(by_field))])
+        owner = document
+        for parent in parents:
+            owner = owner[parent]
+        if isinstance(owner, dict) and rng.random() < 0.3:
+            del owner[key]
+        else:
+            owner[key] = rng.choice(OTHERS)
+    return document
+
+
+def _places(value, place):
+    keys = value if isinstance(value, dict) else range(len(value)) if type(value) is list else ()
+    for key in keys:
+        yield (*place, key)
+        yield from _places(value[key], (*place, key))
 
 
 @pytest.fixture(autouse=True)
@@ -143,11 +169,8 @@ def test_a_damaged_profile_is_refused_or_reported(name, tmp_path):
     assert 1 <= reported < 40
 
 
-def test_a_name_that_looks_like_a_formula_is_drawn_as_it_is():
+def test_names_that_look_like_formulas_and_very_long_values_leave_room_for_the_figures():
     draw_all(tuned_study(6, name="$\\frac$ a$_b$ {x} %s <b>"))
-
-
-def test_hundreds_of_hyperparameters_and_very_long_values_leave_room_for_the_figures():
     tuned = {f"hyperparameter_{n}": n for n in range(300)} | {"layer": "w" * 100_000}
     with warnings.catch_warnings():
         # Matplotlib warns where texts leave no room for the panels.

@@ -3,7 +3,6 @@
 import matplotlib
 import pytest
 from figure_samples import SAMPLES, cut_texts, draw, text_overlaps
-from figure_studies import learned_study
 from matplotlib import pyplot
 from matplotlib.figure import Figure
 
@@ -77,13 +76,3 @@ def test_texts_have_the_size_of_a_paper_at_every_width():
     figure = draw("trials", COLUMN_IN).get_figure(root=True)
     sizes = {text.get_fontsize() for axes in figure.axes for text in axes.texts}
     assert sizes <= {7.5, 8.0}
-
-
-def test_panels_of_a_narrow_figure_stay_as_high_as_those_of_a_usual_one():
-    usual, narrow = kbatch.plot_pareto(learned_study(3)), draw("pareto", COLUMN_IN)
-    heights = []
-    for axes in (usual, narrow):
-        figure = axes.get_figure(root=True)
-        figure.draw_without_rendering()
-        heights.append(figure.get_figheight() * axes.get_position().height)
-    assert heights[1] > 0.9 * heights[0]

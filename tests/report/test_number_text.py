@@ -3,7 +3,7 @@ import math
 import numpy as np
 import pytest
 
-from kbatch.page.numbers import format_number, join_words, percent, pluralize, setting
+from kbatch.page.numbers import format_number, setting
 
 
 @pytest.mark.parametrize("digits", [1, 2, 3, 4])
@@ -41,16 +41,3 @@ def test_three_significant_digits(value, text):
 )
 def test_a_setting_has_no_trailing_zeros(value, text):
     assert setting(value) == text
-
-
-@pytest.mark.parametrize(
-    ("share", "text"), [(0, "0 %"), (0.0004, "<1 %"), (0.254, "25 %"), (1, "100 %")]
-)
-def test_percent(share, text):
-    assert percent(share) == text
-
-
-def test_words():
-    assert join_words(["16"]) == "16"
-    assert join_words(["16", "32", "64"]) == "16, 32 and 64"
-    assert (pluralize(1, "trial"), pluralize(0, "trial")) == ("1 trial", "0 trials")

@@ -131,33 +131,18 @@ def test_hostile_texts_are_no_markup_in_markdown():
     assert f"{before} `<i>line</i>` {after}" in text
 
 
-def test_what_stands_between_back_ticks_is_code():
-    unread = make_study(make_trial(64), problems=("trial 3 of `results`",))
-    page = html_text([unread.page()])
-    assert "Left out: trial 3 of <code>results</code>" in page
-    assert "`" not in Page(page).text
-    assert "Left out: trial 3 of `results`" in render_markdown(unread)
-
-
-def test_both_forms_say_the_same(tmp_path):
-    page = Page(plain_html()).text
-    markdown = plain_markdown().replace("\\", "")
-    for words in ("Each size ran once", "5,850 (5,790 to 5,910)", "7 trainings of 7 batch sizes"):
-        assert words in page
-        assert words in markdown
-
-
-@pytest.mark.parametrize("name", ["report.txt", "report", "report.pdf"])
-def test_an_unknown_suffix_names_the_two(tmp_path, name):
-    with pytest.raises(ValueError, match=rf"`\.html` .*`\.md` .*{re.escape(name)}"):
-        write_report(make_study(), tmp_path / name)
-    assert list(tmp_path.iterdir()) == []
-
-
-@pytest.mark.parametrize("name", ["report.html", "report.md"])
-def test_an_empty_study_says_what_to_run_and_leaves_no_file(tmp_path, name):
-    with pytest.raises(ValueError, match=r"tuner\.search"):
-        write_report(Study("digits", ()), tmp_path / name)
+@pytest.mark.parametrize(
+    ("study", "name", "word"),
+    [
+        (make_study(), "report.txt", r"report\.txt"),
+        (make_study(), "report", "report"),
+        (Study("digits", ()), "report.html", r"tuner\.search"),
+        (Study("digits", ()), "report.md", r"tuner\.search"),
+    ],
+)
+def test_what_makes_no_report_is_refused_and_leaves_no_file(tmp_path, study, name, word):
+    with pytest.raises(ValueError, match=word):
+        write_report(study, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
 
 

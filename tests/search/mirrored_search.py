@@ -7,17 +7,11 @@ import dataclasses
 import json
 import sys
 
-import keras
 import keras_tuner
-import numpy as np
 import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.memory.probe import ProcessProbes
-from kbatch.memory.workload import Workload
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
 
 ROWS = 94
 
@@ -45,32 +39,6 @@ def searched(directory, name, strategy, data, micro_batch_size=4, batch_sizes=(8
     return runs
 
 
-def probed(strategy, data):
-    """Probes 8 examples a replica, whole and as micro-batches of a batch of 12."""
-    seen = []
-
-    class Counting(keras.layers.Layer):
-        def call(self, x):
-            rows = tf.numpy_function(
-                lambda rows: (seen.append(int(rows)), rows)[1], [tf.shape(x)[0]], tf.int32
-            )
-            with tf.control_dependencies([rows]):
-                return tf.identity(x)
-
-    with strategy.scope():
-        model = keras.Sequential([keras.layers.Input((8,)), Counting(), keras.layers.Dense(3)])
-        model.compile("adam", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    before = model.get_weights()
-    found = {}
-    for name, below in (("whole", 0), ("parts", 12)):
-        seen.clear()
-        load = Workload(lambda: model, sample_of(FitData(*data)), "float32", True, below, 0, 2)
-        reading = ProcessProbes(load.start(), None, None).read(8)
-        same = all(map(np.array_equal, before, model.get_weights()))
-        found[name] = [reading.rows, sorted({*seen}), len(seen), same, reading.first_step_bytes]
-    return found
-
-
 def main(directory):
     cpu = tf.config.list_physical_devices("CPU")[0]
     tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
@@ -83,7 +51,6 @@ def main(directory):
         "two": searched(directory, "two", strategy, data),
         "whole": searched(directory, "whole", strategy, data, None),
         "auto": searched(directory, "auto", strategy, data, "auto", (64,)),
-        "probes": probed(strategy, data),
     }
     try:
         searched(directory, "few", strategy, data, batch_sizes=(1, 8))

@@ -1,4 +1,6 @@
-"""What `BatchSizeHyperModel` refuses, and what it says."""
+"""What a search refuses: at once, or before its second trial. One word of each message."""
+
+import concurrent.futures
 
 import keras
 import keras_tuner
@@ -7,47 +9,13 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from stub_executor import StubExecutor
 
 import kbatch
 
 
-@pytest.mark.parametrize(
-    ("arguments", "error", "message"),
-    [
-        ({"batch_sizes": ()}, ValueError, "empty"),
-        ({"batch_sizes": (0, 8)}, ValueError, r"\[0, 8\]"),
-        ({"batch_sizes": (8, 8)}, ValueError, "repeats"),
-        ({"batch_sizes": (8.5,)}, TypeError, "integers"),
-        ({"batch_sizes": (True,)}, TypeError, r"\[True\]"),
-        ({"batch_sizes": (float("nan"),)}, TypeError, r"\[nan\]"),
-        ({"batch_sizes": (8, 2**70)}, ValueError, r"at most 2\*\*53"),
-        ({"batch_sizes": (np.uint64(2**63),)}, ValueError, r"at most 2\*\*53"),
-        (
-            {"steps_per_execution": 0},
-            ValueError,
-            r"`steps_per_execution` must be a positive integer\. ",
-        ),
-        ({"micro_batch_size": 2**70}, ValueError, r"`micro_batch_size` must be at most 2\*\*53"),
-        ({"memory_limit_bytes": 2**70}, ValueError, "memory_limit_bytes"),
-        ({"dtype_policy": "float12"}, ValueError, "mixed_float16"),
-        ({"dtype_policy": ()}, ValueError, "at least one"),
-        ({"learning_rate_scaling": "cubic"}, ValueError, "'linear'"),
-        ({"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
-        ({"micro_batch_size": "large"}, ValueError, "micro_batch_size='large'"),
-        ({"seed": -1}, ValueError, "seed=-1"),
-        ({"seed": 1.5}, ValueError, "seed=1.5"),
-        ({"base_batch_size": 0}, ValueError, "base_batch_size=0"),
-        ({"build": 3}, TypeError, "build=3"),
-        ({"build": models.mlp()}, TypeError, "not the model itself"),
-    ],
-)
-def test_arguments_are_checked_at_once(arguments, error, message):
-    with pytest.raises(error, match=message):
-        searches.hypermodel(**arguments)
-
-
-def no_model():
-    return None
+class Mine(keras_tuner.HyperModel):
+    """Has no `build`."""
 
 
 def uncompiled():
@@ -60,62 +28,159 @@ def without_optimizer():
     return model
 
 
-@pytest.mark.parametrize(
-    ("build", "message"),
-    [
-        (no_model, "return model"),
-        (uncompiled, "must be compiled"),
-        (without_optimizer, "has no optimizer.*optimizer=None"),
-    ],
-)
-def test_a_build_function_is_checked_before_the_search(tmp_path, build, message):
-    with pytest.raises((ValueError, TypeError), match=message):
-        searches.tuner(tmp_path, searches.hypermodel(build))
+def hypermodel(**arguments):
+    return lambda folder: searches.hypermodel(**arguments)
 
 
-def generator():
-    yield models.rows(8)
+def explored(build):
+    return lambda folder: searches.tuner(folder, searches.hypermodel(build))
 
 
-@pytest.mark.parametrize(
-    ("data", "fit", "message"),
-    [
-        ((generator(),), {}, "generator does not allow"),
-        (None, {"batch_size": 64}, "batch_size=64 in a trial of 8"),
-        (None, {"validation_batch_size": 64}, "validation_batch_size=64 in a trial of 8"),
-    ],
-)
-def test_data_that_cannot_be_rebatched_ends_the_search(tmp_path, data, fit, message):
-    with pytest.raises(ValueError, match=message):
-        searches.search(tmp_path, searches.hypermodel(), data=data, fit=fit)
+def tuner(**arguments):
+    plain = {"build": searches.stock(), "objective": "val_accuracy"}
+    return lambda folder: kbatch.BatchSizeTuner(**({"directory": folder} | plain | arguments))
 
 
-@pytest.mark.parametrize(
-    "fit",
-    [
-        {"epochs": 0},
-        {"epochs": -1},
-        {"epochs": 1.5},
-        {"epochs": "3"},
-        {"epochs": True},
-        {"epochs": 2, "initial_epoch": 2},
-        {"steps_per_epoch": 0},
-    ],
-    ids=str,
-)
-def test_training_that_would_make_no_update_ends_the_search(tmp_path, fit):
-    ((name, value),) = list(fit.items())[-1:]
-    with pytest.raises(ValueError, match=rf"`epochs` must be .*Received: .*{name}={value!r}"):
-        searches.search(tmp_path, searches.stock(batch_sizes=(8,)), fit=fit)
-    assert len(list(tmp_path.glob("search/trial_*"))) == 1
+def race(**arguments):
+    return tuner(**({"strategy": "race"} | arguments))
 
 
-@pytest.mark.parametrize("dtype", [str, object])
-def test_labels_that_are_texts_end_the_search(tmp_path, dtype):
+def live(*arguments, **keywords):
+    return lambda folder: kbatch.LivePlot(*arguments, **keywords)
+
+
+AT_ONCE = [
+    (hypermodel(batch_sizes=()), ValueError, "empty"),
+    (hypermodel(batch_sizes=(0, 8)), ValueError, r"\[0, 8\]"),
+    (hypermodel(batch_sizes=(8.5,)), TypeError, "integers"),
+    (hypermodel(batch_sizes=(8, 2**70)), ValueError, r"2\*\*53"),
+    (hypermodel(micro_batch_size=2**70), ValueError, "micro_batch_size"),
+    (hypermodel(micro_batch_size=0), ValueError, "micro_batch_size=0"),
+    (hypermodel(micro_batch_size="large"), ValueError, "micro_batch_size='large'"),
+    (hypermodel(steps_per_execution=0), ValueError, "steps_per_execution"),
+    (hypermodel(steps_per_execution="fast"), ValueError, "steps_per_execution"),
+    (hypermodel(steps_per_execution=2.5), TypeError, "steps_per_execution"),
+    (hypermodel(memory_limit_bytes=5), ValueError, "memory_limit_bytes=5"),
+    (hypermodel(memory_limit_bytes=2**70), ValueError, "memory_limit_bytes"),
+    (hypermodel(dtype_policy="float12"), ValueError, "mixed_float16"),
+    (hypermodel(dtype_policy=()), ValueError, "at least one"),
+    (hypermodel(learning_rate_scaling="cubic"), ValueError, "'linear'"),
+    (hypermodel(follow_batch_size=("momentum",)), ValueError, "momentum"),
+    (hypermodel(seed=-1), ValueError, "seed=-1"),
+    (hypermodel(seed=1.5), ValueError, "seed=1.5"),
+    (hypermodel(base_batch_size=0), ValueError, "base_batch_size=0"),
+    (hypermodel(build=3), TypeError, "build=3"),
+    (hypermodel(build=models.mlp()), TypeError, "not the model itself"),
+    (hypermodel(build=Mine), TypeError, r"Mine\(\)"),
+    (explored(lambda: None), ValueError, "return model"),
+    (explored(uncompiled), ValueError, "compiled"),
+    (explored(without_optimizer), ValueError, "optimizer=None"),
+    (tuner(build=models.mlp()), TypeError, "not the model itself"),
+    (tuner(batch_sizes=(8, 16)), ValueError, "leave them out"),
+    (tuner(build=models.mlp, batch_sizes=(16, 8)), ValueError, "ascending"),
+    (tuner(objective=None), ValueError, "objective=None"),
+    (tuner(search_learning_rate=True), ValueError, "search_learning_rate=True"),
+    (tuner(search_learning_rate="yes"), ValueError, "search_learning_rate='yes'"),
+    (tuner(strategy="random"), ValueError, "strategy='random'"),
+    (tuner(executions_per_trial=0), ValueError, "executions_per_trial=0"),
+    (tuner(max_executions=9), ValueError, "max_executions=9"),
+    (tuner(directory="/proc/nothing"), ValueError, "/proc/nothing"),
+    (tuner(directory="s3://bucket/results"), ValueError, "local files"),
+    (tuner(executor="slurm"), ValueError, "submit"),
+    (tuner(executor=concurrent.futures.ProcessPoolExecutor), ValueError, "submit"),
+    (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "at least 1"),
+    (tuner(max_parallel=2), ValueError, "give one too"),
+    (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "leave it out"),
+    (race(executions_per_trial=3), ValueError, "executions_per_trial"),
+    (race(max_executions=0), ValueError, "max_executions"),
+    (race(tolerance=-0.1), ValueError, "tolerance"),
+    (race(tolerance=1.5), ValueError, "tolerance"),
+    (race(confidence=1.0), ValueError, "confidence"),
+    (live("live.gif"), ValueError, "live.gif"),
+    (live("gs://bucket/live.png"), ValueError, "local files"),
+    (live(interval_s=-1), ValueError, "interval_s=-1"),
+]
+
+
+@pytest.mark.parametrize(("call", "error", "word"), AT_ONCE)
+def test_arguments_are_checked_at_once(tmp_path, call, error, word):
+    with pytest.raises(error, match=word):
+        call(tmp_path)
+    assert not list(tmp_path.glob("search/trial_*"))
+
+
+def dataset():
+    return tf.data.Dataset.from_tensor_slices(models.rows(94))
+
+
+def texts():
     x, y = models.rows(94)
-    y = np.array(["a", "b", "c"], dtype)[y]
-    with pytest.raises(ValueError, match=r"np\.unique\(y, return_inverse=True\)\[1\].*dtype"):
-        searches.search(tmp_path, searches.stock(), data=(x, y))
+    return x, np.array(["a", "b", "c"])[y]
+
+
+def searched(*, data=None, fit=None, sizes=(8, 32, 128), kind=keras_tuner.GridSearch, **tuner):
+    def search(folder):
+        tuned = searches.stock(batch_sizes=sizes)
+        return searches.search(folder, tuned, kind, data=data and data(), fit=fit, **tuner)
+
+    return search
+
+
+def raced(**arguments):
+    given = {"kind": kbatch.BatchSizeTuner, "sizes": (8, 32), "strategy": "race"}
+    return searched(**(given | arguments))
+
+
+SMALL = {"sizes": (8, 32)}
+ENDED = [
+    (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
+    (searched(fit={"batch_size": 64}), "batch_size=64"),
+    (searched(fit={"validation_batch_size": 64}), "validation_batch_size=64"),
+    (searched(), "batch_size=128 for 94"),
+    (searched(data=lambda: (dataset(),)), "batch_size=128 for 94"),
+    (searched(data=lambda: (dataset().take(90).batch(10),)), "batch_size=128 for 90"),
+    (searched(data=lambda: ()), "`x` is missing"),
+    (searched(data=lambda: (dataset().repeat(),), **SMALL), "steps_per_epoch"),
+    (searched(data=texts, **SMALL), "np.unique"),
+    (
+        searched(data=lambda: (dataset().batch(4).take(5).filter(lambda *_: True),), sizes=(32,)),
+        "20 examples",
+    ),
+    (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
+    (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
+    (searched(fit={"epochs": 1.5}, **SMALL), "epochs=1.5"),
+    (searched(fit={"epochs": True}, **SMALL), "epochs=True"),
+    (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
+    (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
+    (searched(fit={"verbose": "loud"}, kind=kbatch.BatchSizeTuner, **SMALL), "verbose='loud'"),
+    (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
+    (searched(objective=keras_tuner.Objective("val_auc", "max"), **SMALL), "val_auc"),
+    (
+        searched(objective=keras_tuner.Objective("updates_to_target", "min"), **SMALL),
+        "StopAtTarget",
+    ),
+    (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
+    (raced(objective=["val_accuracy", "val_loss"]), "one metric"),
+    (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),
+    (raced(fit={"validation_data": (models.rows(8) for _ in range(9))}), "from_generator"),
+]
+
+
+@pytest.mark.parametrize(("search", "word"), ENDED)
+def test_a_search_that_no_size_can_run_ends_before_its_second_trial(tmp_path, search, word):
+    with pytest.raises(ValueError, match=word):
+        search(tmp_path)
+    assert not list(tmp_path.glob("search/trial_0001"))
+
+
+def test_more_than_four_other_settings_are_no_race(tmp_path):
+    def build(hp):
+        hp.Choice("units", [1, 2, 3, 4, 5])
+        return models.stock()
+
+    arguments = {"strategy": "race", "objective": "val_accuracy"}
+    with pytest.raises(ValueError, match="at most 4 combinations"):
+        searches.search(tmp_path, searches.stock(build), kbatch.BatchSizeTuner, **arguments)
 
 
 @pytest.mark.parametrize("place", ["file", "file/below", "project"])
@@ -123,55 +188,8 @@ def test_a_file_where_the_folder_shall_be_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "search").write_text("")
     directory = tmp_path if place == "project" else tmp_path / place
-    with pytest.raises(ValueError, match=r"`directory` must be a folder.*Received: directory="):
+    with pytest.raises(ValueError, match="must be a folder"):
         searches.tuner(directory, searches.stock(), kbatch.BatchSizeTuner)
-
-
-def test_a_folder_that_cannot_be_made_is_refused():
-    with pytest.raises(ValueError, match=r"`directory` must be .*directory='/proc/nothing'"):
-        searches.tuner("/proc/nothing", searches.stock(), kbatch.BatchSizeTuner)
-
-
-@pytest.mark.parametrize("verbose", ["loud", 3, None])
-def test_how_much_is_shown_is_checked(tmp_path, verbose):
-    tuner = searches.tuner(tmp_path, searches.stock(), kbatch.BatchSizeTuner)
-    with pytest.raises(ValueError, match=rf"`verbose` must be .*verbose={verbose!r}"):
-        tuner.search(*models.rows(94), verbose=verbose)
-
-
-def test_a_batch_larger_than_the_training_set_ends_the_search_at_once(tmp_path):
-    hypermodel = searches.hypermodel(batch_sizes=(8, 32, 128))
-    with pytest.raises(ValueError, match="batch_size=128 for 94"):
-        searches.search(tmp_path, hypermodel)
-    assert not list(tmp_path.glob("search/trial_0001"))
-
-
-@pytest.mark.parametrize("batched", [False, True])
-def test_so_does_one_larger_than_a_dataset(tmp_path, batched):
-    data = tf.data.Dataset.from_tensor_slices(models.rows(90))
-    hypermodel = searches.hypermodel(batch_sizes=(8, 32, 128))
-    with pytest.raises(ValueError, match="batch_size=128 for 90"):
-        searches.search(tmp_path, hypermodel, data=(data.batch(10) if batched else data,))
-
-
-@pytest.fixture(scope="module")
-def begun(tmp_path_factory):
-    """The directory of a search of one trial that keras-tuner has begun."""
-    directory = tmp_path_factory.mktemp("begun")
-    searches.search(directory, searches.stock(), keras_tuner.RandomSearch, max_trials=1)
-    return directory
-
-
-def test_another_search_space_in_the_directory_is_refused(begun):
-    other = searches.stock(batch_sizes=(8, 64))
-    with pytest.raises(ValueError, match="another `project_name`"):
-        searches.search(begun, other, keras_tuner.RandomSearch, max_trials=3)
-
-
-def test_other_settings_in_the_directory_are_refused_and_named(begun):
-    other = searches.stock(learning_rate_scaling="linear")
-    with pytest.raises(ValueError, match="learning_rate_scaling: sqrt there, linear here"):
-        searches.search(begun, other, keras_tuner.RandomSearch, max_trials=3)
 
 
 def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
@@ -181,62 +199,11 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
         tuner.search(*models.rows(94), validation_data=models.rows(40), verbose=0)
 
 
-@pytest.mark.parametrize(
-    ("data", "seen"),
-    [
-        (tf.data.Dataset.from_tensor_slices(models.rows(20)).batch(4).filter(lambda *_: True), 20),
-        (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(50), 50),
-    ],
-)
-def test_batches_that_arrive_in_another_size_end_the_search(tmp_path, data, seen):
-    hypermodel = searches.stock(batch_sizes=(32,))
-    with pytest.raises(ValueError, match=f"{seen} examples: .*batch_size=32"):
-        searches.search(tmp_path, hypermodel, data=(data,))
-
-
-def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
-    searches.search(tmp_path, searches.stock(batch_sizes=(8,)))
-    again = searches.search(tmp_path, searches.stock(batch_sizes=(8,), seed=1))
-    with pytest.raises(ValueError, match=r"overwrite=True.*seed: 0 there, 1 here"):
-        kbatch.load_study(again)
-    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
-
-
-def test_no_training_data_ends_the_search(tmp_path):
-    with pytest.raises(ValueError, match="`x` is missing"):
-        searches.search(tmp_path, searches.hypermodel(), data=())
-
-
-def test_data_without_end_needs_steps_per_epoch(tmp_path):
-    endless = tf.data.Dataset.from_tensor_slices(models.rows(94)).repeat()
-    with pytest.raises(ValueError, match="steps_per_epoch"):
-        searches.search(tmp_path, searches.stock(), data=(endless,))
-    tuner = searches.search(
-        tmp_path,
-        searches.stock(batch_sizes=(8,)),
-        data=(endless,),
-        fit={"steps_per_epoch": 4},
-        project_name="steps",
-    )
-    assert kbatch.load_study(tuner).trials[0].executions[0].examples_seen == 2 * 4 * 8
-
-
-@pytest.mark.parametrize(
-    ("fit", "objective"), [({"validation_data": None}, "val_accuracy"), ({}, "val_auc")]
-)
-def test_an_objective_that_is_no_metric_ends_the_search_after_an_epoch(tmp_path, fit, objective):
-    objective = keras_tuner.Objective(objective, "max")
-    with pytest.raises(ValueError, match=rf"{objective.name}.*metrics \['accuracy'.*'loss'"):
-        searches.search(tmp_path, searches.stock(), fit=fit, objective=objective)
-    assert not list(tmp_path.glob("search/trial_0001"))
-
-
-def test_a_class_instead_of_an_instance_is_refused():
-    class Mine(keras_tuner.HyperModel):
-        pass
-
-    with pytest.raises(TypeError, match=r"give `Mine\(\)`"):
-        searches.hypermodel(Mine)
+def test_keras_tuners_chief_is_refused(tmp_path, monkeypatch):
+    for name in ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID"):
+        monkeypatch.setenv(name, "1")
+    with pytest.raises(ValueError, match="executor="):
+        tuner()(tmp_path)
 
 
 def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
@@ -245,4 +212,4 @@ def test_throughput_as_objective_needs_steps_to_measure(tmp_path):
     tuner = searches.search(tmp_path, hypermodel, objective=objective, fit={"epochs": 1})
     (trial,) = kbatch.load_study(tuner).trials
     assert trial.status == "failed"
-    assert "too few steps to measure samples/s" in trial.failure
+    assert "samples/s" in trial.failure

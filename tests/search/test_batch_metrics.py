@@ -19,9 +19,7 @@ def build():
 
 
 def test_it_is_refused_as_the_objective_of_a_size_that_is_cut(tmp_path):
-    with pytest.raises(
-        keras_tuner.errors.FatalValueError, match="objective 'spread' is a function of all rows"
-    ):
+    with pytest.raises(keras_tuner.errors.FatalValueError, match="spread"):
         objective = keras_tuner.Objective("spread", "min")
         search = searches.hypermodel(build, (16,), dtype_policy="float32")
         searches.quick(tmp_path, search, objective=objective)
@@ -33,13 +31,3 @@ def test_a_trial_says_that_it_is_a_mean_over_micro_batches(tmp_path):
     whole, cut = kbatch.load_study(tmp_path / "search").trials
     assert not any("spread" in note for note in whole.notes)
     assert any("mean over micro-batches, not over batches: spread," in note for note in cut.notes)
-
-
-def test_a_batch_that_fits_in_the_micro_batch_of_build_is_not_cut(tmp_path):
-    hypermodel = searches.hypermodel(
-        lambda: kbatch.accumulate_gradients(build(), 16), (16,), dtype_policy="float32"
-    )
-    objective = keras_tuner.Objective("spread", "min")
-    (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel, objective=objective)).trials
-    assert trial.status == "completed"
-    assert not any("spread" in note for note in trial.notes)

@@ -1,6 +1,7 @@
 """Which trial a tuner names first, and whose weights it keeps: those of the study's decision."""
 
 import keras_tuner
+import pytest
 import searches
 from keras_tuner.src.engine.trial import Trial
 from records_factory import make_execution, make_search, make_trial
@@ -15,18 +16,17 @@ VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.95
 RATES = {16: 1_000.0, 32: 2_000.0, 64: 4_000.0}
 
 
-def write_search(project, values, *, settings=None, interrupted=None, **of_search):
+def write_search(project, values, *, interrupted=None, **of_search):
     """Write the files of a search whose trials all have weights; one is interrupted."""
     write_record(make_search(tolerance=0.01, **of_search), project / "kbatch.json")
     for number, (size, accuracies) in enumerate(values.items()):
-        others = (settings or {}).get(size, {})
         runs = [
             make_execution(size, accuracies=(one,), rate=RATES[size], seed=seed)
             for seed, one in enumerate(accuracies)
         ]
         if size == interrupted:
             runs.append(make_execution(size, status="interrupted", seed=len(runs)))
-        record = make_trial(size, *runs, trial_id=f"{number:04d}", hyperparameters=others)
+        record = make_trial(size, *runs, trial_id=f"{number:04d}")
         folder = project / f"trial_{number:04d}"
         write_record(record, folder / "kbatch.json")
         (folder / CHECKPOINT_NAME).touch()
@@ -62,44 +62,6 @@ def ended_once_more(oracle):
     oracle.end_trial(trial)
 
 
-def test_while_it_runs_all_that_may_be_decided_on_keep_their_weights(tmp_path):
-    write_search(tmp_path, VALUES)
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 64}
-
-
-def test_at_its_end_the_decided_and_the_best_keep_theirs(tmp_path):
-    write_search(tmp_path, VALUES)
-    assert kbatch.load_study(tmp_path).decide().batch_size == 64
-    oracle = oracle_of(tmp_path)
-    assert oracle.create_trial("tuner0").status == "STOPPED"
-    assert kept(tmp_path) == {16, 64}  # The best mean, and the decided.
-    write_search(tmp_path, {16: VALUES[64], 32: VALUES[32], 64: VALUES[16]})
-    assert oracle_of(tmp_path).create_trial("tuner0").status == "STOPPED"
-    assert kept(tmp_path) == {64}
-
-
-def test_with_one_execution_no_size_counts_as_worse(tmp_path):
-    write_search(tmp_path, {size: values[:1] for size, values in VALUES.items()})
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 32, 64}
-    assert oracle_of(tmp_path).create_trial("tuner0").status == "STOPPED"
-    assert kept(tmp_path) == {16}
-
-
-def test_other_settings_within_the_tolerance_keep_their_weights(tmp_path):
-    settings = {16: {"units": 8}, 64: {"units": 16}, 32: {"units": 16}}
-    write_search(tmp_path, VALUES, settings=settings)
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 64}
-
-
-def test_a_trial_with_fewer_executions_keeps_its_weights(tmp_path):
-    write_search(tmp_path, VALUES | {32: (0.900,)})
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 32, 64}
-
-
 def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
     write_search(tmp_path / "search", VALUES)
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))
@@ -112,16 +74,6 @@ def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
     assert tuner.get_best_hyperparameters(1)[0].get("batch_size") == 64
 
 
-def test_a_race_keeps_the_weights_of_all_that_it_trains_on(tmp_path):
-    write_search(tmp_path, VALUES, strategy="race")
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 32, 64}
-    longer = {size: (*VALUES[size], VALUES[size][0]) for size in (16, 64)}
-    write_search(tmp_path, VALUES | longer, strategy="race")
-    ended_once_more(oracle_of(tmp_path))
-    assert kept(tmp_path) == {16, 64}
-
-
 def test_a_race_that_is_interrupted_names_what_its_study_decides(tmp_path):
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))
     raced = hypermodel.settings | {"strategy": "race"}
@@ -132,6 +84,35 @@ def test_a_race_that_is_interrupted_names_what_its_study_decides(tmp_path):
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == 64
     ended_once_more(tuner.oracle)
     assert 64 in kept(tmp_path / "search")
+
+
+ONCE = {size: values[:1] for size, values in VALUES.items()}
+MORE = {size: (*VALUES[size], VALUES[size][0]) for size in (16, 64)}
+
+
+@pytest.mark.parametrize(
+    ("values", "search", "while_it_runs", "at_its_end"),
+    [
+        # The best mean, and the decided; where both are one, that alone.
+        (VALUES, {}, {16, 64}, {16, 64}),
+        ({16: VALUES[64], 32: VALUES[32], 64: VALUES[16]}, {}, {16, 64}, {64}),
+        # Of one execution no size counts as worse.
+        (ONCE, {}, {16, 32, 64}, {16}),
+        (VALUES | {32: (0.900,)}, {}, {16, 32, 64}, None),
+        # A race trains on with all that are not worse after its first round.
+        (VALUES, {"strategy": "race"}, {16, 32, 64}, None),
+        (VALUES | MORE, {"strategy": "race"}, {16, 64}, None),
+    ],
+)
+def test_what_may_be_decided_on_keeps_its_weights(
+    tmp_path, values, search, while_it_runs, at_its_end
+):
+    write_search(tmp_path, values, **search)
+    ended_once_more(oracle_of(tmp_path))
+    assert kept(tmp_path) == while_it_runs
+    if at_its_end is not None:
+        assert oracle_of(tmp_path).create_trial("tuner0").status == "STOPPED"
+        assert kept(tmp_path) == at_its_end
 
 
 def test_a_damaged_record_takes_no_weights_of_others(tmp_path):

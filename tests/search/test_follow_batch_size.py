@@ -55,11 +55,6 @@ def test_a_trial_keeps_its_settings_where_none_is_to_follow():
     assert settings(128, follow_batch_size=()) == (0.999, 0.01, 0.99)
 
 
-def test_a_setting_that_does_not_exist_is_refused():
-    with pytest.raises(ValueError, match=r"follow_batch_size=\('momentum',\)"):
-        searches.hypermodel(follow_batch_size=("momentum",))
-
-
 def test_the_record_says_what_followed_and_to_which_values(tmp_path):
     hypermodel = searches.stock(build, (8, 32), follow_batch_size=("weight_decay",))
     searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit={"epochs": 1})

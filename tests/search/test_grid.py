@@ -1,9 +1,6 @@
 """The grid is the whole product, in one order, from wherever a search goes on."""
 
-import itertools
-
 import keras_tuner
-import numpy as np
 import pytest
 from keras_tuner.src.engine.trial import TrialStatus
 
@@ -31,19 +28,6 @@ def conditional():
 
 
 SPACES = {"plain": plain, "conditional": conditional}
-
-
-def test_a_space_without_conditions_gives_its_product_defaults_first():
-    names = ("batch_size", "units", "bias", "depth")
-    expected = itertools.product([8, 16, 32], [2, 4, 8], [False, True], [3])
-    assert [tuple(values[n] for n in names) for values in grid(plain())] == list(expected)
-
-
-def test_a_conditional_hyperparameter_is_there_only_where_it_is_active():
-    values = list(grid(conditional()))
-    assert [v.get("filters") for v in values if v["kind"] == "cnn"] == [4, 8, 12] * 2
-    assert all(("filters" in v) == (v["kind"] == "cnn") for v in values)
-    assert all(("rate" in v) == (v["kind"] == "mlp") for v in values)
 
 
 @pytest.mark.parametrize("space", SPACES)
@@ -84,9 +68,3 @@ def test_a_range_without_a_step_gives_ascending_samples_after_its_default():
     found = [values["rate"] for values in grid(space)]
     assert found == sorted(found)
     assert (len(found), type(found[1])) == (11, float)
-
-
-def test_numbers_of_numpy_are_known_again_when_they_come_back_from_a_file():
-    space = keras_tuner.HyperParameters()
-    space.Choice("rate", [np.float64(0.1), np.float64(0.2)])
-    assert not list(untried_in_grid(space, [{"rate": 0.1}, {"rate": 0.2}]))

@@ -2,13 +2,17 @@
 
 import base64
 import copy
+import dataclasses
 import pickle
 
 import keras_tuner
 import pytest
 import searches
+from figure_studies import learning
+from records_factory import make_execution, make_study, make_trial
 
 import kbatch
+from kbatch.search.live_plot import draw_live
 
 CELL = """
 import sys
@@ -16,7 +20,8 @@ sys.path[:0] = {path}
 import searches, keras_tuner, kbatch
 hypermodel = searches.stock(batch_sizes=(8, 16))
 live = kbatch.LivePlot(interval_s=0)
-searches.search({folder!r}, hypermodel, {kind}, fit=dict(callbacks=[live], verbose=1))
+fit = dict(callbacks=[live], verbose=1)
+searches.search({folder!r}, hypermodel, keras_tuner.GridSearch, fit=fit)
 """
 
 
@@ -81,11 +86,6 @@ def test_a_search_has_one_figure_that_changes_in_place(searched):
     assert "2 trials over batch size, 8 to 16" in screen.pictures[0]["text/plain"]
 
 
-def test_the_file_holds_the_last_figure(searched):
-    screen, file = searched
-    assert screen.pictures[0]["text/plain"][:60] in file.read_text()
-
-
 def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
     screen = Screen()
     live = kbatch.LivePlot(interval_s=0, display=screen, now=Clock())
@@ -103,21 +103,6 @@ def test_a_file_is_written_outside_a_notebook_under_a_stock_tuner_too(tmp_path):
     tuner = searches.quick(tmp_path, hypermodel, fit={"callbacks": [live]})
     assert kbatch.load_study(tuner).trials[0].failure is None
     assert (tmp_path / "live.svg").exists()
-
-
-@pytest.mark.slow
-def test_trials_in_processes_of_their_own_are_shown_when_they_end(tmp_path):
-    file = tmp_path / "live.png"
-    live = kbatch.LivePlot(file, interval_s=0)
-    searches.search(
-        tmp_path,
-        searches.stock(batch_sizes=(8,)),
-        kbatch.BatchSizeTuner,
-        executor="local",
-        max_parallel=1,
-        fit={"callbacks": [live]},
-    )
-    assert file.read_bytes().startswith(b"\x89PNG")
 
 
 def test_a_copy_shows_in_the_same_place(searched):
@@ -138,11 +123,6 @@ def test_it_travels_without_its_place(searched, tmp_path):
     assert not screen.places
 
 
-def test_without_a_place_nothing_is_drawn(tmp_path):
-    live = kbatch.LivePlot()
-    live.show_ended(tmp_path / "there is no study here")
-
-
 def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
     screen = Screen()
     # Each look at the clock is a second: a drawing takes one, so ten pass until the next.
@@ -154,26 +134,60 @@ def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
     assert screen.changes + len(screen.places) == drawn
 
 
-def test_another_suffix_and_a_negative_interval_are_refused():
-    with pytest.raises(ValueError, match=r"`\.png`, `\.svg` or `\.pdf`.*'live\.gif'"):
-        kbatch.LivePlot("live.gif")
-    with pytest.raises(ValueError, match="interval_s=-1"):
-        kbatch.LivePlot(interval_s=-1)
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["keras_tuner.GridSearch", "kbatch.BatchSizeTuner"])
-def test_in_a_notebook_one_figure_is_left(kind, tmp_path):
+def test_in_a_notebook_one_figure_is_left(tmp_path):
     """keras-tuner clears the output of the cell after each trial, the last one included."""
     import sys
 
     import nbclient
     import nbformat
 
-    source = CELL.format(path=sys.path, folder=str(tmp_path), kind=kind)
+    source = CELL.format(path=sys.path, folder=str(tmp_path))
     notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
     nbclient.NotebookClient(notebook, timeout=280, kernel_name="python3").execute()
     outputs = [o for o in notebook.cells[0].outputs if o.output_type == "display_data"]
     pictures = [o for o in outputs if "image/png" in o.data]
     assert len(pictures) == 1
     assert "2 trials over batch size, 8 to 16" in pictures[0].data["text/plain"]
+
+
+def running(batch_size, epochs=(), **changed):
+    """A trial that runs, with so many of its epochs."""
+    execution = make_execution(batch_size, status="running", failure=None)
+    windows = {"window_examples": (100,), "window_durations_s": (0.1,)} if epochs else {}
+    return make_trial(
+        batch_size, dataclasses.replace(execution, epochs=tuple(epochs), **windows), **changed
+    )
+
+
+def hollow(axes):
+    return [
+        (panel, line.get_xdata()[0], line.get_ydata()[0])
+        for panel in axes.figure.axes
+        for line in panel.lines
+        if line.get_markerfacecolor() == "#ffffff"
+    ]
+
+
+def test_the_running_trial_is_hollow_in_both_panels():
+    epochs = learning(64)[:3]
+    study = make_study(make_trial(16), make_trial(32), running(64, epochs))
+    axes = draw_live(study, running="0064", status="2 ended")
+    upper, lower = axes.figure.axes
+    best = max(epoch.metrics["val_accuracy"] for epoch in epochs)
+    assert hollow(axes) == [(upper, 64, pytest.approx(1000)), (lower, 64, pytest.approx(best))]
+    assert axes.get_title(loc="left") == "digits: 2 ended"
+
+
+def test_a_trial_without_an_epoch_is_not_drawn():
+    study = make_study(make_trial(16), running(32))
+    axes = draw_live(study, running="0032", status="1 ended")
+    assert hollow(axes) == []
+    places = {place for line in axes.lines for place in line.get_xdata()}
+    assert 16 in places
+    assert 32 not in places
+
+
+def test_before_the_first_epoch_it_says_so():
+    axes = draw_live(make_study(running(16)), running="0016", status="0 ended")
+    assert "No epoch has ended yet." in [text.get_text() for text in axes.texts]

@@ -29,7 +29,6 @@ def search(directory, build, micro_batch_size, *, y=None, objective, validation=
 KINDS = {
     "vae": (own_steps.vae, {"objective": "val_loss", "validation": (VALIDATION,)}),
     "gan": (own_steps.gan, {"objective": "g_loss"}),
-    "distiller": (own_steps.distiller, {"y": Y, "objective": "val_loss", "validation": (X, Y)}),
 }
 
 
@@ -42,9 +41,7 @@ def trained_whole(kind):
         return search(folder, own_steps.Here(build), micro_batch_size, **arguments)
 
 
-@pytest.mark.parametrize(
-    "kind", ["gan", *(pytest.param(k, marks=pytest.mark.slow) for k in ("vae", "distiller"))]
-)
+@pytest.mark.parametrize("kind", ["gan", pytest.param("vae", marks=pytest.mark.slow)])
 def test_a_search_trains_it_whole(kind):
     arguments, study = KINDS[kind][1], trained_whole(kind)
     small, large = (trial.executions[0] for trial in study.trials)
@@ -74,11 +71,6 @@ def test_both_optimizers_of_a_gan_follow_the_batch_size():
     assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
     # What memory is measured of is the same model.
     assert model_fingerprint(model) == model_fingerprint(built(8))
-
-
-def test_validation_needs_a_test_step(tmp_path):
-    with pytest.raises(ValueError, match="needs a `test_step`"):
-        search(tmp_path, own_steps.gan, None, objective="val_g_loss", validation=(VALIDATION,))
 
 
 def test_a_step_that_is_bound_to_the_model_stays(tmp_path):

@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import threading
 import weakref
 
 import keras
@@ -73,12 +72,6 @@ def test_what_fits_goes_through_whole(study):
     for run in runs(study):
         assert run.micro_batch_size == run.batch_size == run.batch_size_seen
         assert (run.status, run.notes, run.most_in_memory) == ("completed", (), None)
-
-
-def test_a_page_shows_the_plan(study, tmp_path):
-    kbatch.write_report(study, tmp_path / "report.md")
-    text = (tmp_path / "report.md").read_text()
-    assert "float32; batches go through whole (the largest fits)" in text
 
 
 def test_making_it_changes_no_result(study, tmp_path):
@@ -254,10 +247,9 @@ class RunsOutItself(keras.callbacks.Callback):
         setattr(self, moment, run_out)
 
 
-@pytest.mark.parametrize("moment", ["on_train_batch_end", "on_test_begin"])
 @pytest.mark.slow
-def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path, moment):
-    fit = {"callbacks": [RunsOutItself(moment)]}
+def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path):
+    fit = {"callbacks": [RunsOutItself("on_test_begin")]}
     study = search(tmp_path, models.Locked(), (16,), fit=fit)
     (run,) = runs(study)
     assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
@@ -300,106 +292,6 @@ def test_a_size_that_was_given_is_never_halved():
     search = SearchPlan((64,), 32, plan=dataclasses.replace(PLAN, reason="given"))
     assert not search.halve(ModelFacts(models.mlp()), 64, 32)
     assert search.plan.number == 1
-
-
-class TwoFits(keras_tuner.HyperModel):
-    """Trains in two parts, the second one with frozen layers."""
-
-    def __init__(self):
-        super().__init__()
-        self._lock = threading.Lock()
-
-    def build(self, hp):
-        hp.Choice("units", [4, 8])
-        model = models.mlp()
-        if hp.get("units") == 4:
-            model = keras.Sequential([layers.Input((8,)), layers.Dense(3, "softmax")])
-            model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        return model
-
-    def fit(self, hp, model, x, y, **kwargs):
-        model.fit(x[:40], y[:40], **kwargs)
-        return model.fit(x, y, **kwargs)
-
-
-@pytest.mark.slow
-def test_two_fits_in_a_trial_have_one_size_and_run_again_together(tmp_path):
-    # Its second fit only has a fifth step.
-    fit = {"callbacks": [RunsOut(tmp_path / "lives", step=4)]}
-    arguments = {"kind": kbatch.BatchSizeTuner, "fit": fit}
-    study = search(tmp_path / "auto", TwoFits(), (16,), **arguments)
-    assert [run.micro_batch_size for run in runs(study)] == [8, 8]
-    assert runs(study)[0].examples_seen == 2 * 40 + 2 * 94
-    given = search(tmp_path / "given", TwoFits(), (16,), settings={"micro_batch_size": 8})
-    same_results(study, given)
-
-
-def subclassed():
-    class Subclassed(keras.Model):
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(3, activation="softmax", dtype="float32")
-
-        def call(self, x):
-            return self.dense(x)
-
-    model = Subclassed()
-    model.compile("sgd", models.own_loss, metrics=["accuracy"])
-    return model
-
-
-def as_dataset():
-    return (tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(10),)
-
-
-def as_function():
-    return (lambda size: tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size),)
-
-
-SLOWLY = {
-    "arrays": (None, {"class_weight": {0: 1.0, 1: 2.0, 2: 0.5}}),
-    "function": (as_function(), {}),
-    "split": (None, {"validation_split": 0.2, "validation_data": None}),
-}
-# Rows of arrays are taken in most tests of this file.
-DATA = {"dataset": (as_dataset(), {})} | {
-    name: pytest.param(form, marks=pytest.mark.slow) for name, form in SLOWLY.items()
-}
-
-
-@pytest.mark.parametrize("form", DATA.values(), ids=DATA)
-def test_every_form_of_data_gives_what_the_same_size_given_gives(tmp_path, form):
-    data, fit = form
-    sizes, arguments = (16,), {"data": data, "fit": fit}
-    study = search(tmp_path / "auto", models.Locked(subclassed), sizes, **arguments)
-    (run,) = runs(study)
-    assert (run.status, run.micro_batch_size) == ("completed", 16)
-    given = search(
-        tmp_path / "given",
-        subclassed,
-        sizes,
-        settings={"micro_batch_size": 16},
-        **arguments,
-    )
-    same_results(study, given)
-
-
-TUNERS = {
-    "hyperband": (keras_tuner.Hyperband, {"max_epochs": 4}),
-    "random": (keras_tuner.RandomSearch, {"max_trials": 2, "executions_per_trial": 2}),
-}
-
-
-@pytest.mark.parametrize("kind", TUNERS.values(), ids=TUNERS)
-@pytest.mark.slow
-def test_trials_that_go_on_and_further_executions_have_the_same_plan(tmp_path, kind):
-    tuner, arguments = kind
-    study = search(tmp_path, models.Locked(), (8, 32), kind=tuner, **arguments)
-    planned = [run.plan_s for run in runs(study)]
-    assert len(planned) >= 2
-    assert sum(seconds is not None for seconds in planned) == 1
-    assert study.plan.number == 1
-    assert {run.status for run in runs(study)} == {"completed"}
 
 
 def test_the_rows_of_a_dataset_are_read_once_for_all_executions():
@@ -460,18 +352,6 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     assert told(tmp_path)["status"] == "FAILED"
     assert "max_consecutive_failed_trials" in told(tmp_path)["message"]
     assert "weights of 41.2 MiB" in told(tmp_path)["message"]
-
-
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        ({"memory_limit_bytes": 5}, "memory_limit_bytes=5"),
-        ({"micro_batch_size": "most"}, "micro_batch_size='most'"),
-    ],
-)
-def test_settings_that_are_none_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        searches.hypermodel(**settings)
 
 
 @pytest.mark.slow

@@ -18,9 +18,7 @@ from kbatch.search.progress import (
     FitReporter,
     NotebookLine,
     SearchProgress,
-    duration,
     trial_line,
-    trial_name,
 )
 
 
@@ -104,18 +102,6 @@ def test_the_time_left_of_the_search_comes_from_the_trials_that_ended(shown, clo
     assert "25 %, 0:38 left, search 1:38 left, 412 MB" in line.live[-1]
 
 
-def test_each_trial_leaves_one_line(shown, clock, line):
-    for number, size in enumerate((32, 64)):
-        shown.trial_begins({"batch_size": size}, ended=number, left=2 - number)
-        shown.show(progress(epoch_ended=True))
-        clock.now_s += 5.0
-        shown.trial_ends(record())
-    assert [text.split(", ")[:2] for text in line.lines] == [
-        ["trial 1/2", "batch    32"],
-        ["trial 2/2", "batch    64"],
-    ]
-
-
 def test_a_file_is_told_the_time_left_with_each_trial_but_the_last(clock):
     line = Keeps()
     line.changes = False
@@ -139,21 +125,6 @@ def test_what_the_plan_took_is_not_taken_again(clock):
     assert "about 0:40 left" in line.lines[0]
 
 
-def test_verbose_tells_how_much_is_shown(clock):
-    lines = []
-    for verbose in (0, 1, 2):
-        line = Keeps()
-        with SearchProgress(verbose, open_line=lambda line=line: line, now=clock) as shown:
-            shown.trial_begins({"batch_size": 32}, ended=0, left=1)
-            shown.show(progress(epoch_ended=True))
-            shown.trial_ends(record())
-            shown.say("more")
-        lines.append(line)
-    assert [len(line.lines) for line in lines] == [0, 2, 3]
-    assert lines[0].live == []
-    assert lines[2].lines[0].startswith("trial 1/1, batch    32, epoch 2/4, 412 MB")
-
-
 def test_a_trial_of_several_executions_has_its_mean_and_interval():
     values = (0.90, 0.92, 0.94)
     executions = (records_factory.make_execution(32, accuracies=(v,)) for v in values)
@@ -162,19 +133,6 @@ def test_a_trial_of_several_executions_has_its_mean_and_interval():
     half_width = 4.303 * 0.02 / 3**0.5
     assert f"val_accuracy 0.9200 ± {half_width:.2g}" in text
     assert text.endswith("(best epochs, mean of 3 executions)")
-
-
-def test_a_failed_trial_has_its_cause():
-    failed = next(t for t in records_factory.make_study().trials if t.status == "out_of_memory")
-    text = trial_line("trial", failed, duration_s=1.0, memory_bytes=None)
-    assert text == f"trial,   1.0 s, out of memory: {failed.failure}"
-
-
-def test_names_and_durations():
-    values = {"batch_size": 8, "rate": 0.001, "units": 4}
-    assert trial_name(values, 2, 7) == "trial 2/7, batch     8, rate 0.001, units 4"
-    assert trial_name(values, None, None).startswith("trial, batch")
-    assert [duration(s) for s in (-3, 0.4, 61, 3661)] == ["0:00", "0:00", "1:01", "1:01:01"]
 
 
 def test_the_reporter_tells_the_share_of_the_trial_and_not_each_step(clock):

@@ -170,13 +170,6 @@ def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
     assert any(len(found[trial.trial_id]) > 1 for trial in grid)
 
 
-def test_its_table_has_the_rate_that_the_answer_holds_for(with_rates):
-    study = with_rates[1]
-    decision, table = study.decide(), study.table()
-    rates = dict(zip(table["batch size"], table["learning rate"], strict=True))
-    assert rates[decision.batch_size] == pytest.approx(decision.learning_rate)
-
-
 def built(optimizer, batch_size, factor, **arguments):
     hypermodel = searches.stock(lambda: models.stock(optimizer=optimizer()), **arguments)
     hypermodel.searches_rate = True
@@ -276,55 +269,3 @@ def test_sizes_that_fail_or_run_out_are_out_and_what_is_no_mean_is_raced_too(tmp
     assert (found[16].status, len(found[16].executions)) == ("out_of_memory", 2)
     assert (found[8].status, study.decide().batch_size) == ("completed", 8)
     assert 64 not in {size for size, _ in study.decide().judgement.pairs}
-
-
-def test_a_generator_to_validate_on_is_refused_before_anything_trains(tmp_path):
-    batches = (models.rows(8, seed=k) for k in range(9))
-    with pytest.raises(ValueError, match=r"validation_data.*from_generator.*Received: a generator"):
-        race(tmp_path, validation_data=batches)
-    assert len(list(batches)) == 9
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"executions_per_trial": 3}, "leave out `executions_per_trial`"),
-        ({"max_executions": 0}, "`max_executions`"),
-        ({"tolerance": -0.1}, "`tolerance`"),
-        ({"tolerance": 1.5}, "`tolerance`"),
-        ({"confidence": 1.0}, "`confidence`"),
-        ({"objective": keras_tuner.Objective("samples_per_second", "max")}, "one metric that"),
-        ({"objective": ["val_accuracy", "val_loss"]}, "one metric that"),
-    ],
-)
-def test_what_no_race_can_use_is_refused(changed, message, tmp_path):
-    with pytest.raises(ValueError, match=message):
-        race(tmp_path, **changed)
-    assert not list(tmp_path.glob("search/trial_*"))
-
-
-def test_executions_are_limited_only_where_the_search_counts_them(tmp_path):
-    with pytest.raises(InputError, match=r'`max_executions`.*strategy="race".*max_executions=9'):
-        race(tmp_path, strategy="grid", max_executions=9)
-
-
-def many(hp):
-    hp.Choice("units", [1, 2, 3, 4, 5])
-    return models.stock()
-
-
-def test_more_than_four_other_settings_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"at most 4 combinations.*Received: 5"):
-        race(tmp_path, searches.stock(many))
-
-
-def test_a_target_is_refused_as_all_metrics_are_alike_there(tmp_path):
-    with pytest.raises(InputError, match="StopAtTarget"):
-        race(tmp_path, callbacks=[kbatch.StopAtTarget("val_accuracy", 0.5)])
-
-
-@pytest.mark.slow
-def test_each_execution_may_have_a_process_of_its_own(tmp_path):
-    sizes = searches.stock(batch_sizes=(16, 32))
-    tuner = at_the_rule(tmp_path, sizes, executor="local", max_parallel=1)
-    assert numbers(tuner) == {16: [0, 1, 2, 3], 32: [0, 1, 2, 3]}

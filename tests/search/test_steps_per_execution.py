@@ -3,7 +3,6 @@
 import itertools
 import json
 import math
-import time
 
 import keras
 import numpy as np
@@ -20,7 +19,6 @@ from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import (
     Training,
     acts_on_batches,
-    check_steps,
     steps_within,
     time_steps,
 )
@@ -42,19 +40,6 @@ def training(**changed):
         "callbacks": (),
     }
     return Training(**(plain | changed))
-
-
-def masked():
-    model = keras.Sequential(
-        [
-            keras.Input((5,), dtype="int32"),
-            keras.layers.Embedding(20, 4, mask_zero=True),
-            keras.layers.GRU(4),
-            keras.layers.Dense(3, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
 
 
 def normalised(**compiled):
@@ -91,7 +76,6 @@ def scaled():
 
 KINDS = {
     "normalised": normalised,
-    "masked": masked,
     "scheduled": scheduled,
     "accumulated": accumulated,
     "scaled": scaled,
@@ -102,7 +86,7 @@ def trained(build, steps, *callbacks, epochs=2, data=None, **plan):
     """Trains as a search does; returns the model, its fit and its history."""
     keras.utils.set_random_seed(0)
     model = build()
-    x, y = data or ((np.arange(94 * 5).reshape(94, 5) % 20, Y) if build is masked else (X, Y))
+    x, y = data or (X, Y)
     chooses = SearchPlan((8,), steps_per_execution=steps)
     with TimedFit(model, searches.plan(8, search=chooses, **plan)) as fit:
         history = fit(
@@ -175,8 +159,9 @@ def test_batches_of_unknown_shape_are_not_timed(part):
     assert time_steps(normalised(), training(spec=spec), (8,)) == StepSeconds()
 
 
-@pytest.mark.parametrize("kind", ["normalised", "scaled"])
-@pytest.mark.parametrize("updates", [3, 20, 24])
+@pytest.mark.parametrize(
+    ("kind", "updates"), [("normalised", 3), ("normalised", 20), ("scaled", 20)]
+)
 def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
     runs = [trained(KINDS[kind], n, kbatch.UpdateBudget(updates), epochs=9) for n in (5, 1)]
     assert runs[0][1].clock.updates == updates
@@ -184,7 +169,7 @@ def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
         assert_same(*runs)
 
 
-@pytest.mark.parametrize("examples", [1, 40, 100, 188, 200])
+@pytest.mark.parametrize("examples", [100, 200])
 def test_a_budget_of_examples_ends_at_the_same_update(examples):
     runs = [trained(normalised, n, kbatch.ExampleBudget(examples), epochs=9) for n in (5, 1)]
     assert_same(*runs)
@@ -222,23 +207,20 @@ def test_a_training_that_starts_again_finds_what_build_set():
     assert shapes == 3 * [(94, 3)]
 
 
-@pytest.mark.parametrize("step_s", [1e-6, 1e-4, 1e-3, 0.03, 0.2, 3.0, math.inf])
-@pytest.mark.parametrize("epoch_steps", [1, 2, 10, 1000])
-@pytest.mark.parametrize("epochs", [1, 3])
 @pytest.mark.parametrize("budget", [None, Budget(updates=7), Budget(train_s=2.0)])
-def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(
-    step_s, epoch_steps, epochs, budget
-):
-    steps = steps_within(step_s, training(epoch_steps=epoch_steps, epochs=epochs, budget=budget))
-    assert 1 <= steps <= epoch_steps
-    assert steps == 1 or steps * step_s <= 0.2
-    total = epoch_steps * epochs
-    if budget is not None:
-        total = min(total, budget.updates or budget.train_s / step_s)
-    if steps > 1:
-        assert total > 3 * steps or steps == epoch_steps
-    elif step_s < 0.03:  # Twice as many would leave too few.
-        assert total < 12 or epoch_steps == 1
+def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(budget):
+    seconds, lengths = (1e-6, 1e-4, 1e-3, 0.03, 0.2, 3.0, math.inf), (1, 2, 10, 1000)
+    for step_s, epoch_steps, epochs in itertools.product(seconds, lengths, (1, 3)):
+        asked = training(epoch_steps=epoch_steps, epochs=epochs, budget=budget)
+        steps, total = steps_within(step_s, asked), epoch_steps * epochs
+        assert 1 <= steps <= epoch_steps
+        assert steps == 1 or steps * step_s <= 0.2
+        if budget is not None:
+            total = min(total, budget.updates or budget.train_s / step_s)
+        if steps > 1:
+            assert total > 3 * steps or steps == epoch_steps
+        elif step_s < 0.03:  # Twice as many would leave too few.
+            assert total < 12 or epoch_steps == 1
 
 
 def test_the_seconds_of_a_size_lie_on_the_line_of_two():
@@ -285,14 +267,9 @@ RESTING = {
 }
 
 
-@pytest.mark.parametrize("name", ACTING)
-def test_what_acts_on_batches_is_known(name):
-    assert acts_on_batches(ACTING[name]())
-
-
-@pytest.mark.parametrize("name", RESTING)
-def test_what_acts_on_epochs_is_known(name):
-    assert not acts_on_batches(RESTING[name]())
+def test_what_acts_on_batches_is_known():
+    assert {name for name, make in ACTING.items() if acts_on_batches(make())} == set(ACTING)
+    assert {name for name, make in RESTING.items() if acts_on_batches(make())} == set()
 
 
 def test_a_callback_on_batches_makes_it_one_and_the_record_says_so():
@@ -327,18 +304,6 @@ def test_none_leaves_it_to_build():
         assert (fit.steps_per_execution, fit.notes) == (steps, [])
 
 
-@pytest.mark.parametrize("steps", [0, -1, "fast"])
-def test_what_is_no_number_of_steps_is_refused(steps):
-    with pytest.raises(ValueError, match="steps_per_execution"):
-        check_steps(steps)
-
-
-@pytest.mark.parametrize("steps", [2.5, True])
-def test_what_is_no_integer_is_refused(steps):
-    with pytest.raises(TypeError, match="steps_per_execution"):
-        check_steps(steps)
-
-
 def test_more_steps_than_an_epoch_has_are_refused():
     with pytest.raises(InputError, match="epochs of 12 steps"):
         trained(normalised, 13)
@@ -366,26 +331,3 @@ def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
     assert json.loads(kept)["record"]["step_seconds"]["batch_sizes"] == [8, 16]
     assert values((8, 16, 32)).items() > first.items()
     assert file.read_text() == kept
-
-
-@pytest.mark.slow
-def test_the_share_of_waiting_is_that_of_one_step_an_execution():
-    def data(batch_size):
-        def batches():
-            for _ in range(32):
-                time.sleep(0.12)
-                yield X[:batch_size], Y[:batch_size]
-
-        spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
-        rows = tf.data.Dataset.from_generator(batches, output_signature=spec)
-        return rows.apply(tf.data.experimental.assert_cardinality(32))
-
-    shares = []
-    for steps in (1, 32):
-        chooses = SearchPlan((8,), steps_per_execution=steps)
-        # A step takes half as long as its data.
-        with TimedFit(models.waiting(lambda rows: 0.06), searches.plan(8, search=chooses)) as fit:
-            fit(data, epochs=2, verbose=0)
-        last = fit.clock.epochs[-1]
-        shares.append(last.data_wait_s / last.train_s)
-    assert shares[1] == pytest.approx(shares[0], abs=0.05)

@@ -31,25 +31,18 @@ def test_a_trial_comes_back_as_it_was(tmp_path, score):
     assert found.get_state() == trial(0, score).get_state()
 
 
-def test_trials_come_back_by_their_ids(tmp_path):
-    for number in (11, 2, 1):
-        write_trial_state(trial(number), tmp_path)
-    assert [t.trial_id for t in read_trial_states(tmp_path)] == ["0001", "0002", "0011"]
-
-
 def test_keras_tuner_reads_the_files_and_its_own_are_read(tmp_path):
     write_trial_state(trial(0), tmp_path)
     assert Trial.load(str(file(tmp_path, 0))).score == 0.5
-    trial(1).save(_made(file(tmp_path, 1)))
+    file(tmp_path, 1).parent.mkdir()
+    trial(1).save(str(file(tmp_path, 1)))
     assert len(read_trial_states(tmp_path)) == 2
 
 
-def _made(path):
-    path.parent.mkdir()
-    return str(path)
+DAMAGE = ["", '{"status": 1', '{"trial_id": "0000"}', "[]", "\x00", "[" * 100_000]
 
 
-@pytest.mark.parametrize("text", ["", '{"status": 1', '{"trial_id": "0000"}', "[]", "\x00"])
+@pytest.mark.parametrize("text", DAMAGE, ids=range(6))
 def test_a_damaged_file_is_named_and_passed_over(tmp_path, text):
     write_trial_state(trial(1), tmp_path)
     write_trial_state(trial(0), tmp_path)
@@ -63,13 +56,11 @@ def test_a_damaged_file_is_named_and_passed_over(tmp_path, text):
     "changed",
     [
         {"score": "0.5"},
-        {"score": [0.5]},
         {"status": "LOST"},
-        {"status": None},
         {"trial_id": 0},
         {"trial_id": "../0000"},
         {"trial_id": "0001"},
-        {"message": [[[]] * 3] * 3, "metrics": None},
+        {"metrics": None},
     ],
 )
 def test_a_state_that_says_something_impossible_is_passed_over(tmp_path, changed):
@@ -80,13 +71,6 @@ def test_a_state_that_says_something_impossible_is_passed_over(tmp_path, changed
     with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
         found = read_trial_states(tmp_path)
     assert [t.trial_id for t in found] == ["0001"]
-
-
-def test_a_state_nested_deeply_is_passed_over(tmp_path):
-    write_trial_state(trial(0), tmp_path)
-    file(tmp_path, 0).write_text("[" * 100_000)
-    with pytest.warns(UserWarning, match=r"trial_0000.*damaged"):
-        assert read_trial_states(tmp_path) == []
 
 
 @pytest.mark.parametrize("score", [None, float("nan")])

@@ -4,11 +4,8 @@ from types import SimpleNamespace
 
 import fake_nvml
 import keras
-import keras_tuner
-import pynvml
 import pytest
 import searches
-import small_models as models
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from tensorflow.core.framework import device_attributes_pb2
@@ -81,29 +78,6 @@ def test_without_a_driver_the_metrics_are_absent_and_the_record_says_why(monkeyp
     assert set(USAGE_METRICS).isdisjoint(metrics_of(tuner, study))
 
 
-class OwnFit(keras_tuner.HyperModel):
-    """Trains twice and gives metrics of its own."""
-
-    def build(self, hp):
-        return models.stock()
-
-    def fit(self, hp, model, *args, **kwargs):
-        model.fit(*args, **kwargs)
-        model.fit(*args, **kwargs)
-        return {"val_accuracy": 0.5, "gpu_power_w": 7.0}
-
-
-def test_a_fit_of_the_users_is_measured_whole_and_its_own_metrics_stay(library, tmp_path):
-    tuner = searches.search(tmp_path, searches.stock(OwnFit(), batch_sizes=(16,)))
-    study = kbatch.load_study(tuner)
-    run = run_of(study)
-    assert run.examples_seen == 4 * 94
-    assert run.joules_per_sample == run.usage.gpu_energy_j / (4 * 94)
-    metrics = metrics_of(tuner, study)
-    assert metrics["joules_per_sample"] == pytest.approx(run.joules_per_sample)
-    assert metrics["gpu_power_w"] == 7.0
-
-
 class Breaking(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
@@ -117,11 +91,3 @@ def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
     assert run.status == "out_of_memory"
     assert run.usage.gpu_energy_j > 0
     assert library.users == 0
-
-
-def test_a_driver_that_cannot_be_used_ends_no_trial(monkeypatch, tmp_path):
-    fake_nvml.install(monkeypatch, FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH))
-    tuner = searches.quick(tmp_path, searches.stock(batch_sizes=(16,)))
-    run = run_of(kbatch.load_study(tuner))
-    assert run.status == "completed"
-    assert "differ in version" in run.usage.unavailable
