@@ -1,8 +1,8 @@
 """Kills searches: `python killed_searches.py DIRECTORY KILLS SEED grid|race`.
 
-It starts TensorFlow once and forks a real process a search, which SIGKILL ends at a random moment,
-or at a random one of its own file operations; then another one goes on in the same directory, until
-the search ends. It prints what happened as JSON.
+It starts TensorFlow once and forks a real process a search, which SIGKILL ends before a random one
+of its own file operations: on disk every other moment is as one of these. Then another one goes on
+in the same directory, until the search ends. It prints what happened as JSON.
 """
 
 import json
@@ -10,7 +10,6 @@ import os
 import random
 import signal
 import sys
-import time
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
@@ -102,7 +101,7 @@ def search(case, directory, log):
     tuner.search(*case.rows(94), validation_data=validation, epochs=2, verbose=0)
 
 
-def fork(case, directory, log, *, operations=None):
+def fork(case, directory, log, operations=None):
     """Starts a search in a process of its own, which ends itself before a file operation."""
     pid = os.fork()
     if pid:
@@ -145,7 +144,7 @@ def finished(directory):
     return counts
 
 
-def until_it_ends(case, directory, rng, *, duration_s, wanted):
+def until_it_ends(case, directory, rng, wanted):
     """Runs a search that is killed until it ends; gives the kills and what ran though finished.
 
     `wanted` are the executions of each size that it is to end with.
@@ -153,12 +152,7 @@ def until_it_ends(case, directory, rng, *, duration_s, wanted):
     log, kills, repeated = directory / "log", [], []
     while True:
         before, kept = begun(log), finished(directory)
-        if rng.random() < 0.5:
-            pid = fork(case, directory, log, operations=rng.randint(1, case.operations))
-        else:
-            pid = fork(case, directory, log)
-            time.sleep(rng.uniform(0, duration_s / 2))
-            os.kill(pid, signal.SIGKILL)
+        pid = fork(case, directory, log, rng.randint(1, case.operations))
         status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
         for size, count in begun(log).items():
             if count - before[size] > wanted[size] - kept[size]:
@@ -175,15 +169,14 @@ def main(directory, kills, seed, case):
     rng = random.Random(seed)
     undisturbed = directory / "undisturbed"
     undisturbed.mkdir()
-    started_s = time.monotonic()
     pid = fork(case, undisturbed, undisturbed / "log")
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
-    known = {"duration_s": time.monotonic() - started_s, "wanted": finished(undisturbed)}
+    wanted = finished(undisturbed)
     searches = []
     while sum(len(found["kills"]) for found in searches) < kills:
         folder = directory / f"killed-{len(searches)}"
         folder.mkdir()
-        found = until_it_ends(case, folder, rng, **known)
+        found = until_it_ends(case, folder, rng, wanted)
         searches.append(dict(zip(("kills", "repeated", "status"), found, strict=True)))
     print(json.dumps(searches))
 

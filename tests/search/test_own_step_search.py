@@ -1,9 +1,5 @@
 """Searches over models with a `train_step` of the user's own."""
 
-import functools
-import tempfile
-
-import keras
 import keras_tuner
 import own_steps
 import pytest
@@ -26,33 +22,33 @@ def search(directory, build, micro_batch_size, *, y=None, objective, validation=
     return kbatch.load_study(tuner)
 
 
-KINDS = {
-    "vae": (own_steps.vae, {"objective": "val_loss", "validation": (VALIDATION,)}),
-    "gan": (own_steps.gan, {"objective": "g_loss"}),
-}
-
-
-@functools.cache
-def trained_whole(kind):
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
     """A search whose trials stay whole, also under "auto"."""
-    build, arguments = KINDS[kind]
-    with tempfile.TemporaryDirectory() as folder:
-        micro_batch_size = "auto" if kind == "gan" else None
-        return search(folder, own_steps.Here(build), micro_batch_size, **arguments)
+    build = own_steps.Here(own_steps.gan)
+    return search(tmp_path_factory.mktemp("whole"), build, "auto", objective="g_loss")
 
 
-@pytest.mark.parametrize("kind", ["gan", pytest.param("vae", marks=pytest.mark.slow)])
-def test_a_search_trains_it_whole(kind):
-    arguments, study = KINDS[kind][1], trained_whole(kind)
-    small, large = (trial.executions[0] for trial in study.trials)
+def test_a_search_trains_it_whole(whole):
+    small, large = (trial.executions[0] for trial in whole.trials)
     for run, updates in ((small, 24), (large, 6)):
-        assert run.status == "completed"
-        assert run.updates == updates  # Of two epochs, not those of an optimizer that nothing uses.
+        # Of two epochs, not those of an optimizer that nothing uses.
+        assert (run.status, run.updates, run.optimizer) == ("completed", updates, "Adam")
         assert run.micro_batch_size == run.batch_size == run.batch_size_seen
-        assert run.optimizer == "Adam"
-    assert study.trials[0].noise_scale is None
+    assert whole.trials[0].noise_scale is None
     assert large.learning_rate == pytest.approx(2 * small.learning_rate)
-    assert arguments["objective"] in study.trials[0].metrics
+    assert "g_loss" in whole.trials[0].metrics
+
+
+def test_a_micro_batch_size_that_it_cannot_follow_is_noted(tmp_path, whole):
+    study = search(tmp_path, own_steps.gan, 8, objective="g_loss")
+    for trial, other, noted in zip(study.trials, whole.trials, (False, True), strict=True):
+        (run,) = trial.executions
+        assert run.micro_batch_size == run.batch_size
+        assert ("own_step_whole" in {note.code for note in trial.notes}) == noted
+        for name in ("d_loss", "g_loss"):
+            last = other.executions[0].epochs[-1].metrics
+            assert run.epochs[-1].metrics[name] == pytest.approx(last[name], rel=1e-4)
 
 
 def test_both_optimizers_of_a_gan_follow_the_batch_size():
@@ -71,36 +67,6 @@ def test_both_optimizers_of_a_gan_follow_the_batch_size():
     assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
     # What memory is measured of is the same model.
     assert model_fingerprint(model) == model_fingerprint(built(8))
-
-
-def test_a_step_that_is_bound_to_the_model_stays(tmp_path):
-    steps = []
-
-    def build():
-        model = models.mlp()
-
-        def step(data):
-            steps.append(data)
-            return keras.Model.train_step(model, data)
-
-        model.train_step = step
-        return model
-
-    study = search(tmp_path, build, "auto", y=Y, objective="accuracy", batch_sizes=(32,))
-    assert steps
-    assert {run.status for trial in study.trials for run in trial.executions} == {"completed"}
-
-
-def test_a_micro_batch_size_that_it_cannot_follow_is_noted(tmp_path):
-    study = search(tmp_path, own_steps.gan, 8, objective="g_loss")
-    expected = trained_whole("gan").trials
-    for trial, other, noted in zip(study.trials, expected, (False, True), strict=True):
-        (run,) = trial.executions
-        assert run.micro_batch_size == run.batch_size
-        assert ("own_step_whole" in {note.code for note in trial.notes}) == noted
-        for name in ("d_loss", "g_loss"):
-            last = other.executions[0].epochs[-1].metrics
-            assert run.epochs[-1].metrics[name] == pytest.approx(last[name], rel=1e-4)
 
 
 class Unscaled(own_steps.TestedVAE):

@@ -102,18 +102,6 @@ def test_the_time_left_of_the_search_comes_from_the_trials_that_ended(shown, clo
     assert "25 %, 0:38 left, search 1:38 left, 412 MB" in line.live[-1]
 
 
-def test_a_file_is_told_the_time_left_with_each_trial_but_the_last(clock):
-    line = Keeps()
-    line.changes = False
-    with SearchProgress(1, open_line=lambda: line, now=clock) as shown:
-        for number in range(3):
-            shown.trial_begins({"batch_size": 32}, ended=number, left=3 - number)
-            clock.now_s += 60.0
-            shown.trial_ends(record())
-    ends = [re.findall("about (.*) left", text) for text in line.lines]
-    assert ends == [["2:00"], ["1:00"], []]
-
-
 def test_what_the_plan_took_is_not_taken_again(clock):
     line = Keeps()
     line.changes = False

@@ -62,11 +62,6 @@ def test_every_trial_has_its_figures_among_the_scalars(logged):
         ]
         assert found.get("noise_scale", []) == ratios
         assert bool(ratios) == (trial.batch_size > 8)  # Where the batch was cut.
-
-
-def test_the_batch_size_is_among_the_hyperparameters(logged):
-    logs, study = logged
-    for trial in study.trials:
         run = logs / trial.trial_id / "execution0"
         assert hyperparameters(run)["batch_size"] == trial.batch_size
 
