@@ -60,7 +60,7 @@ def main() -> None:
         if named is None or base is None or named == base:
             print(f"{net:6} the base size {base} is the fastest")
             continue
-        headline = searched = decision.changes[named].speedup
+        headline = searched = decision.changes[named].speedup.value
         plain, shown = study.plain_epochs, "-"
         if plain is not None:
             of_epochs = plain.epoch_s[0] / plain.epoch_s[1]

@@ -31,21 +31,13 @@ def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
     }
 
 
-UNKNOWN_DEVICE = "n/a (device not recorded)"
-
-
 def where_measured(environment: EnvironmentRecord | None) -> list[str]:
     """List the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
     if environment is None:
-        return [UNKNOWN_DEVICE]
-    return [environment.device, *versions_text(environment)]
-
-
-def versions_text(environment: EnvironmentRecord | None) -> list[str]:
-    """List the versions alone, none where they were not recorded."""
-    versions = environment.versions if environment else {}
-    names = {"tensorflow": "TensorFlow", "keras": "Keras"}
-    return [f"{name} {versions[key]}" for key, name in names.items() if key in versions]
+        return ["n/a (device not recorded)"]
+    names, versions = {"tensorflow": "TensorFlow", "keras": "Keras"}, environment.versions
+    known = (f"{name} {versions[key]}" for key, name in names.items() if key in versions)
+    return [environment.device, *known]
 
 
 def neighbours_text(processes: Sequence[GpuProcess]) -> str:

@@ -164,7 +164,7 @@ class Recommendation(Result):
             sizes = ", ".join(map(str, self.batch_sizes))
             found.append(Note.of("search_the_sizes", sizes=sizes))
         if self.binding == (INPUT,):
-            found.append(Note.of("data_limit"))
+            found.append(Note.of("input_binds", when="at every batch size"))
         return most_important(found)
 
     def figures(self) -> tuple[Figure, ...]:

@@ -198,25 +198,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "rate_off": "Your learning rate, {rate} at batch size {size}, is {far}.",
     "input_binds": (
-        "The input pipeline binds: training waited for data {share} of its time at batch size "
-        "{size}. `kbatch.profile_input_pipeline` tries what would help."
-    ),
-    "waiting_for_data": (
-        "Training waited for data more than {share} of its time at {sizes}: there the "
-        "samples/s measure the input pipeline, not the model. `kbatch.profile_input_pipeline` "
-        "tries what would help."
-    ),
-    "data_limit": (
-        "The device waits for data, whatever the batch size: `kbatch input` shows what helps."
+        "The input pipeline binds: training waits for data {when}, so the samples/s are those of "
+        "the pipeline. `kbatch.profile_input_pipeline` tries what would help."
     ),
     "search_the_sizes": (
         "Which size trains best, and at which learning rate, a search answers: "
         "`kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
     ),
-    "memory_binds": (
-        "Memory binds: the next larger batch size, {size}, ran out of it. A smaller "
-        "`micro_batch_size` needs less."
-    ),
+    "memory_binds": "Memory binds: {how}.",
     "updates_bind": (
         "The number of updates binds, not the device: larger batches trained up to {gain} "
         "times as fast, but made fewer updates in the same epochs and reached a worse {words}. "
@@ -229,10 +218,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "saturated": (
         "The hardware is saturated: up to {size} examples at once no larger micro-batch "
         "trained {gain} faster."
-    ),
-    "memory_cuts": (
-        "Memory binds: at most {most} examples fit in it at once, so the batch was cut into "
-        "micro-batches of {size}."
     ),
     "failure_rate": (
         "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "

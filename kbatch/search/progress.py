@@ -311,7 +311,7 @@ def trial_line(
         return ", ".join([*parts, f"{outcome(record)}: {record.failure}"])
     parts += _speed(record.samples_per_second, memory_bytes)
     for metric, value in _shown(record.metrics).items():
-        interval = record.metric_interval(metric)
+        interval = record.metric(metric)
         ends = interval and interval.ends
         half_width = f" ± {(ends[1] - ends[0]) / 2:.2g}" if ends else ""
         parts.append(f"{metric} {value:.4f}{half_width}")

@@ -1,18 +1,24 @@
 """What a study's numbers do not say for themselves, and that changes what to do next."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING
 
+from kbatch.analysis.batch_sizes import equal_parts
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import rates_of_settings
-from kbatch.study.limits import MUCH_DATA_WAIT
+from kbatch.study.comparison import is_time, rates_of_settings
+from kbatch.study.names import TrialNames, diverged, end_text, metric_words, trained_runs
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
 
+# Above this share of the training time, waiting for data is what the samples/s show.
+MUCH_DATA_WAIT = 0.2
+# A gain in samples/s below this share is none: the device is saturated.
+_SMALL_GAIN = 0.1
 # A last batch below this share of a whole one counts where an epoch has fewer updates than these.
 _SMALL_SHARE, _FEW_UPDATES = 0.1, 20
 # Rates that callbacks changed by factors that differ by less follow the rule.
@@ -23,8 +29,123 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
+def binding_limits(
+    best: TrialRecord, trials: Sequence[TrialRecord], names: TrialNames
+) -> Iterator[Note]:
+    """Compare the trial that is named with larger batch sizes of its settings."""
+    # Where it waits for data its samples/s say nothing about the device: nothing else is asked.
+    if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
+        yield from _waiting(trials)
+        return
+    larger = [
+        trial
+        for trial in trials
+        if trial.batch_size > best.batch_size
+        and names.settings(trial) == names.settings(best)
+        and len(device_kinds([trial, best])) < 2
+    ]
+    scale = best.noise_scale
+    if scale and scale.ends is not None and best.batch_size > scale.ends[1]:
+        yield Note.of("noise_binds", scale=format_number(scale.value or 0.0, 2))
+    run, size = best.executions[-1], best.micro_batch_size
+    rows, most = run.replica_batch_size, run.most_in_memory
+    if larger and all(trial.status == "out_of_memory" for trial in larger):
+        ran_out = f"the next larger batch size, {min(trial.batch_size for trial in larger):,}, ran "
+        less = "out of it, and a smaller `micro_batch_size` needs less"
+        yield Note.of("memory_binds", how=f"{ran_out}{less}")
+    # A batch may also be cut because less at once is faster.
+    elif most is not None and size is not None and size < rows and size == equal_parts(rows, most):
+        how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
+        yield Note.of("memory_binds", how=how)
+    # Where the device gains nothing, no gain is given up for the number of updates.
+    if (gained := _no_faster_up_to(best, larger)) is not None:
+        yield Note.of("saturated", size=f"{gained:,}", gain=percent(_SMALL_GAIN))
+    elif (gain := _given_up_for_updates(best, larger, trials)) is not None:
+        words = metric_words(best.objective.name)
+        yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
+
+
+def _no_faster_up_to(best: TrialRecord, larger: Sequence[TrialRecord]) -> int | None:
+    """Return the largest micro-batch where none is faster, spread taken into account; else None."""
+    own, rows = best.throughput, best.micro_batch_size
+    timed = [
+        (rates.ends[1], trial.micro_batch_size or 0)
+        for trial in larger
+        if trial.status == "completed"
+        and rows
+        # A larger batch of equal micro-batches gives the device no more to do at once.
+        and (trial.micro_batch_size or 0) >= 2 * rows
+        and (rates := trial.throughput) is not None
+        and rates.ends is not None
+    ]
+    low = own and own.low
+    if low is None or not timed or max(timed)[0] / low - 1 >= _SMALL_GAIN:
+        return None
+    return max(size for _, size in timed)
+
+
+def _given_up_for_updates(
+    best: TrialRecord, larger: Sequence[TrialRecord], trials: Sequence[TrialRecord]
+) -> float | None:
+    """Return the gain in speed where every larger batch was faster and learnt less, else None."""
+    name, made = best.objective.name, best.mean(lambda e: e.updates)
+    completed = [trial for trial in larger if trial.status == "completed"]
+    budgets = {(len(run.epochs), end_text(run)) for run in trained_runs(trials)}
+    same_epochs = len(budgets) == 1 and not budgets.pop()[1]
+    if not (completed and same_epochs and made) or is_time(best.objective):
+        return None
+    for trial in completed:
+        updates = trial.mean(lambda e: e.updates)
+        value, own = trial.metric(name), best.metric(name)
+        fewer = updates is not None and updates < made  # Not with `steps_per_epoch`.
+        faster = _above(trial.throughput, best.throughput)
+        if not (fewer and faster and (_above(value, own) or _above(own, value))):
+            return None
+    fastest = max(trial.samples_per_second or 0.0 for trial in completed)
+    return fastest / best.samples_per_second if best.samples_per_second else 1.0
+
+
+def _above(first: Estimate[float] | None, second: Estimate[float] | None) -> bool:
+    """Return whether an interval is known to lie above another."""
+    ends = first and first.ends, second and second.ends
+    return ends[0] is not None and ends[1] is not None and ends[0][0] > ends[1][1]
+
+
+def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
+    """Say where the objective still got better in the last fifth of training."""
+    name, sign = trial.objective.name, 1 if trial.objective.direction == "max" else -1
+    curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
+    count = min(map(len, curves))
+    if count < 3 or trial.target is not None:  # The first epochs always rise.
+        return
+    number = max(1, count // 5)
+    pairs = [(curve[count - 1 - number], curve[count - 1]) for curve in curves]
+    gains = [last - first for first, last in pairs if first is not None and last is not None]
+    gain = sign * sum(gains) / len(gains) if gains else 0.0
+    if gain > tolerance / 2:
+        last = "epoch" if number == 1 else f"{number:,} epochs"
+        words, by = metric_words(name), format_number(gain, 2)
+        yield Note.of("still_rising", words=words, gain=by, last=last)
+
+
+def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
+    sizes = sorted({trial.batch_size for trial in trials})
+    place = sizes.index(named.batch_size)
+    near = sizes[max(0, place - 1) : place + 2]
+    if failed := [t for t in trials if t.batch_size in near and t.status == "failed"]:
+        succeeded = len(named.executions)
+        yield Note.of(
+            "failure_rate",
+            failed=f"{failed[-1].batch_size:,}",
+            how="diverged" if diverged(failed[-1]) else "failed",
+            trainings=f"{pluralize(succeeded, 'training')} of {named.batch_size:,}",
+            rate=percent(1 - 0.05 ** (1 / succeeded)),
+        )
+
+
 def caveats(study: "Study") -> Iterator[Note]:
-    """Find what limits the conclusions from a study."""
+    """Find what limits the conclusions from a study, whatever it decides."""
     trials = [rates[0] for rates in rates_of_settings(study.trials)]
     if study.problems:
         more = len(study.problems) - 1
@@ -35,8 +156,7 @@ def caveats(study: "Study") -> Iterator[Note]:
         if seen is not None and seen != trial.batch_size:
             yield Note.of("another_batch_size", asked=trial.batch_size, seen=seen)
             break
-    if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
-        yield Note.of("waiting_for_data", share=percent(MUCH_DATA_WAIT), sizes=_sizes(found))
+    yield from _waiting(study.trials)
     workers = max((e.workers_on_device or 1 for t in trials for e in t.executions), default=1)
     if workers > 1:
         yield Note.of("shared_device", workers=workers)
@@ -52,6 +172,12 @@ def caveats(study: "Study") -> Iterator[Note]:
 def _sizes(trials: Iterable[TrialRecord]) -> str:
     sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in trials)
     return f"{'batch sizes' if len(sizes) > 1 else 'batch size'} {join_words(sizes)}"
+
+
+def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
+    if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
+        most = percent(max(trial.data_wait_share or 0 for trial in found))
+        yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
 
 
 def _small_last_batch(trials: Iterable[TrialRecord]) -> Iterator[Note]:
@@ -96,16 +222,17 @@ def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
 def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
     """Return how far validation is below training where an average lags, and what to say of it."""
     scaling, updates = execution.scaling, execution.updates
-    norms = ("BatchNormalization's moving statistics", "the momentum of the layers")
-    slowest, what = max(
-        ((m, norms) for m in (scaling and scaling.batch_norm_momenta) or ()), default=(0.0, norms)
-    )
-    if execution.averages_validated and scaling and (scaling.ema_momentum or 0) > slowest:
-        slowest = scaling.ema_momentum or 0.0
-        what = "the averages of the weights that were validated", "`ema_momentum`"
-    if not (execution.epochs and updates and 0 < slowest < 1):
+    if not (execution.epochs and updates and scaling):
         return None
-    memory, last = 1 / (1 - slowest), execution.epochs[-1]
+    norms = "BatchNormalization's moving statistics", "the momentum of the layers"
+    weights = "the averages of the weights that were validated", "`ema_momentum`"
+    averages: list[tuple[float, tuple[str, str]]] = [
+        (momentum, norms) for momentum in scaling.batch_norm_momenta or ()
+    ]
+    if execution.averages_validated:
+        averages.append((scaling.ema_momentum or 0.0, weights))
+    slowest, (what, cure) = max(averages, key=lambda one: one[0], default=(0.0, norms))
+    last = execution.epochs[-1]
     pairs = [
         (training, validation)
         for name in last.metrics
@@ -113,7 +240,7 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
         and (training := last.finite(name)) is not None
         and (validation := last.finite(f"val_{name}")) is not None
     ]
-    if not pairs or updates >= _AVERAGING_TIMES * memory:
+    if not 0 < slowest < 1 or not pairs or updates >= _AVERAGING_TIMES / (1 - slowest):
         return None
     training, validation = max(pairs, key=lambda pair: pair[0] - pair[1])
     if training - validation <= _FAR_BELOW:
@@ -122,7 +249,7 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
         "training": format_number(training),
         "validation": format_number(validation),
         "updates": pluralize(updates, "update"),
-        "memory": format_number(memory),
-        "what": what[0],
-        "cure": what[1],
+        "memory": format_number(1 / (1 - slowest)),
+        "what": what,
+        "cure": cure,
     }

@@ -11,8 +11,7 @@ import numpy as np
 from kbatch.analysis.judge import Run
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.names import is_fraction
-from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study

@@ -36,14 +36,13 @@ Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a stu
 
 
 class SizeChange(NamedTuple):
-    """What another batch size changes against the base size; a number that is not known is None."""
+    """What another batch size changes against the base size, with 95 % confidence."""
 
-    speedup: float | None  #: Training time of the base size over that of this one.
-    speedup_interval: Estimate[float] | None  #: Its interval of 95 % confidence.
+    #: Training time of the base size over that of this one; None where times do not compare.
+    speedup: Estimate[float] | None
     #: Objective of this size minus that of the base size, in the metric's unit. None where the
     #: objective is a time, or training ended at a target, where metrics are alike by design.
-    difference: float | None
-    difference_interval: Estimate[float] | None  #: Its interval of 95 % confidence.
+    difference: Estimate[float] | None
 
 
 # A row of the table, by the names of its columns.
@@ -300,40 +299,37 @@ def _changes(
     for trial in trials:
         if trial is base:
             continue
-        difference = bounds = None
+        difference = None
         if not timed:
             pair = [run for run in runs if run.batch_size in (base.batch_size, trial.batch_size)]
             # Its bounds hold one side at a time.
             verdict = judge(pair, larger_is_better=larger, tolerance=0.0, confidence=0.975)
-            bounds = next((gap for key, gap in verdict.gaps.items() if key != verdict.leader), None)
-            if bounds is not None and (verdict.leader[0] == trial.batch_size) != larger:
-                bounds = Estimate(-bounds.value, -(bounds.high or 0.0), -(bounds.low or 0.0))
-            difference = (trial.objective_value or 0.0) - (base.objective_value or 0.0)
-            if bounds is not None:
-                difference = bounds.value
-        found[trial.batch_size] = SizeChange(*_speedup(base, trial), difference, bounds)
+            gap = (trial.objective_value or 0.0) - (base.objective_value or 0.0)
+            bounds = (gap for key, gap in verdict.gaps.items() if key != verdict.leader)
+            difference = next(bounds, Estimate(gap))
+            if difference.ends and (verdict.leader[0] == trial.batch_size) != larger:
+                low, high = difference.ends
+                difference = Estimate(-difference.value, -high, -low)
+        found[trial.batch_size] = SizeChange(_speedup(base, trial), difference)
     return found
 
 
-def _speedup(base: TrialRecord, other: TrialRecord) -> tuple[float | None, Estimate[float] | None]:
+def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
     """Divide the base size's time by that of another size, over executions or timing windows."""
     seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
     apart = len(device_kinds([base, other])) > 1
     if apart or not times or any(map(ends_by_time, base.executions)):
-        return None, None
+        return None
     numerators, denominators = zip(*times, strict=True)
-    ratio = fmean(numerators) / fmean(denominators)
     if len(times) >= FEWEST_VALUES and (found := ratio_over_rounds(numerators, denominators)):
-        return found.value, found if found.ends else None
-    rates = [
-        draw and draw.ends
-        for draw in (t.executions[0].samples_per_second_interval for t in (base, other))
-    ]
+        return found
+    ratio = fmean(numerators) / fmean(denominators)
+    rates = [t.executions[0].samples_per_second_interval for t in (base, other)]
     # The windows do not show how many updates another execution needs to a target.
     if len(times) > 1 or base.target is not None or rates[0] is None or rates[1] is None:
-        return ratio, None
-    middle = other.throughputs[0] / base.throughputs[0]
-    low, high = rates[1][0] / rates[0][1], rates[1][1] / rates[0][0]
-    return ratio, Estimate(ratio, ratio * low / middle, ratio * high / middle)
+        return Estimate(ratio)
+    (low, high), (other_low, other_high) = rates[0].ends or (0, 0), rates[1].ends or (0, 0)
+    shift = ratio * rates[0].value / rates[1].value
+    return Estimate(ratio, shift * other_low / high, shift * other_high / low)

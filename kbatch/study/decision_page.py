@@ -2,39 +2,29 @@
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
-from kbatch.page.numbers import (
-    format_number,
-    in_brackets,
-    join_words,
-    percent,
-    pluralize,
-    setting,
-)
+from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.study.caveats import binding_limits, failures, still_rising
 from kbatch.study.comparison import as_compared, is_share, rate_factor
 from kbatch.study.decision import Decision, Page, Row, SizeChange, starting_rate
-from kbatch.study.limits import binding_limits
 from kbatch.study.names import (
-    Conditions,
     TrialNames,
     at_most,
     budget_text,
     decay_text,
-    diverged,
-    is_fraction,
     metric_words,
     missing_text,
     outcome,
     trial_names,
 )
 from kbatch.study.table import COMPARED, objective_column, rows_of
-from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
+from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds, is_fraction
 
 # Ratios of times by plain `fit` and in the search that differ by less are one.
 MUCH_APART = 0.1
@@ -46,7 +36,6 @@ def with_page(
     found: Decision,
     trials: Sequence[TrialRecord],
     *,
-    conditions: Conditions | None,
     settings: Mapping[str, Any],
     missing: int,
     plain_s: Mapping[int, float],
@@ -57,41 +46,39 @@ def with_page(
     """
     if not trials:
         return found
-    lost = missing_text(missing)
-    if found.trial is None:
+    trial, lost = found.trial, missing_text(missing)
+    if trial is None:
         headline = f"No batch size can be named: {_missing_reason(trials)}."
         advice = Note.of("nothing_completed", advice=_what_to_do(trials))
         return dataclasses.replace(found, page=Page(headline, lost, advice))
     names = trial_names(trials)
     limits = (
-        *binding_limits(found.trial, trials, names, conditions),
-        *_rising(found),
-        *_failures(found, trials),
+        *binding_limits(trial, trials, names),
+        *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
+        *failures(trial, trials),
     )
     page = Page(
-        headline=_headline(found, names, conditions),
+        headline=_headline(found, trial, trials, names),
         missing=lost,
         certainty=_certainty(found, trials, settings),
-        change=_change(found, plain_s),
-        rate=_rate(found, settings),
+        change=_change(found, trial, plain_s),
+        rate=_rate(found, trial, settings),
         rows=_rows(found, trials, names),
-        settings=_settings(found),
+        settings=_settings(found, trial.executions[-1]),
         limits=limits,
         search=_search(trials),
     )
     return dataclasses.replace(found, page=page)
 
 
-def _headline(found: Decision, names: TrialNames, conditions: Conditions | None) -> str:
-    trial: Any = found.trial
+def _headline(
+    found: Decision, trial: TrialRecord, trials: Sequence[TrialRecord], names: TrialNames
+) -> str:
     kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
-    verb, rate = "Keep" if kept else "Take", found.learning_rate
-    text = f"{verb} batch size {names.name(trial)}"
+    rate, budget = found.learning_rate, budget_text(trials)
+    text = f"{'Keep' if kept else 'Take'} batch size {names.name(trial)}"
     text += f" with learning rate {setting(rate)}" if rate else ""
-    if conditions is None or conditions.epochs is None:
-        return f"{text}."
-    to_target = "" if trial.target else "for "
-    return f"{text}, {to_target}{budget_text(conditions)}."
+    return f"{text}, {'' if trial.target else 'for '}{budget}." if budget else f"{text}."
 
 
 def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any]) -> Note:
@@ -121,7 +108,11 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
             return Note.of("no_outcomes", why=why, told=told, best_mean=best_mean)
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
-    more = "".join(f" {text}" for text in (_settled_by(found), _pinned(found)) if text)
+    more = _settled_by(found)
+    if judgement.pinned == "weights":
+        more += " All executions began with the same weights, so what others change is not known."
+    elif judgement.pinned == "order":
+        more += " All executions saw the examples in one order, so another one is not known."
     if found.certain and tied:
         which = "it trains fastest; of those that differ by less than 5 % it is the smallest"
         if not judgement.costs:
@@ -152,14 +143,14 @@ def _open_sizes(found: Decision) -> str:
 
 def _settled_by(found: Decision) -> str:
     """Say what would settle an answer, an empty text where it is settled or nothing is known."""
-    judgement = found.judgement
-    if judgement is None or judgement.obstacle or found.certain:
+    judgement: Any = found.judgement
+    if found.certain:
         return ""
     if judgement.executions_needed is not None:
         count = f"About {judgement.executions_needed:,} executions of each size"
-        return f"{count} would settle it (a forecast)."
+        return f" {count} would settle it (a forecast)."
     if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
-        return "A larger `max_executions` may settle it."
+        return " A larger `max_executions` may settle it."
     if judgement.smallest_tolerance is None:
         return ""
     ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
@@ -167,17 +158,7 @@ def _settled_by(found: Decision) -> str:
         outcomes = found.trials[0].executions[0].outcomes
         has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
         ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
-    return f"More executions alone would not settle it; with {' or '.join(ways)} they would."
-
-
-def _pinned(found: Decision) -> str:
-    """Say what stays although the seed changes, where something else does change."""
-    match found.judgement and found.judgement.pinned:
-        case "weights":
-            return "All executions began with the same weights, so what others change is not known."
-        case "order":
-            return "All executions saw the examples in one order, so another one is not known."
-    return ""
+    return f" More executions alone would not settle it; with {' or '.join(ways)} they would."
 
 
 def tolerance_text(found: Decision) -> str:
@@ -195,36 +176,34 @@ def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
     return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
-def _change(found: Decision, plain_s: Mapping[int, float]) -> str:
+def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -> str:
     """Say what the size that is named changes against the base size."""
-    change = found.changes.get(found.batch_size or 0)
-    if change is None or found.trial is None or found.base_batch_size is None:
+    base, size = found.base_batch_size, trial.batch_size
+    change, parts = found.changes.get(size), []
+    if change is None or base is None:
         return ""
-    speedup, bounds, parts = change.speedup, change.speedup_interval, []
-    if speedup is not None:
-        if speedup < 1:
-            ends = bounds and bounds.ends
-            bounds = ends and Estimate(1 / speedup, 1 / ends[1], 1 / ends[0])
-        parts.append(f"{_times(speedup)}{in_brackets(bounds, 2)}")
-    if plain_s.keys() == {found.base_batch_size, found.batch_size} and change.speedup:
-        plain = plain_s[found.base_batch_size] / plain_s[found.batch_size or 0]
-        if abs(plain / change.speedup - 1) > MUCH_APART:
-            # What people get comes first.
-            parts.insert(0, f"{_times(plain)} by plain `fit` after `apply`")
-            parts[1] += " in the search"
+    if (speedup := change.speedup) is not None:
+        bounds = speedup
+        if speedup.value < 1 and speedup.ends:
+            bounds = Estimate(1 / speedup.value, 1 / speedup.ends[1], 1 / speedup.ends[0])
+        parts.append(f"{_times(speedup.value)}{in_brackets(bounds, 2)}")
+        if plain_s.keys() == {base, size}:
+            plain = plain_s[base] / plain_s[size]
+            if abs(plain / speedup.value - 1) > MUCH_APART:
+                # What people get comes first.
+                parts.insert(0, f"{_times(plain)} by plain `fit` after `apply`")
+                parts[1] += " in the search"
     if change.difference is not None:
-        words = metric_words(found.trial.objective.name)
+        words = metric_words(trial.objective.name)
         pairs = found.judgement.certified if found.judgement and found.certified else ()
-        if {found.base_batch_size, found.batch_size} <= {size for size, _ in pairs}:
+        if {base, size} <= {certified for certified, _ in pairs}:
             parts.append(f"{words} as good within {tolerance_text(found)}")
-        elif found.base_batch_size in found.tied:
+        elif base in found.tied:
             # A number here would contradict that they are not told apart.
             parts.append(f"{words} not told apart within {tolerance_text(found)}")
         else:
-            parts.append(f"{words} {difference_text(found, change)}")
-    return (
-        f"{found.base_batch_size:,} -> {found.batch_size:,}: {', '.join(parts)}." if parts else ""
-    )
+            parts.append(f"{words} {_difference_text(trial, change)}")
+    return f"{base:,} -> {size:,}: {', '.join(parts)}." if parts else ""
 
 
 def _times(speedup: float) -> str:
@@ -232,29 +211,24 @@ def _times(speedup: float) -> str:
     return f"{ratio} times {'longer' if speedup < 1 else 'sooner'}"
 
 
-def difference_text(found: Decision, change: SizeChange) -> str:
-    """Write the difference of the metric with its sign and interval, empty where there is none."""
-    value, bounds = change.difference, change.difference_interval
-    if value is None or found.best is None:
-        return ""
-    fraction = is_fraction(found.best.objective.name)
-    unit = " %" if fraction else ""
-    between = ""
-    if bounds is not None and bounds.ends is not None:
-        between = " ({} to {})".format(*(_signed(end, fraction) for end in bounds.ends))
-    return f"{_signed(value, fraction)}{unit}{between}".replace("-0.0 ", "0.0 ")
+def _difference_text(trial: TrialRecord, change: SizeChange) -> str:
+    """Write the difference of the metric with its sign and interval."""
+    difference: Any = change.difference
+    fraction = is_fraction(trial.objective.name)
+
+    def signed(number: float) -> str:
+        text = f"{100 * number:.1f}" if fraction else format_number(number, 2)
+        text = text.replace("-0.0", "0.0") if fraction else text
+        return text if float(text.replace(",", "")) <= 0 else f"+{text}"
+
+    between = " ({} to {})".format(*map(signed, difference.ends)) if difference.ends else ""
+    return f"{signed(difference.value)}{' %' if fraction else ''}{between}"
 
 
-def _signed(number: float, fraction: bool) -> str:
-    text = f"{100 * number:.1f}" if fraction else format_number(number, 2)
-    return text if float(text.replace(",", "")) <= 0 else f"+{text}"
-
-
-def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
+def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> str:
     """Say whether the user's learning rate was too small or too large, or was not checked."""
-    trial = found.trial
-    scaling = trial and trial.executions[-1].scaling
-    if trial is None or scaling is None:
+    scaling = trial.executions[-1].scaling
+    if scaling is None:
         return ""
     own, base = scaling.learning_rate / scaling.learning_rate_ratio, scaling.base_batch_size
     given = {"rate": setting(own), "size": f"{base:,}"}
@@ -277,8 +251,7 @@ def _rate(found: Decision, settings: Mapping[str, Any]) -> str:
 
 def _rows(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Row, ...]:
     """Return a row a batch size; of many those around the answer."""
-    judgement = found.judgement
-    if judgement is None or len(found.trials) < 2:
+    if found.judgement is None or len(found.trials) < 2:
         return ()
     words = objective_column(found.trials[0].objective)
     columns = ("batch size", "learning rate", words, "relative time", "runs", "outcome")
@@ -294,50 +267,26 @@ def _rows(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> 
     )
 
 
-def _settings(found: Decision) -> str:
+def _settings(found: Decision, run: ExecutionRecord) -> str:
     """Say what else was set, and whether cutting batches is worth anything here."""
-    run: ExecutionRecord | None = found.trial and found.trial.executions[-1]
-    if run is None:
-        return ""
-    parts, policy = [], ""
+    parts, texts = [], []
     for name, value in found.settings.items():
         values = value if isinstance(value, tuple) else (value,)
         write = decay_text if name in ("beta_2", "batch_norm_momentum", "ema_momentum") else setting
-        texts = [one if isinstance(one, str) else write(one) for one in values]
         if name == "dtype_policy":  # `apply` refuses a model under another one.
-            policy = f'`keras.config.set_dtype_policy("{value}")` comes before `build()`. '
+            texts = [f'`keras.config.set_dtype_policy("{value}")` comes before `build()`.']
         elif name not in ("micro_batch_size", "learning_rate"):
-            parts.append(f"`{name}` {join_words(texts)}")
-    text = f"`decision.apply(build())` also sets {join_words(parts)}." if parts else ""
-    text = f"{policy}{text}".strip()
-    if (run.accumulation_steps or 1) > 1:
-        return f"{text} Batches are cut into micro-batches of {run.micro_batch_size:,}.".strip()
+            words = [one if isinstance(one, str) else write(one) for one in values]
+            parts.append(f"`{name}` {join_words(words)}")
+    if parts:
+        texts.append(f"`decision.apply(build())` also sets {join_words(parts)}.")
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
     most = max((trial.micro_batch_size or 0 for trial in fitted), default=0)
-    if not most:
-        return text
-    return f"{text} {most:,} examples fit at once: no accumulation is needed.".strip()
-
-
-def _rising(found: Decision) -> Iterable[Note]:
-    """Say where the objective still got better in the last fifth of training."""
-    trial = found.trial
-    if trial is None or found.tolerance is None or trial.target is not None:
-        return
-    name, larger = trial.objective.name, trial.objective.direction == "max"
-    curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
-    count = min(map(len, curves))
-    if count < 3:  # The first epochs always rise.
-        return
-    before = count - 1 - max(1, count // 5)
-    pairs = [(curve[before], curve[count - 1]) for curve in curves]
-    gains = [last - first for first, last in pairs if first is not None and last is not None]
-    gain = sum(gains) / len(gains) if gains else 0.0
-    if (gain if larger else -gain) > found.tolerance / 2:
-        number = count - 1 - before
-        last = "epoch" if number == 1 else f"{number:,} epochs"
-        words, by = metric_words(name), format_number(abs(gain), 2)
-        yield Note.of("still_rising", words=words, gain=by, last=last)
+    if (run.accumulation_steps or 1) > 1:
+        texts.append(f"Batches are cut into micro-batches of {run.micro_batch_size:,}.")
+    elif most:
+        texts.append(f"{most:,} examples fit at once: no accumulation is needed.")
+    return " ".join(texts)
 
 
 def _search(trials: Sequence[TrialRecord]) -> str:
@@ -352,30 +301,13 @@ def _search(trials: Sequence[TrialRecord]) -> str:
     return f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
 
 
-def _failures(found: Decision, trials: Sequence[TrialRecord]) -> Iterable[Note]:
-    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
-    sizes = sorted({trial.batch_size for trial in trials})
-    place = sizes.index(found.batch_size or 0)
-    near = sizes[max(0, place - 1) : place + 2]
-    failed = [t for t in trials if t.batch_size in near and (t.status == "failed" or diverged(t))]
-    if failed and found.trial is not None:
-        succeeded = len(found.trial.executions)
-        yield Note.of(
-            "failure_rate",
-            failed=f"{failed[-1].batch_size:,}",
-            how="diverged" if diverged(failed[-1]) else "failed",
-            trainings=f"{pluralize(succeeded, 'training')} of {found.batch_size:,}",
-            rate=percent(1 - 0.05 ** (1 / succeeded)),
-        )
-
-
 def _missing_reason(trials: Sequence[TrialRecord]) -> str:
     """Word why no trial is the best, as the end of a sentence."""
-    words = [outcome(trial) for trial in trials]
+    words = Counter(map(outcome, trials))
     if "completed" in words:
         return f"no completed trial has the objective {trials[0].objective.name}"
-    kinds = join_words(f"{words.count(word):,} {word}" for word in dict.fromkeys(words))
-    return f"none of {pluralize(len(words), 'trial')} completed ({kinds})"
+    kinds = join_words(f"{count:,} {word}" for word, count in words.items())
+    return f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
 
 
 def _what_to_do(trials: Sequence[TrialRecord]) -> str:

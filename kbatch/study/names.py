@@ -4,8 +4,8 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.rate_search import FACTOR_NAME
-from kbatch.page import numbers
-from kbatch.page.environment import UNKNOWN_DEVICE, versions_text
+from kbatch.page.environment import where_measured
+from kbatch.page.numbers import count_range, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
@@ -34,7 +34,10 @@ class TrialNames(NamedTuple):
     def order(self, trial: TrialRecord) -> tuple[tuple[int, float, str], ...]:
         """Return a key that sorts trials by their settings: numbers by value, then texts."""
         values = [trial.hyperparameters.get(name) for name in self.hyperparameters]
-        return (*(_rank(value) for value in values), _rank(trial.dtype_policy))
+        return tuple(
+            (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))
+            for value in (*values, trial.dtype_policy)
+        )
 
 
 def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
@@ -53,20 +56,14 @@ def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
 
 
 def value_text(value: bool | int | float | str | None) -> str:
-    return numbers.setting(value) if isinstance(value, float) else str(value)
+    return setting(value) if isinstance(value, float) else str(value)
 
 
 def decay_text(value: float) -> str:
     """Write a decay or momentum, near 1 by two digits of its distance: 0.9995 is not 0.999."""
     distance = 1 - value
     near = 0 < distance < 0.01
-    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else numbers.setting(value)
-
-
-def _rank(value: bool | int | float | str | None) -> tuple[int, float, str]:
-    if isinstance(value, (int, float)):
-        return (0, value, "")
-    return (2, 0, "") if value is None else (1, 0, value)
+    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else setting(value)
 
 
 def missing_text(missing: int) -> str:
@@ -100,82 +97,49 @@ def metric_words(name: str) -> str:
     return f"{'validation' if name.startswith('val_') else 'training'} {words}"
 
 
-def is_fraction(name: str) -> bool:
-    return "acc" in name
+def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:
+    """List the executions that completed and have epochs."""
+    return [e for t in trials for e in t.executions if e.status == "completed" and e.epochs]
 
 
-class Conditions(NamedTuple):
-    """What was compared, and where."""
-
-    device: str | None  # None if it was not recorded.
-    versions: tuple[str, ...]  # Of TensorFlow and Keras, such as `"TensorFlow 2.21.0"`.
-    policies: tuple[str, ...]  # Dtype policies that were active.
-    trials: int
-    executions: tuple[int, int]  # Fewest and most of a trial.
-    # Fewest and most epochs of an execution that completed, and training examples of a first
-    # epoch; None if none completed.
-    epochs: tuple[int, int] | None
-    examples: tuple[int, int] | None
-    # What ended the executions that completed, where it was not the number of epochs.
-    ends: tuple[str, ...] = ()
-
-
-def conditions_of(
-    trials: Sequence[TrialRecord], environment: EnvironmentRecord | None
-) -> Conditions:
-    """Gather the conditions of at least one trial."""
-    completed = [e for t in trials for e in t.executions if e.status == "completed"]
-    timed, kinds = [e for e in completed if e.epochs], device_kinds(trials)
-
-    def bounds(values: list[int]) -> tuple[int, int]:
-        return min(values), max(values)
-
-    return Conditions(
-        device=" and ".join(kinds) if len(kinds) > 1 else environment and environment.device,
-        versions=tuple(versions_text(environment)),
-        policies=tuple(dict.fromkeys(t.dtype_policy for t in trials)),
-        trials=len(trials),
-        executions=bounds([len(t.executions) for t in trials]),
-        epochs=bounds([len(e.epochs) for e in timed]) if timed else None,
-        examples=bounds([e.epochs[0].examples for e in timed]) if timed else None,
-        ends=tuple(dict.fromkeys(filter(None, map(end_text, timed)))),
-    )
-
-
-def caption(conditions: Conditions) -> str:
-    """Write the conditions as one line, parts separated by a middle dot."""
-    parts = [
-        conditions.device or UNKNOWN_DEVICE,
-        *conditions.versions,
-        ", ".join(conditions.policies),
-        f"{numbers.pluralize(conditions.trials, 'trial')}, "
-        f"{numbers.count_range(conditions.executions, 'execution')} each",
-        f"budget: {budget_text(conditions)} each" if conditions.epochs else "",
-    ]
-    return " · ".join(filter(None, parts))
-
-
-def budget_text(conditions: Conditions) -> str:
-    """Describe how long the executions trained; they need to have completed."""
-    epochs = numbers.count_range(conditions.epochs, "epoch") if conditions.epochs else "no epoch"
-    if conditions.ends:
-        return f"{' or '.join(conditions.ends)} ({epochs})"
-    if conditions.examples is None:
-        return epochs
-    return f"{epochs} of {numbers.count_range(conditions.examples, 'example')}"
+def budget_text(trials: Iterable[TrialRecord]) -> str:
+    """Describe how long the executions that completed trained, an empty text where none did."""
+    runs = trained_runs(trials)
+    if not runs:
+        return ""
+    epochs = count_range((len(run.epochs) for run in runs), "epoch")
+    if ends := dict.fromkeys(filter(None, map(end_text, runs))):
+        return f"{' or '.join(ends)} ({epochs})"
+    return f"{epochs} of {count_range((run.epochs[0].examples for run in runs), 'example')}"
 
 
 def end_text(execution: ExecutionRecord) -> str:
     """Describe what ends an execution, an empty text where it is the number of epochs."""
     budget, target, limits = execution.budget or Budget(), execution.target, []
     if budget.train_s is not None:
-        limits.append(f"{numbers.setting(budget.train_s)} s of training")
+        limits.append(f"{setting(budget.train_s)} s of training")
     if budget.updates is not None:
-        limits.append(numbers.pluralize(budget.updates, "update"))
+        limits.append(pluralize(budget.updates, "update"))
     if budget.examples is not None:
-        limits.append(numbers.pluralize(budget.examples, "example"))
+        limits.append(pluralize(budget.examples, "example"))
     if target is None:
         return " or ".join(limits)
     sign = "≥" if target.direction == "max" else "≤"
-    until = f"until {target.metric} {sign} {numbers.setting(target.value)}"
+    until = f"until {target.metric} {sign} {setting(target.value)}"
     return f"{until}, at most {' or '.join(limits)}" if limits else until
+
+
+def caption(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None) -> str:
+    """Write where and on what trials were compared, parts separated by a middle dot."""
+    where, kinds = where_measured(environment), device_kinds(trials)
+    if len(kinds) > 1:
+        where[0] = " and ".join(kinds)
+    executions = count_range((len(trial.executions) for trial in trials), "execution")
+    budget = budget_text(trials)
+    parts = [
+        *where,
+        ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
+        f"{pluralize(len(trials), 'trial')}, {executions} each",
+        f"budget: {budget} each" if budget else "",
+    ]
+    return " · ".join(filter(None, parts))

@@ -4,12 +4,11 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.rate_search import FACTOR_NAME, RateModel
-from kbatch.page.numbers import count_range, format_number, in_brackets, join_words, setting
+from kbatch.page.numbers import count_range, format_number, in_brackets
 from kbatch.records.plan import Plan
 from kbatch.study.comparison import other_hyperparameters, runs_of
-from kbatch.study.names import caption, decay_text
+from kbatch.study.names import caption, trained_runs
 from kbatch.study.trial import TrialRecord
 
 if TYPE_CHECKING:
@@ -17,12 +16,6 @@ if TYPE_CHECKING:
 
 # The slope of log rate against log batch size by each rule.
 _SLOPES = {"linear": 1.0, "sqrt": 0.5}
-_FOLLOWING = {
-    "beta_2": "`beta_2`",
-    "weight_decay": "weight decay",
-    "batch_norm_momentum": "BatchNormalization's momentum",
-    "ema_momentum": "`ema_momentum`",
-}
 
 
 def settings_of(study: "Study") -> dict[str, str]:
@@ -31,18 +24,17 @@ def settings_of(study: "Study") -> dict[str, str]:
         return {}
     page, given = study.decide().page, study.search.settings if study.search else {}
     executions = [e for trial in study.trials for e in trial.executions]
-    examples = study.conditions.examples
+    examples = [run.epochs[0].examples for run in trained_runs(study.trials)]
 
     def different(values: Iterable[object]) -> str:
         return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
 
     found = {
         "searched": page.search,
-        "compared": caption(study.conditions),
+        "compared": caption(study.trials, study.environment),
         "against the base size": page.change,
         "to train with it": page.settings,
         "learning rate by batch size": _slope_text(study),
-        "follows the batch size": followed_text(e.scaling for e in executions),
         "plan": "" if study.plan is None else _plan_text(study.plan),
         **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
         "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
@@ -62,32 +54,6 @@ def _plan_text(plan: Plan) -> str:
     size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
     policy = plan.dtype_policy or "the policy of each trial"
     return f"number {plan.number}, made in {plan.duration_s:.1f} s: {policy}; {size}"
-
-
-def followed_text(scalings: Iterable[LearningRateScaling | None]) -> str:
-    """Say what followed the batch size besides the learning rate, nothing where nothing did."""
-    known = [scaling for scaling in scalings if scaling and scaling.follow_batch_size]
-    if not known:
-        return ""
-    first = min(known, key=lambda scaling: scaling.batch_size)
-    last = max(known, key=lambda scaling: scaling.batch_size)
-    parts = []
-    for name, words in _FOLLOWING.items():
-        low, high = _followed_value(first, name), _followed_value(last, name)
-        if low and high and low != high:
-            parts.append(f"{words} ({low} to {high})")
-    between = f", from {first.batch_size:,} to {last.batch_size:,}"
-    return f"{join_words(parts)}{between}" if parts else ""
-
-
-def _followed_value(scaling: LearningRateScaling, name: str) -> str:
-    """Write one of the settings that follow, an empty text where it is not known."""
-    if name == "batch_norm_momentum":
-        momenta = scaling.batch_norm_momenta
-        return join_words(map(decay_text, momenta)) if momenta else ""
-    value = getattr(scaling, name)
-    write = setting if name == "weight_decay" else decay_text
-    return "" if value is None else write(value)
 
 
 def _slope_text(study: "Study") -> str:

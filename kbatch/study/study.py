@@ -16,10 +16,11 @@ from kbatch.records import json_codec
 from kbatch.records.notes import Note, most_important
 from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import EnvironmentRecord
+from kbatch.study.caveats import caveats
 from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.decision_page import with_page
-from kbatch.study.names import Conditions, conditions_of, trial_names
+from kbatch.study.names import trial_names
 from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
@@ -97,17 +98,11 @@ class Study(Result):
     def __repr__(self) -> str:
         """Sum the study up in a line: its records would fill pages."""
         completed = sum(trial.status == "completed" for trial in self.trials)
-        parts = [f"{len(self.trials)} trials, {completed} completed"]
-        if self.missing:
-            parts.append(f"{self.missing} missing")
-        if self.trials:
-            sizes = [trial.batch_size for trial in self.trials]
-            parts.append(f"batch sizes {min(sizes)} to {max(sizes)}")
-        named = self.decide().trial
-        if named is not None:
-            value = f"{named.objective.name} {named.objective_value:.4g}"
-            parts.append(f"batch size {named.batch_size} with {value}")
-        return f"<Study {self.name!r}: {', '.join(parts)}>"
+        missing = f", {self.missing} missing" if self.missing else ""
+        size = self.decide().batch_size
+        named = "" if size is None else f", batch size {size}"
+        counts = f"{len(self.trials)} trials, {completed} completed"
+        return f"<Study {self.name!r}: {counts}{missing}{named}>"
 
     @property
     def title(self) -> str:
@@ -130,8 +125,6 @@ class Study(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        from kbatch.study.caveats import caveats
-
         return most_important((*self.decide().notes, *caveats(self)))
 
     def figures(self) -> tuple[Figure, ...]:
@@ -173,12 +166,6 @@ class Study(Result):
         """The objective if it shows what a model learned, else a validation metric that does."""
         names = dict.fromkeys(name for trial in self.trials for name in trial.metrics)
         return self.objective and self.objective.or_quality(names)
-
-    # Every figure and text asks for them, and they go through all epochs.
-    @functools.cached_property
-    def conditions(self) -> Conditions:
-        """What was compared, and where; the study needs a trial."""
-        return conditions_of(self.trials, self.search.environment if self.search else None)
 
     def decide(self, tolerance: float | None = None, confidence: float | None = None) -> Decision:
         """Decide which batch size to take, and which sizes are as good.
@@ -225,7 +212,6 @@ class Study(Result):
             self._decisions[tolerance, sure] = with_page(
                 found,
                 self.trials,
-                conditions=self.conditions if self.trials else None,
                 settings=settings,
                 missing=self.missing,
                 plain_s=dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {},

@@ -7,11 +7,11 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.page.numbers import one_line
 from kbatch.records.training_run import COST_NAMES
+from kbatch.study.caveats import MUCH_DATA_WAIT
 from kbatch.study.comparison import is_time, rates_of_settings
 from kbatch.study.decision import Decision, Row, starting_rate
-from kbatch.study.limits import MUCH_DATA_WAIT
-from kbatch.study.names import TrialNames, is_fraction, metric_words, outcome
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.names import TrialNames, metric_words, outcome
+from kbatch.study.trial import Objective, TrialRecord, is_fraction
 
 # What the outcome of a trial is where it is compared.
 COMPARED = ("take", "best", "as good", "not told apart", "worse")
@@ -40,19 +40,17 @@ def rows_of(
         row["learning rate"] = starting_rate(trial)
         if FACTOR_NAME in trial.hyperparameters:
             row["rates tried"] = 1 + len(others)
-        row |= _ranged("samples/s", trial.samples_per_second, trial.samples_per_second_interval)
+        row |= _ranged("samples/s", trial.throughput)
         if quality is not None and quality.name != objective.name:
-            interval = trial.metric_interval(quality.name)
-            row |= _ranged(metric_words(quality.name), trial.metrics.get(quality.name), interval)
+            row |= _ranged(metric_words(quality.name), trial.metric(quality.name))
         if not is_time(objective):
-            interval = judged.objective_interval or judged.examples_interval(objective.name)
-            row |= _ranged(metric_words(objective.name), judged.objective_value, interval)
+            row |= _ranged(metric_words(objective.name), judged.metric(objective.name))
         if trial.target is not None:
             costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
             row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
         row |= _against_best(found, trial)
         if (scale := trial.noise_scale) is not None:
-            row |= _ranged("noise scale (examples)", scale.value, scale)
+            row |= _ranged("noise scale (examples)", scale)
         if waited and trial.data_wait_share is not None:
             row["waiting for data (%)"] = 100 * trial.data_wait_share
         if (used := trial.mean(lambda e: e.usage and e.usage.gpu_utilization)) is not None:
@@ -82,10 +80,8 @@ def _aligned(rows: Sequence[Row]) -> list[Row]:
     return [{name: row.get(name) for name in columns} for row in rows]
 
 
-def _ranged(
-    name: str, value: float | None, interval: Estimate[float] | Estimate[float | None] | None
-) -> Row:
-    low, high = (interval.low, interval.high) if interval else (None, None)
+def _ranged(name: str, found: Estimate[float] | Estimate[float | None] | None) -> Row:
+    value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
     return {name: value, f"{name}, low": low, f"{name}, high": high}
 
 
@@ -110,12 +106,9 @@ def _against_best(found: Decision, trial: TrialRecord) -> Row:
     if judgement is None or pair is None or len(found.trials) < 2:
         return {}
     unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
-    name, gap = f"worse by{unit}", judgement.gaps.get(pair)
-    row = _ranged(name, 0.0 if pair == judgement.leader else None, None)
-    if gap is not None and gap.ends is not None and pair != judgement.leader:
-        low, high = (factor * end for end in gap.ends)
-        row = _ranged(name, (low + high) / 2, Estimate((low + high) / 2, low, high))
-    return {**row, "relative time": judgement.costs.get(pair)}
+    gap = judgement.gaps.get(pair)
+    gap = Estimate(0.0) if pair == judgement.leader else gap and gap.times(factor)
+    return {**_ranged(f"worse by{unit}", gap), "relative time": judgement.costs.get(pair)}
 
 
 def _outcome(found: Decision, trial: TrialRecord) -> str:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import math
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from operator import attrgetter
 from statistics import fmean
 
@@ -13,6 +13,15 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Target, noi
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
+
+
+def is_fraction(metric: str) -> bool:
+    return "acc" in metric
+
+
+def mean_of(values: Sequence[float]) -> Estimate[float] | None:
+    """Return a mean, with its 95 % interval from three values on; None without values."""
+    return mean_interval(values) or (Estimate(fmean(values)) if values else None)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -115,26 +124,19 @@ class TrialRecord:
         return self.executions[-1].target
 
     @functools.cached_property
-    def throughputs(self) -> tuple[float, ...]:
-        """Throughput of each execution that has one, in examples per second."""
-        return self._known(lambda e: e.samples_per_second)
+    def throughput(self) -> Estimate[float] | None:
+        """Examples per second of training after the first steps, the mean over executions.
 
-    @functools.cached_property
-    def samples_per_second(self) -> float | None:
-        """Examples over training time after the first steps, the mean over executions."""
-        return fmean(self.throughputs) if self.throughputs else None
+        With its 95 % interval over executions; of a single one, the quartiles of its windows.
+        """
+        if len(self.executions) == 1 and (one := self.executions[0].samples_per_second_interval):
+            return one
+        return mean_of(self._known(lambda e: e.samples_per_second))
 
     @property
-    def window_samples_per_second(self) -> float | None:
-        """Median over the timing windows, the mean over executions."""
-        return self.mean(lambda e: e.window_samples_per_second)
-
-    @functools.cached_property
-    def samples_per_second_interval(self) -> Estimate[float] | None:
-        """A 95 % interval over executions; of a single one, the quartiles of its windows."""
-        if len(self.executions) == 1:
-            return self.executions[0].samples_per_second_interval
-        return mean_interval(self.throughputs)
+    def samples_per_second(self) -> float | None:
+        """Examples over training time after the first steps, the mean over executions."""
+        return self.throughput and self.throughput.value
 
     @functools.cached_property
     def metrics(self) -> dict[str, float]:
@@ -158,11 +160,6 @@ class TrialRecord:
         known = [value for value in self.objective_values if value is not None]
         missing = self.objective.name in COST_NAMES and len(known) < len(self.executions)
         return fmean(known) if known and not missing else None
-
-    @functools.cached_property
-    def objective_interval(self) -> Estimate[float] | None:
-        """The 95 % interval of the objective over executions, None for fewer than three."""
-        return mean_interval([value for value in self.objective_values if value is not None])
 
     @property
     def rank(self) -> tuple[bool, float, int, str]:
@@ -193,23 +190,26 @@ class TrialRecord:
         met = self._known(lambda e: e.cost(name))
         return fmean(met) if len(met) == len(self.executions) else None
 
+    def metric(self, name: str) -> Estimate[float] | None:
+        """Return a metric at the best epoch, the mean over executions; None without one.
+
+        With its 95 % interval over executions; of a single one, over the validation examples where
+        their outcomes are known, which does not hold what another seed would change. The interval
+        of an accuracy ends where accuracies do.
+        """
+        found = mean_of(self.metric_values(name))
+        outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
+        if found and outcomes and outcomes.metric == name:
+            over_examples = mean_interval(outcomes.values) or found
+            found = dataclasses.replace(over_examples, value=found.value)
+        if found is None or found.ends is None or not (is_fraction(name) and 0 <= found.value <= 1):
+            return found
+        low, high = found.ends
+        return dataclasses.replace(found, low=max(0.0, low), high=min(1.0, high))
+
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Return a metric at the best epoch of each execution that has it."""
         return tuple(metrics[name] for metrics in self._best_metrics if name in metrics)
-
-    def metric_interval(self, name: str) -> Estimate[float] | None:
-        """Return the 95 % interval of a metric over executions, None for fewer than three."""
-        return mean_interval(self.metric_values(name))
-
-    def examples_interval(self, name: str) -> Estimate[float] | None:
-        """Return the 95 % interval of a metric over the validation examples of one execution.
-
-        What another seed would change is not in it. None without outcomes of that metric.
-        """
-        outcomes = self.executions[0].outcomes if len(self.executions) == 1 else None
-        if outcomes is None or outcomes.metric != name:
-            return None
-        return mean_interval(outcomes.values)
 
     def mean(self, quantity: Callable[[ExecutionRecord], float | None]) -> float | None:
         """Average a quantity over the executions that have it."""
@@ -228,7 +228,7 @@ class TrialRecord:
 def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object]:
     """Make the row of a trial, or of its only execution, which has this number."""
     first = trial.executions[0]
-    rates, scale = trial.samples_per_second_interval, trial.noise_scale
+    rates, scale = trial.throughput, trial.noise_scale
     # The counts of one execution are whole numbers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     cost = trial.cost if number is None else first.cost
@@ -248,7 +248,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         "dtype_policy": trial.dtype_policy,
         "optimizer": first.optimizer,
         "learning_rate": trial.learning_rate,
-        "samples_per_second": trial.samples_per_second,
+        "samples_per_second": rates and rates.value,
         "samples_per_second_low": rates and rates.low,
         "samples_per_second_high": rates and rates.high,
         **{name: mean(attrgetter(name)) for name in (*times, *counts)},

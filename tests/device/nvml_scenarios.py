@@ -13,7 +13,6 @@ import pynvml
 import kbatch
 from kbatch.device.doctor import gpu_findings
 from kbatch.device.gpus import TensorFlowMemory
-from kbatch.study.figures.gpu_timeline import alt_text, gpu_timeline_info
 
 GIB = 2**30
 
@@ -93,9 +92,9 @@ def watch(*steps, devices=None):
         ],
     }
     if usage.gpus:
-        info = gpu_timeline_info(monitor)
-        found["panels"] = [panel.label for panel in info.panels]
-        found["timeline"] = alt_text(info)
+        axes = kbatch.plot_gpu_timeline(monitor)
+        found["panels"] = [panel.get_ylabel() for panel in axes.figure.axes]
+        found["timeline"] = axes.get_label()
     return found
 
 

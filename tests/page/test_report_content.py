@@ -131,8 +131,8 @@ def waiting(share):
 @pytest.mark.parametrize(
     ("study", "code", "told"),
     [
-        (waiting(0.21), "waiting_for_data", True),
-        (waiting(0.19), "waiting_for_data", False),
+        (waiting(0.21), "input_binds", True),
+        (waiting(0.19), "input_binds", False),
         (beside(batch_size_seen=10), "another_batch_size", True),
         (beside(workers_on_device=2), "shared_device", True),
         (beside(device="A"), "devices_differ", False),

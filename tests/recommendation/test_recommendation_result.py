@@ -181,8 +181,8 @@ def test_what_is_known_and_what_is_not_is_said(changed, text, words):
 
 def test_where_the_input_binds_a_note_names_what_to_do():
     codes = [note.code for note in make_recommendation(input_rate=5_000.0).notes]
-    assert "data_limit" in codes
-    assert "data_limit" not in [note.code for note in make_recommendation().notes]
+    assert "input_binds" in codes
+    assert "input_binds" not in [note.code for note in make_recommendation().notes]
 
 
 def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():

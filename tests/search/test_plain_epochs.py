@@ -64,7 +64,7 @@ def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
 @pytest.mark.parametrize(("times", "told"), [(3.0, True), (1.05, False)])
 def test_the_page_begins_with_what_people_get_where_it_is_another_ratio(ended, times, told):
     study = kbatch.load_study(ended[0])
-    seconds = times * study.decide().changes[64].speedup, 1.0
+    seconds = times * study.decide().changes[64].speedup.value, 1.0
     study = dataclasses.replace(study, plain_epochs=PlainEpochs((4, 64), seconds, 300))
     assert ("by plain `fit` after `apply`" in study.decide().page.change) == told
 

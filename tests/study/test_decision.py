@@ -86,20 +86,6 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
     assert "32 and 64 are not told apart within 0.01 (95 %" in found.reason
 
 
-def test_a_slow_size_that_three_executions_do_not_tell_apart_is_said_to_be_tied():
-    wrong = {16: 30, 64: 31, 128: 31, 256: 95}
-    study = make_study(
-        *(
-            runs(size, *(scattered((size, k), count) for k in range(3)), rate=16.0 * size)
-            for size, count in wrong.items()
-        )
-    )
-    found = study.decide()
-    assert (found.batch_size, found.tied, found.worse) == (16, (16, 64, 128), (256,))
-    assert not found.certain
-    assert "It is open whether 64 and 128 would do too" in found.reason
-
-
 @pytest.mark.parametrize("count", [31, 40])
 def test_what_would_settle_it_is_said(count):
     found = make_study(
@@ -193,7 +179,7 @@ def test_under_a_budget_of_seconds_the_best_mean_counts():
     found = make_study(best, fast, search=make_search(base_batch_size=16)).decide()
     assert (found.batch_size, found.certain, found.tied) == (16, True, (16, 64))
     assert found.changes[64].speedup is None
-    assert found.changes[64].difference == pytest.approx(-10 / 50_000, abs=1e-6)
+    assert found.changes[64].difference.value == pytest.approx(-10 / 50_000, abs=1e-6)
 
 
 def test_sizes_with_fewer_executions_are_compared_over_the_rounds_that_they_have():
@@ -241,11 +227,6 @@ def test_the_looks_of_a_race_widen_its_intervals():
     assert widths[1] > 1.1 * widths[0]
 
 
-def test_where_one_size_is_better_than_all_none_is_tied():
-    found = make_study(many(16, 100), many(32, 9000)).decide()
-    assert (found.batch_size, found.tied, found.worse) == (16, (), (32,))
-
-
 def test_a_loss_is_compared_by_its_share_and_downwards():
     study = make_study(
         *(
@@ -263,8 +244,8 @@ def test_a_loss_is_compared_by_its_share_and_downwards():
     found = study.decide()
     assert found.tolerance == pytest.approx(0.02 * (1.1 - 0.6001))
     assert (found.batch_size, found.certain, found.worse) == (32, False, (64,))
-    assert found.changes[64].difference == pytest.approx(0.3)
-    assert found.changes[64].difference_interval.low > 0.29
+    assert found.changes[64].difference.value == pytest.approx(0.3)
+    assert found.changes[64].difference.low > 0.29
     assert "not told apart within 2 % (95 %" in found.reason
     assert found.reason.startswith("Nothing can be certain: the records hold no outcomes")
 
@@ -280,22 +261,13 @@ def test_times_on_different_devices_decide_nothing_and_every_page_says_so():
     where = "trials ran on GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100"
     assert found.reason.endswith(f"times are not compared, as {where}.")
     assert found.changes[64].speedup is None
-    assert found.changes[64].difference == pytest.approx(-10 / 50_000, abs=1e-6)
+    assert found.changes[64].difference.value == pytest.approx(-10 / 50_000, abs=1e-6)
     assert "on GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in found.page.search
     drawn = " ".join(text.get_text() for text in plot_trials(study).figure.findobj(Text))
     assert "GPU:0 NVIDIA A100 and GPU:0 NVIDIA H100" in " ".join(drawn.split())
     assert "devices_differ" in [note.code for note in study.notes]
     # On one kind the fastest of them is named.
     assert make_study(many(16, 2000, **H100), trials[1]).decide().batch_size == 64
-
-
-def test_speeds_are_compared_on_the_device_of_the_best():
-    rates = Objective("samples_per_second", "max")
-    slow, fast = (make_trial(s, objective=rates, rate=100.0 * s, **H100) for s in (16, 32))
-    other = make_trial(64, objective=rates, rate=100.0, **A100)
-    found = make_study(slow, fast, other).decide()
-    assert (found.batch_size, found.worse) == (32, (16,))
-    assert found.left_out == ((other, "another kind of device"),)
 
 
 def test_a_trial_on_two_devices_is_compared_by_its_metric_alone():
@@ -334,7 +306,7 @@ def test_costs_and_throughput_are_compared_over_executions():
     found = make_study(cost(16, 9, 9, 9), cost(32, 4, 4, 4), never, search=search).decide()
     assert (found.batch_size, found.worse, found.certain) == (32, (16,), True)
     assert found.left_out == ((never, "no value of the objective"),)
-    assert found.changes[32].speedup == pytest.approx(9 / 4)
+    assert found.changes[32].speedup.value == pytest.approx(9 / 4)
     assert found.changes[32].difference is None
     assert found.page.change.startswith("16 -> 32: 2.2 times sooner")
     assert "until val_accuracy ≥ 0.95" in found.page.headline
@@ -401,23 +373,16 @@ def test_the_base_size_is_compared_in_time_and_in_the_metric():
     trials = [runs(16, range(30)), runs(32, range(28), rate=1900.0)]
     found = make_study(*trials, search=make_search(base_batch_size=16)).decide()
     change = found.changes[32]
-    assert change.speedup == pytest.approx(1.9)
-    assert change.speedup_interval.low < 1.9 < change.speedup_interval.high
-    assert change.difference == pytest.approx(2 / 500, abs=1e-6)
-    assert change.difference_interval.low < 0 < change.difference_interval.high
+    assert change.speedup.value == pytest.approx(1.9)
+    assert change.speedup.low < 1.9 < change.speedup.high
+    assert change.difference.value == pytest.approx(2 / 500, abs=1e-6)
+    assert change.difference.low < 0 < change.difference.high
     # Against the other size as the base size all is reversed.
     back = make_study(*trials, search=make_search(base_batch_size=32)).decide().changes[16]
-    assert back.speedup == pytest.approx(1 / 1.9)
-    assert back.difference == pytest.approx(-change.difference)
-    assert back.difference_interval.low == pytest.approx(-change.difference_interval.high)
+    assert back.speedup.value == pytest.approx(1 / 1.9)
+    assert back.difference.value == pytest.approx(-change.difference.value)
+    assert back.difference.low == pytest.approx(-change.difference.high)
     assert found.page.change.startswith("16 -> 32: 1.9 times sooner (1.9 to 1.9), validation acc")
-
-
-def test_keeping_the_base_size_is_an_answer():
-    trials = [many(16, 5000), many(32, 2000, rate=2000.0)]
-    found = make_study(*trials, search=make_search(base_batch_size=32)).decide()
-    assert found.page.headline.startswith("Keep batch size 32 ")
-    assert found.page.change == ""
 
 
 def test_one_execution_has_an_interval_over_the_validation_examples():
@@ -428,36 +393,8 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
     (bars,) = lower.collections
     assert bars.get_segments()[0][:, 1] == pytest.approx((0.9 - half, 0.9 + half), abs=1e-5)
     assert "0.9000 (0.8736 to 0.9264)" in str(make_study(trial))
-    assert (
-        dataclasses.replace(trial, executions=trial.executions * 2).examples_interval(
-            "val_accuracy"
-        )
-        is None
-    )
-
-
-def test_sizes_that_trained_for_another_budget_are_left_out():
-    without = [
-        runs(size, range(30), budget=Budget(train_s=cap)) for size, cap in ((16, 3.0), (32, 2.0))
-    ]
-    assert [why for _, why in make_study(*without).decide().left_out] == ["another budget"]
-
-
-def test_a_metric_that_happens_to_be_small_takes_a_large_tolerance():
-    score = Objective("val_score", "max")
-    trials = [runs(size, range(30), metric="val_score", objective=score) for size in (16, 32)]
-    renamed = [
-        dataclasses.replace(
-            trial,
-            executions=tuple(
-                dataclasses.replace(e, reported={"val_score": 0.4}) for e in trial.executions
-            ),
-        )
-        for trial in trials
-    ]
-    assert make_study(*renamed).decide(2.0).tolerance == 2.0
-    with pytest.raises(ValueError, match="must be smaller than the range of val_accuracy"):
-        make_study(runs(16, range(30))).decide(2.0)
+    pair = dataclasses.replace(trial, executions=trial.executions * 2)
+    assert pair.metric("val_accuracy").ends is None
 
 
 def test_a_size_that_is_certified_while_a_faster_one_is_open_claims_no_more():

@@ -14,6 +14,7 @@ from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
 from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.pareto import pareto_points
+from kbatch.study.names import decay_text
 
 
 def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
@@ -139,13 +140,6 @@ def test_successes_beside_a_failure_leave_its_rate_open():
     assert "failure_rate" not in [note.code for note in far.page.limits]
 
 
-def test_one_execution_each_is_no_certainty_and_names_a_size_all_the_same():
-    found = pages(make_trial(32, 800, count=1), make_trial(64, 800, count=1, rate=3000.0))
-    assert (found.certain, found.judgement.obstacle) == (False, "one_execution")
-    assert found.page.headline.startswith("Take batch size 64 ")
-    assert "`executions_per_trial=3`" in found.reason
-
-
 @pytest.mark.parametrize("seed", range(12))
 def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     rng = np.random.default_rng(seed)
@@ -164,15 +158,6 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     assert ("%" in found.page.change) == (found.batch_size in found.changes and not both)
     assert outcomes(found).count("worse") == len(set(found.worse) - {found.batch_size})
     assert (found.page.certainty.startswith("Certain")) == found.certain
-
-
-def test_missing_executions_of_a_size_are_in_the_table():
-    half = make_trial(64, 800)
-    last = dataclasses.replace(make_execution(64), status="interrupted")
-    cut = dataclasses.replace(half, executions=(*half.executions[:2], last))
-    found = pages(make_trial(32, 800), cut)
-    assert [row["runs"] for row in found.page.rows] == [3, 2]
-    assert "(1 interrupted)" in found.page.search
 
 
 @pytest.mark.parametrize(
@@ -238,35 +223,6 @@ def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
     assert "Not told apart from the best: 32, 64 and 256." in words
 
 
-def test_a_race_of_few_executions_names_only_what_it_compared_and_how_to_go_on():
-    repeated = [make_trial(size, 800, factor=2.0, count=2) for size in (16, 32, 128)]
-    once = make_trial(64, 900, factor=2.0, count=1)
-    raced = pages(*repeated, once, strategy="race", batch_sizes=[16, 32, 64, 128])
-    assert raced.judgement.obstacle == "one_execution"
-    assert raced.reason.startswith("No size was repeated twice")
-    assert "16, 32 and 128 are not told apart" in raced.reason
-    assert "a larger `max_executions` would show more" in raced.reason
-    assert "executions_per_trial" not in raced.reason
-
-
-def test_a_policy_that_apply_does_not_set_comes_before_build():
-    made = [make_trial(size, 800, dtype_policy="mixed_float16") for size in (32, 64)]
-    found = pages(*made, make_trial(256, 900, count=1, dtype_policy="mixed_float16"))
-    assert found.page.settings.startswith(
-        '`keras.config.set_dtype_policy("mixed_float16")` comes before `build()`. '
-    )
-    assert "`dtype_policy`" not in found.page.settings
-
-
-def test_the_largest_size_that_went_through_at_once_is_said_where_it_was_not_repeated():
-    trials = [make_trial(size, 800, factor=2.0) for size in (16, 32)]
-    once = make_trial(64, 2000, factor=2.0, count=1)
-    ran_out = trial_of(128, make_execution(128, status="out_of_memory"))
-    raced = pages(*trials, once, ran_out, strategy="race", batch_sizes=[16, 32, 64, 128])
-    assert [trial.batch_size for trial in raced.trials] == [16, 32]
-    assert "64 examples fit at once" in raced.page.settings
-
-
 def test_the_table_of_a_race_shows_the_values_that_are_judged():
     """What chose a pair may be luck: it is in no mean beside a bound."""
 
@@ -280,10 +236,10 @@ def test_the_table_of_a_race_shows_the_values_that_are_judged():
     assert raced.judgement.leader == (32, 2.0)
     values = [row["validation accuracy"] for row in raced.page.rows]
     assert values == pytest.approx([1 - 800 / 20_000, 0.95], abs=0.001)
-    (bounds,) = [change.difference_interval for change in raced.changes.values()]
+    (bounds,) = [change.difference for change in raced.changes.values()]
     assert bounds.low < values[1] - values[0] < bounds.high
     assert bounds.high - bounds.low < 0.01
-    between = raced.changes[64].speedup_interval
+    between = raced.changes[64].speedup
     assert (between.low, between.high) == pytest.approx((1.0, 1.0))
 
 
@@ -298,3 +254,11 @@ def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
     assert not (raced.certain or raced.certified)
     assert raced.reason.startswith("No size was repeated twice")
     assert (raced.tied, raced.worse) == ((16, 32), (128,))
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [(0.999**0.25, "0.99975"), (0.999, "0.999"), (0.999**16, "0.984"), (1.0, "1")],
+)
+def test_a_decay_is_told_from_its_default(value, text):
+    assert decay_text(value) == text

@@ -5,7 +5,7 @@ from figure_studies import gpu_study
 from records_factory import make_gpu, make_study, make_usage
 
 import kbatch
-from kbatch.study.figures.gpu_timeline import gpu_timeline_info, plot_gpu_timeline
+from kbatch.study.figures.gpu_timeline import plot_gpu_timeline, watched_usage
 
 FIRST = "00000000:01:00.0"
 
@@ -58,17 +58,14 @@ def test_what_a_gpu_does_not_tell_has_no_panel():
 
 
 def test_energy_and_means_are_named():
-    info = gpu_timeline_info(make_usage(make_gpu()))
-    assert (
-        "mean utilization 80 % · mean power 300 W · energy 1,000 J (driver's counter)"
-        in info.notes[0]
-    )
+    text = plot_gpu_timeline(make_usage(make_gpu())).get_label()
+    assert "mean utilization 80 % · mean power 300 W · energy 1,000 J (driver's counter)" in text
 
 
 def test_a_study_shows_its_best_trial():
     study = gpu_study()
     best = study.best_trial().batch_size
-    assert gpu_timeline_info(study).title == f"digits: batch size {best}"
+    assert watched_usage(study)[0] == f"digits: batch size {best}"
 
 
 @pytest.mark.parametrize(

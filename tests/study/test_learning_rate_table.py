@@ -6,7 +6,6 @@ import records_factory as records
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.analysis.rate_search import FACTOR_NAME
-from kbatch.study.comparison import runs_of
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
 
@@ -50,25 +49,6 @@ def test_the_slope_that_was_found_is_said(study):
     found = float(text.split("to the power of ")[1].split()[0])
     assert found == pytest.approx(0.75, abs=0.15)
     assert "learning rate by batch size" not in records.make_study().settings
-
-
-def test_the_model_gets_what_ended():
-    diverged = records.make_diverged(64)
-    trials = [
-        trial(16, 2.0, 0.9, 0.92),
-        trial(16, 4.0, status="running"),
-        records.make_trial(
-            64, *diverged.executions, trial_id="d", hyperparameters={FACTOR_NAME: 8.0}
-        ),
-        records.make_trial(128, status="out_of_memory", hyperparameters={FACTOR_NAME: 1.0}),
-    ]
-    runs, _ = runs_of(trials)
-    assert [(*run.pair, run.value, run.ended) for run in runs[:2]] == [
-        (16, 2.0, 0.9, "completed"),
-        (16, 2.0, 0.92, "completed"),
-    ]
-    ends = {run.pair: run.ended for run in runs[2:]}
-    assert (ends[64, 8.0], ends[128, 1.0]) == ("diverged", "out_of_memory")
 
 
 def test_a_decision_compares_the_pairs_that_were_repeated_one_of_each_size():

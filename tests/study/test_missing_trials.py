@@ -1,13 +1,12 @@
 """A trial whose record is damaged or lost may have been the best: every page says so."""
 
-import dataclasses
 import subprocess
 import sys
 
 import pytest
 from figure_studies import learned_study
 from matplotlib import pyplot
-from records_factory import make_environment, make_search, make_study
+from records_factory import make_search
 
 import kbatch
 from kbatch.records.json_codec import write_record
@@ -76,11 +75,3 @@ def test_a_project_of_keras_tuner_alone_is_no_study(tmp_path):
     (tmp_path / "trial_0" / "trial.json").write_text('{"status": "COMPLETED"}')
     with pytest.raises(FileNotFoundError):
         kbatch.load_study(tmp_path)
-
-
-def test_a_fence_in_a_command_ends_no_block(tmp_path):
-    environment = dataclasses.replace(make_environment(), command="python -c '\n```\n# x\n````\n'")
-    search = dataclasses.replace(make_search(), environment=environment)
-    kbatch.write_report(make_study(search=search), tmp_path / "r.md")
-    text = (tmp_path / "r.md").read_text()
-    assert f"\n`````sh\n{environment.command}\n`````\n" in text

@@ -6,7 +6,7 @@ from figure_studies import learned, learned_study
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.goodput import goodput
-from kbatch.study.figures.noise_scale import goodput_of, noise_curves, plot_noise_scale
+from kbatch.study.figures.noise_scale import goodput_of, plot_noise_scale
 
 
 def with_moments(pairs, batch_size=64):
@@ -21,20 +21,19 @@ def with_moments(pairs, batch_size=64):
 
 
 def test_the_curve_is_the_ratio_of_each_epoch():
-    curves = noise_curves(make_study(with_moments([(60, 2), (90, 1), (100, -1), (80, 1)])))
-    assert curves[0].runs == (((1, 30.0), (2, 90.0), (4, 80.0)),)
+    panel = plot_noise_scale(make_study(with_moments([(60, 2), (90, 1), (100, -1), (80, 1)])))
+    curve = panel.lines[0]
+    assert list(curve.get_xdata()) == [1, 2, 4]
+    assert list(curve.get_ydata()) == [30.0, 90.0, 80.0]
 
 
 def test_the_late_half_is_that_of_the_record_with_its_interval():
     study = learned_study(3, sizes=(32, 256))
     panel = plot_noise_scale(study)
-    curves = noise_curves(study)
-    for curve, trial in zip(curves, study.trials, strict=False):
-        assert curve.late == trial.noise_scale
-        assert len(curve.runs) == 3
+    scales = [trial.noise_scale for trial in study.trials[:2]]
     bars = [segment for c in panel.collections for segment in c.get_segments()]
     spans = [(bar[0][1], bar[1][1]) for bar in bars]
-    assert spans == [pytest.approx((c.late.low, c.late.high)) for c in curves]
+    assert spans == [pytest.approx(scale.ends) for scale in scales]
     assert min(bar[0][0] for bar in bars) > len(study.trials[0].executions[0].epochs)
     assert panel.get_ylabel() == "Gradient noise scale\n(examples)"
 
@@ -42,7 +41,7 @@ def test_the_late_half_is_that_of_the_record_with_its_interval():
 def test_an_unresolved_scale_is_an_arrow_from_its_lower_bound():
     pairs = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
     study = make_study(with_moments(pairs))
-    late = noise_curves(study)[0].late
+    late = study.trials[0].noise_scale
     assert late.value is None
     panel = plot_noise_scale(study)
     arrows = [text for text in panel.texts if text.arrow_patch is not None]

@@ -1,9 +1,7 @@
 import pytest
 from figure_studies import learned_study, tuned_study
-from matplotlib.colors import to_hex
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.plotting.palette import PAPER
 from kbatch.study.figures.pareto import pareto_points, plot_pareto
 from kbatch.study.trial import Objective
 
@@ -20,15 +18,6 @@ def study(direction="max", **changed):
         ),
         make_trial(4096, status="out_of_memory"),
     )
-
-
-def marks(panel):
-    return {
-        place: to_hex(line.get_markerfacecolor())
-        for line in panel.lines
-        if line.get_marker() not in ("None", "none", "")
-        for place in line.get_xdata()
-    }
 
 
 def texts(panel):
@@ -48,17 +37,6 @@ def test_the_front_holds_what_no_trial_beats(direction):
     assert [p.throughput.value for p in front] == pytest.approx([1000, 4000])
 
 
-def test_front_trials_are_filled_and_the_others_hollow():
-    panel = plot_pareto(study())
-    found = {round(x): color for x, color in marks(panel).items()}
-    assert {x: color == PAPER for x, color in found.items()} == {
-        1000: False,
-        4000: False,
-        900: True,
-    }
-    assert {"16", "32", "64"} <= set(texts(panel))
-
-
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
 def test_the_steps_bound_what_some_trial_beats(direction, edge):
     panel = plot_pareto(study(direction))
@@ -68,13 +46,6 @@ def test_the_steps_bound_what_some_trial_beats(direction, edge):
     assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
     qualities = [p.quality.value for p in front]
     assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
-
-
-def test_a_trial_without_a_result_is_named_below():
-    panel = plot_pareto(study())
-    assert any(
-        "batch size 4,096 (out of memory)" in text.replace("\xa0", " ") for text in texts(panel)
-    )
 
 
 def test_throughput_begins_at_zero_unless_it_spans_more_than_a_decade():

@@ -15,12 +15,11 @@ from figure_studies import (
     target_study,
     tuned_study,
 )
-from records_factory import make_environment, make_study, make_trial
+from records_factory import make_study, make_trial
 
 import kbatch
 from kbatch.cli.study import draw_figure
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.saving import save_figure
 from kbatch.study.figures import FIGURES, STUDY_FIGURES
 from kbatch.study.study import Study
 
@@ -59,10 +58,6 @@ def touching(figure):
         for first, second in itertools.pairwise(one)
         if first.get_window_extent().overlaps(second.get_window_extent())
     ]
-
-
-def test_there_is_a_sample_of_every_figure():
-    assert set(SAMPLES) == set(FIGURES)
 
 
 # What the usual samples, which are drawn as wide as a column elsewhere, do not hold.
@@ -117,14 +112,6 @@ def test_its_label_describes_it_in_sentences(name):
     assert "nan" not in text.lower().split()
 
 
-@pytest.mark.parametrize("name", ["noise-scale", "learning-curves"])
-def test_a_saved_figure_carries_its_description(name, tmp_path):
-    axes = drawn(name)
-    for what in (axes, axes.figure):
-        save_figure(what, tmp_path / "figure.svg")
-        assert axes.get_label()[:40] in (tmp_path / "figure.svg").read_text()
-
-
 @pytest.mark.parametrize("name", OF_STUDIES)
 def test_an_empty_study_says_what_to_run(name):
     with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
@@ -151,24 +138,8 @@ def test_a_trial_without_a_result_is_visible(name):
     assert "out of memory" in words(drawn(name))
 
 
-def test_an_unknown_name_says_which_exist():
-    with pytest.raises(ValueError, match=r"trials, pareto.*'trails'"):
-        draw_figure("trails", "nowhere")
-
-
-def test_a_target_belongs_to_one_figure():
-    with pytest.raises(ValueError, match=r"time-to-target.*target=0\.9 for 'pareto'"):
-        draw_figure("pareto", "nowhere", target=0.9)
-
-
 @pytest.mark.parametrize("name", FIGURES)
 def test_every_name_draws_from_files(name, tmp_path):
     path = tmp_path / "data.json"
     SAMPLES[name]().save(path)
     assert draw_figure(name, path).get_label()
-
-
-def test_a_device_that_was_not_recorded_is_said():
-    study = Study("digits", make_study().trials)
-    assert "n/a (device not recorded)" in words(plot("pareto", study))
-    assert make_environment().device not in words(plot("pareto", study))

@@ -1,8 +1,11 @@
 """The table of a study: what each row says of a batch size."""
 
+import dataclasses
+
 import pytest
 from records_factory import (
     make_diverged,
+    make_epochs,
     make_execution,
     make_gpu,
     make_study,
@@ -11,7 +14,6 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.study.study import Study
 
 ENDS = ("", ", low", ", high")
 
@@ -48,12 +50,6 @@ def test_numbers_have_the_interval_over_executions_or_within_one():
     assert single[1] < single[0] < single[2]
 
 
-def test_two_executions_have_a_mean_and_no_interval():
-    pair = make_trial(32, *(executed(n, 1000, a) for n, a in enumerate((0.5, 0.7))))
-    value, low, high = ranged(make_study(pair), "validation accuracy")
-    assert (value, low, high) == (pytest.approx(0.6), None, None)
-
-
 @pytest.mark.parametrize(
     ("trial", "outcome"),
     [
@@ -67,16 +63,6 @@ def test_what_is_missing_is_unknown_and_its_outcome_says_why(trial, outcome):
     table = make_study(trial, make_trial(128)).table()
     assert table["outcome"][0] == outcome
     assert table[["samples/s", "validation accuracy"]].isna().loc[0].all()
-
-
-def test_a_trial_that_is_not_compared_says_why():
-    other = make_trial(32, hyperparameters={"units": 8}, accuracies=(0.5,))
-    table = make_study(make_trial(16, hyperparameters={"units": 9}), other).table()
-    assert column(make_study(make_trial(16, hyperparameters={"units": 9}), other), "units") == [
-        9,
-        8,
-    ]
-    assert table["outcome"][1] == "other settings"
 
 
 def test_what_differs_between_trials_has_a_column():
@@ -102,5 +88,21 @@ def test_what_was_measured_of_the_gpus_has_columns_where_it_is_known():
     assert not [name for name in make_study().table().columns if "GPU" in name]
 
 
-def test_an_empty_study_has_an_empty_table():
-    assert len(Study("digits", ()).table()) == 0
+def test_the_noise_scale_has_a_column_where_it_was_measured():
+    def measured(size, norms):
+        pairs = zip(make_epochs([0.9] * 4), norms, strict=True)
+        epochs = [
+            dataclasses.replace(
+                epoch,
+                metrics=epoch.metrics | {"gradient_variance": 90.0, "gradient_squared_norm": norm},
+            )
+            for epoch, norm in pairs
+        ]
+        return make_trial(size, epochs=tuple(epochs))
+
+    resolved, lost = measured(16, (3.0, 3.1, 2.9, 3.0)), measured(32, (0.3, -0.3, 0.2, -0.1))
+    study = make_study(resolved, lost, make_trial(64))
+    name, scale = "noise scale (examples)", resolved.noise_scale
+    assert ranged(study, name) == [scale.value, *scale.ends]
+    assert list(study.table()[name].isna()) == [False, True, True]
+    assert name not in make_study().table().columns

@@ -38,44 +38,38 @@ def study_figures(study: "Study") -> tuple[Figure, ...]:
     )
 
     first = "Throughput and quality by batch size"
-    draw = functools.partial(trials.plot_trials, study)
-    found = [Figure("trials", first, trials.HEIGHT_IN, draw)]
+    found = [
+        Figure("trials", first, trials.HEIGHT_IN, functools.partial(trials.plot_trials, study))
+    ]
 
-    def offer(
-        name: str,
-        title: str,
-        height_in: float,
-        plot: Callable[..., Any],
-        shown: bool = True,
-        **options: Any,
-    ) -> None:
-        if shown:
-            draw = functools.partial(plot, study, **options)
-            found.append(Figure(name, title, height_in, draw, "small"))
+    def offer(name: str, title: str, height_in: float, plot: Callable[..., Any], **options: Any):
+        draw = functools.partial(plot, study, **options)
+        found.append(Figure(name, title, height_in, draw, "small"))
 
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
-        shown = len(pareto.pareto_points(study)[1]) > 1
-        title = "Quality against throughput"
-        offer("pareto", title, pareto.HEIGHT_IN, pareto.plot_pareto, shown)
+        if len(pareto.pareto_points(study)[1]) > 1:
+            offer("pareto", "Quality against throughput", pareto.HEIGHT_IN, pareto.plot_pareto)
     with contextlib.suppress(ValueError):
         _, curves = learning_curves.learning_curves(study)
-        shown = 0 < sum(len(curve.points) > 1 for curve in curves) <= MOST_CURVES
-        for against, words in (("updates", "updates"), ("seconds", "training time")):
-            plot, height_in = learning_curves.plot_learning_curves, learning_curves.HEIGHT_IN
-            name, title = f"learning-curves-{against}", f"Learning curves over {words}"
-            offer(name, title, height_in, plot, shown, against=against)
+        if 0 < sum(len(curve) > 1 for _, curve in curves) <= MOST_CURVES:
+            for against, words in (("updates", "updates"), ("seconds", "training time")):
+                plot, height_in = learning_curves.plot_learning_curves, learning_curves.HEIGHT_IN
+                name, title = f"learning-curves-{against}", f"Learning curves over {words}"
+                offer(name, title, height_in, plot, against=against)
     with contextlib.suppress(ValueError):
-        time_to_target.time_to_target_info(study)
+        time_to_target.target_points(study, time_to_target.target_of(study, None))
         plot, height_in = time_to_target.plot_time_to_target, time_to_target.HEIGHT_IN
         offer("time-to-target", "Time and updates to the target", height_in, plot)
     with contextlib.suppress(ValueError):
-        shown = len(noise_scale.noise_curves(study)) <= MOST_CURVES
-        progress, title = noise_scale.goodput_of(study), "Gradient noise scale and goodput"
-        height_in = noise_scale.HEIGHT_IN if progress else noise_scale.ALONE_IN
-        offer("noise-scale", title, height_in, noise_scale.plot_noise_scale, shown)
+        sizes = {trial.batch_size for trial in noise_scale.measured_trials(study)}
+        if len(sizes) <= MOST_CURVES:
+            both = noise_scale.goodput_of(study)
+            height_in = noise_scale.HEIGHT_IN if both else noise_scale.ALONE_IN
+            title = "Gradient noise scale and goodput"
+            offer("noise-scale", title, height_in, noise_scale.plot_noise_scale)
     with contextlib.suppress(ValueError):
-        gpu_timeline.gpu_timeline_info(study)
+        gpu_timeline.watched_usage(study)
         plot, height_in = gpu_timeline.plot_gpu_timeline, gpu_timeline.HEIGHT_IN
         offer("gpu-timeline", "GPUs during the named trial", height_in, plot)
     return tuple(found)

@@ -6,20 +6,19 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Estimate
+from kbatch.analysis.intervals import FEWEST_VALUES
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.palette import series_style, size_color
 from kbatch.study.names import (
     TrialNames,
     caption,
-    is_fraction,
     metric_words,
     missing_text,
     outcome,
     trial_names,
 )
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective, TrialRecord, is_fraction
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
@@ -56,7 +55,7 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
 def write_conditions(
     panel: Axes, study: "Study", *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
-    lines = (*notes, caption(study.conditions))
+    lines = (*notes, caption(study.trials, study.environment))
     alarm = f"{alarm} {missing_text(study.missing)}".strip()
     canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
 
@@ -64,23 +63,19 @@ def write_conditions(
 def incomplete_text(study: "Study") -> str:
     """Describe which trials have no result, and why; an empty text where all have one."""
     trials = [trial for trial in study.trials if trial.status != "completed"]
-    if not trials:
-        return ""
-    if len(trials) == len(study.trials):
-        return none_completed(study)
+    if len(trials) in (0, len(study.trials)):
+        return none_completed(study) if trials else ""
     if len(trials) <= 4:
         names = trial_names(study.trials)
-        named = join_words(
+        which = join_words(
             f"batch size {t.batch_size:,} ({', '.join((*names.settings(t), outcome(t)))})"
             for t in trials
         )
-        return f"\N{MULTIPLICATION X} Without a result: {named}."
-    sizes = sorted({trial.batch_size for trial in trials})
-    between = f"{sizes[0]:,} to {sizes[-1]:,}" if len(sizes) > 1 else f"{sizes[0]:,}"
-    return (
-        f"\N{MULTIPLICATION X} Without a result: {pluralize(len(trials), 'trial')} of batch size "
-        f"{between} ({_counts(trials)})."
-    )
+    else:
+        sizes = sorted(trial.batch_size for trial in trials)
+        between = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
+        which = f"{len(trials):,} trials of batch size {between} ({_counts(trials)})"
+    return f"\N{MULTIPLICATION X} Without a result: {which}."
 
 
 def none_completed(study: "Study") -> str:
@@ -122,16 +117,12 @@ def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
         draw.points(panel, [], [], color, marker, line="-", label=f"{sizes[number]:,}")
 
 
-def metric_axis_label(metric: Objective) -> str:
+def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
+    """Label the y axis with a metric and keep its range; an accuracy has no tick above 1."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
-    return f"{words[0].upper()}{words[1:]}\n({fraction}{better})"
-
-
-def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Label the y axis with a metric and keep its range; an accuracy has no tick above 1."""
-    panel.set_ylabel(metric_axis_label(metric), parse_math=False)
+    panel.set_ylabel(f"{words[0].upper()}{words[1:]}\n({fraction}{better})", parse_math=False)
     low, high = panel.get_ylim()
     panel.set_ylim(low, high)
     if is_fraction(metric.name) and values and max(values) <= 1:
@@ -150,27 +141,3 @@ def bars_text(trials: Iterable[TrialRecord]) -> str:
         who = "of a single execution, " if texts else "Bars: "
         texts.append(f"{who}quartiles of the timing windows and 95 % over validation examples")
     return f"{'; '.join(texts)}." if texts else ""
-
-
-def throughput_estimate(trial: TrialRecord) -> Estimate[float] | None:
-    """Return the throughput of a trial in examples per second, None if it was not measured."""
-    rate, interval = trial.samples_per_second, trial.samples_per_second_interval
-    return estimate("samples_per_second", rate, interval)
-
-
-def metric_estimate(trial: TrialRecord, name: str) -> Estimate[float] | None:
-    """Return a metric of a trial at its best epoch, None if it was not measured."""
-    interval = trial.metric_interval(name) or trial.examples_interval(name)
-    return estimate(name, trial.metrics.get(name), interval)
-
-
-def estimate(
-    name: str, value: float | None, interval: Estimate[float] | None
-) -> Estimate[float] | None:
-    """Join a value and its interval, which ends where accuracies end."""
-    if value is None or interval is None or interval.ends is None:
-        return None if value is None else Estimate(value)
-    low, high = interval.ends
-    if is_fraction(name) and 0 <= value <= 1:
-        low, high = max(0.0, low), min(1.0, high)
-    return Estimate(value, low, high)

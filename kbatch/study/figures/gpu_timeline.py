@@ -1,6 +1,6 @@
 """The timeline of the GPUs: utilization, memory and power while a block of code ran."""
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
@@ -18,81 +18,34 @@ if TYPE_CHECKING:
 _GIB = 2.0**30
 _PANEL_IN, _REST_IN = 1.35, 1.5
 HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
+# What memory is, by what told it.
+_MEMORY = {
+    "driver": ("reserved", "by TensorFlow at its start, not what it needs"),
+    "tensorflow": ("held", "by TensorFlow's tensors"),
+}
 
 
-class GpuPanel(NamedTuple):
-    """One quantity of all GPUs."""
-
-    label: str  # With the unit.
-    top: float | None  # Upper end of its axis, None where the data decide.
-    # Of each GPU seconds from the start of the block with values, none where it does not report it.
-    traces: tuple[tuple[tuple[float, float], ...], ...]
-
-
-class GpuTimelineInfo(NamedTuple):
-    title: str
-    gpus: tuple[str, ...]
-    panels: tuple[GpuPanel, ...]  # Of utilization, memory and power, those that a GPU reports.
-    duration_s: float
-    notes: tuple[str, ...]
-
-
-def gpu_timeline_info(watched: "Study | UsageRecord | GpuMonitor") -> GpuTimelineInfo:
-    """Compute the timeline of the GPUs of a block of code, or of a study's decided trial."""
-    title, usage, reason = _watched(watched)
+def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord]:
+    """Return what was watched, in words, and its readings: of a study those of its named trial."""
+    given: Any = watched
+    title, usage, reason = "GPU timeline", given, ""
+    if hasattr(given, "trials"):
+        refuse_empty(given)
+        best = given.decide().trial
+        trials = [*([best] if best else []), *given.trials]
+        found = [(e.usage, trial) for trial in trials for e in trial.executions if e.usage]
+        reasons = dict.fromkeys(one.unavailable for one, _ in found if one.unavailable)
+        reason = " ".join(reasons) or "Its trials did not watch any."
+        usage, trial = next((one for one in found if one[0].gpus), (None, None))
+        title = f"{given.name}: batch size {trial.batch_size:,}" if trial else ""
+    elif not isinstance(given, UsageRecord):
+        usage, reason = given.usage, given.unavailable or "The block has not ended."
     if usage is None or usage.gpus is None:
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU: run on a machine with one, with its "
-            f"driver. Received: no GPU was read. {reason}"
+            f"driver. Received: no GPU was read. {(usage and usage.unavailable) or reason}"
         )
-    gpus = usage.gpus
-    memory = {
-        "driver": ("reserved", "by TensorFlow at its start, not what it needs"),
-        "tensorflow": ("held", "by TensorFlow's tensors"),
-    }
-    sources = {gpu.memory_source for gpu in gpus}
-    words = [memory[source] for source in memory if source in sources]
-    # Memory is shown against what there is.
-    totals = [gpu.memory_total_bytes for gpu in gpus if gpu.memory_total_bytes]
-    most_gib = 1.05 * max(totals) / _GIB if totals else None
-    memory_label = f"Memory {' or '.join(word for word, _ in words)}\n(GiB)"
-    panels = []
-    for label, top, name, factor in (
-        ("Utilization\n(%)", 105.0, "utilization", 100.0),
-        (memory_label, most_gib, "memory_used_bytes", 1 / _GIB),
-        ("Power\n(W)", None, "power_w", 1.0),
-    ):
-        pairs = ([(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus)
-        traces = tuple(
-            tuple((time_s, factor * value) for time_s, value in known if value is not None)
-            for known in pairs
-        )
-        if any(traces):
-            panels.append(GpuPanel(label, top, traces))
-    shown = max(len(gpu.samples) for gpu in gpus)
-    means = f", shown as {shown:,} means" if usage.readings > shown else ""
-    meaning = (
-        f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
-        f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
-    )
-    notes = (*map(_summary, gpus), meaning)
-    return GpuTimelineInfo(title, tuple(map(_name, gpus)), tuple(panels), usage.duration_s, notes)
-
-
-def _watched(watched: Any) -> tuple[str, UsageRecord | None, str]:
-    if isinstance(watched, UsageRecord):
-        return "GPU timeline", watched, watched.unavailable or ""
-    if not hasattr(watched, "trials"):
-        return "GPU timeline", watched.usage, watched.unavailable or "The block has not ended."
-    refuse_empty(watched)
-    best = watched.decide().trial
-    trials = [*([best] if best else []), *watched.trials]
-    found = [(trial, e.usage) for trial in trials for e in trial.executions if e.usage]
-    for trial, usage in found:
-        if usage.gpus:
-            return f"{watched.name}: batch size {trial.batch_size:,}", usage, ""
-    reasons = dict.fromkeys(usage.unavailable for _, usage in found if usage.unavailable)
-    return watched.name, None, " ".join(reasons) or "Its trials did not watch any."
+    return title, usage
 
 
 def _name(gpu: GpuUsage) -> str:
@@ -118,14 +71,6 @@ def _summary(gpu: GpuUsage) -> str:
     return " · ".join(parts)
 
 
-def alt_text(info: GpuTimelineInfo) -> str:
-    shown = join_words(panel.label.split("\n")[0].lower() for panel in info.panels)
-    return (
-        f"Charts of {shown} of {join_words(info.gpus)} over {format_number(info.duration_s)} s: "
-        f"{info.title}. {' '.join(info.notes)}"
-    )
-
-
 def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | None = None) -> Axes:
     """Plot utilization, memory and power of each GPU over time.
 
@@ -143,24 +88,51 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     Raises:
         ValueError: If no GPU was read, with the reason and what to do.
     """
-    info = gpu_timeline_info(watched)
-    count = len(info.panels)
-    panels = canvas.panels(ax, _REST_IN + _PANEL_IN * count, (1,) * count)
-    panels[0].set_label(alt_text(info))
-    for panel, quantity in zip(panels, info.panels, strict=True):
-        for number, (gpu, trace) in enumerate(zip(info.gpus, quantity.traces, strict=True)):
+    title, usage = watched_usage(watched)
+    gpus = usage.gpus or ()
+    sources = {gpu.memory_source for gpu in gpus}
+    words = [_MEMORY[source] for source in _MEMORY if source in sources]
+    # Memory is shown against what there is.
+    total_bytes = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
+    memory_label = f"Memory {' or '.join(word for word, _ in words)}\n(GiB)"
+    shown = []
+    for label, name, factor, top in (
+        ("Utilization\n(%)", "utilization", 100.0, 105.0),
+        (memory_label, "memory_used_bytes", 1 / _GIB, 1.05 * total_bytes / _GIB),
+        ("Power\n(W)", "power_w", 1.0, 0.0),
+    ):
+        readings = [[(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus]
+        traces = [[(t, factor * v) for t, v in one if v is not None] for one in readings]
+        if any(traces):
+            shown.append((label, top, traces))
+    panels = canvas.panels(ax, _REST_IN + _PANEL_IN * len(shown), (1,) * len(shown))
+    for panel, (label, top, traces) in zip(panels, shown, strict=True):
+        for number, (gpu, trace) in enumerate(zip(gpus, traces, strict=True)):
             color, marker = series_style(number)
             places, values = zip(*trace, strict=True) if trace else ((), ())
             # Some readings are marked, to tell the GPUs apart without colour.
             marks = {"marker": marker, "markevery": max(1, len(trace) // 25), "markersize": 3.5}
-            panel.plot(places, values, color=color, linewidth=1.3, label=gpu, **marks)
-        highest = max(value for trace in quantity.traces for _, value in trace)
-        panel.set_ylim(0, quantity.top or 1.12 * highest or 1.0)
-        panel.set_ylabel(quantity.label)
+            look = {"color": color, "linewidth": 1.3, "label": _name(gpu), **marks}
+            panel.plot(places, values, **look)
+        highest = max(value for trace in traces for _, value in trace)
+        panel.set_ylim(0, top or 1.12 * highest or 1.0)
+        panel.set_ylabel(label)
         panel.yaxis.set_major_formatter("{x:,g}")
-    panels[-1].set_xlim(0, info.duration_s)
+    panels[-1].set_xlim(0, usage.duration_s)
     panels[-1].set_xlabel("Time (s)")
-    canvas.write_title(panels[0], info.title, columns=2)
+    canvas.write_title(panels[0], title, columns=2)
+    samples = max(len(gpu.samples) for gpu in gpus)
+    means = f", shown as {samples:,} means" if usage.readings > samples else ""
+    meaning = (
+        f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
+        f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
+    )
+    notes = (*map(_summary, gpus), meaning)
+    charts = join_words(label.split("\n")[0].lower() for label, *_ in shown)
+    panels[0].set_label(
+        f"Charts of {charts} of {join_words(map(_name, gpus))} over "
+        f"{format_number(usage.duration_s)} s: {title}. {' '.join(notes)}"
+    )
     alarm = missing_text(getattr(watched, "missing", 0))
-    canvas.write_caption(panels[-1], *info.notes, alarm=alarm)
+    canvas.write_caption(panels[-1], *notes, alarm=alarm)
     return panels[0]

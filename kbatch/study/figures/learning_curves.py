@@ -2,11 +2,11 @@
 
 import itertools
 from statistics import fmean
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.intervals import mean_interval
+from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
@@ -14,7 +14,7 @@ from kbatch.plotting.palette import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import diverged, metric_words
-from kbatch.study.trial import Objective, TrialRecord
+from kbatch.study.trial import Objective, TrialRecord, mean_of
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
@@ -25,43 +25,23 @@ _LABELS = {"updates": "Updates", "examples": "Training examples", "seconds": "Tr
 # The same beside each other in a narrow figure.
 _SHORT_LABELS = {"updates": "Updates", "examples": "Examples", "seconds": "Seconds"}
 _MOST_NAMES = 8  # What fits in a row above the panels.
+# At the end of each epoch updates, examples and seconds so far, and the metric: means over
+# executions, with the 95 % interval of the metric from three on.
+Curve = list[tuple[tuple[float, ...], Estimate[float]]]
 
 
-class CurvePoint(NamedTuple):
-    """The end of an epoch: what training has spent, and the metric, as means over executions."""
-
-    updates: float
-    examples: float
-    seconds: float
-    value: float
-    bar: tuple[float, float] | None  # 95 % interval, None from fewer than three executions.
-
-
-class LearningCurve(NamedTuple):
-    """The curve of the best trial of one batch size."""
-
-    batch_size: int
-    trial_id: str
-    points: tuple[CurvePoint, ...]
-    diverged: bool
-
-
-def learning_curves(study: "Study") -> tuple[Objective, tuple[LearningCurve, ...]]:
-    """Return the metric and the learning curve of the best trial of each batch size."""
+def learning_curves(study: "Study") -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
+    """Return the metric, and the best trial of each batch size with its learning curve."""
     refuse_empty(study)
     quality = study.quality_metric
-    curves = tuple(
-        LearningCurve(size, trial.trial_id, points, diverged(trial))
-        for size, trial in common.best_of_size(study.trials).items()
-        if quality is not None and (points := _points(trial, quality.name))
-    )
+    best = common.best_of_size(study.trials).values()
+    curves = [(t, curve) for t in best if quality and (curve := _curve(t, quality.name))]
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")
     return quality, curves
 
 
-def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
-    """Average the ends of epochs that have the metric, with what was spent up to there."""
+def _curve(trial: TrialRecord, metric: str) -> Curve:
     runs = []
     for execution in trial.executions:
         costs = zip(*((e.updates, e.examples, e.train_s) for e in execution.epochs), strict=True)
@@ -70,15 +50,13 @@ def _points(trial: TrialRecord, metric: str) -> tuple[CurvePoint, ...]:
         run = [(*s, value) for s, value in zip(spent, values, strict=True) if value is not None]
         if run:
             runs.append(run)
-    points = []
+    curve: Curve = []
     # An execution may end earlier than others, at a target: the mean is of epochs that all have.
     for ends in zip(*runs, strict=False):
-        updates, examples, seconds, values = zip(*ends, strict=True)
-        interval = mean_interval(values)
-        bar = interval and interval.ends
-        spent = fmean(updates), fmean(examples), fmean(seconds)
-        points.append(CurvePoint(*spent, fmean(values), bar))
-    return tuple(points)
+        *spent, values = zip(*ends, strict=True)
+        if (value := mean_of(values)) is not None:
+            curve.append((tuple(map(fmean, spent)), value))
+    return curve
 
 
 def plot_learning_curves(
@@ -107,18 +85,35 @@ def plot_learning_curves(
             f"Received: against={against!r}."
         )
     quality, curves = learning_curves(study)
-    sizes = [curve.batch_size for curve in curves]
+    sizes = [trial.batch_size for trial, _ in curves]
     (first,) = canvas.panels(ax, HEIGHT_IN)
     budgets = BUDGETS if against is None else (against,)
     panels, below, below_pt = [first], first, 36
     if len(budgets) > 1:
         panels, below = canvas.beside(first, len(budgets))
         below_pt = 36 if below is first else 4
+    for panel, budget in zip(panels, budgets, strict=True):
+        canvas.tidy(panel)
+        fits = canvas.label_room(panel) > len(_LABELS["examples"])
+        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
+        for number, (trial, curve) in enumerate(curves):
+            color, marker = size_color(trial.batch_size, sizes), series_style(number).marker
+            places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
+            values = [value.value for _, value in curve]
+            draw.band(panel, places, [value.ends for _, value in curve], color)
+            panel.plot(places, values, color=color, linewidth=1.4)
+            look = (ALARM, "X") if diverged(trial) else (color, marker)
+            draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
+        panel.set_xscale("log")
+        plain_log_labels(panel.xaxis, short=len(budgets) > 1)
+    common.name_sizes(first, sizes, most=_MOST_NAMES)
+    common.quality_axis(first, quality, [value.value for _, curve in curves for _, value in curve])
     incomplete = common.incomplete_text(study)
+    last = [(trial.batch_size, *curve[-1]) for trial, curve in curves]
     ends = join_words(
-        f"{format_number(c.points[-1].value)} at batch size {c.batch_size:,} after "
-        f"{c.points[-1].updates:,.0f} updates and {format_number(c.points[-1].seconds)} s"
-        for c in curves
+        f"{format_number(value.value)} at batch size {size:,} after {updates:,.0f} updates and "
+        f"{format_number(seconds)} s"
+        for size, (updates, _, seconds), value in last
     )
     alt_text = (
         f"Curves of {metric_words(quality.name)} over training for "
@@ -126,29 +121,11 @@ def plot_learning_curves(
         f"{incomplete}"
     )
     first.set_label(alt_text.strip())
-    for panel, budget in zip(panels, budgets, strict=True):
-        canvas.tidy(panel)
-        fits = canvas.label_room(panel) > len(_LABELS["examples"])
-        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
-        for number, curve in enumerate(curves):
-            color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
-            places = [getattr(point, budget) for point in curve.points]
-            values = [point.value for point in curve.points]
-            draw.band(panel, places, [point.bar for point in curve.points], color)
-            panel.plot(places, values, color=color, linewidth=1.4)
-            look = (ALARM, "X") if curve.diverged else (color, marker)
-            draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
-        panel.set_xscale("log")
-        plain_log_labels(panel.xaxis, short=len(budgets) > 1)
-    common.name_sizes(first, sizes, most=_MOST_NAMES)
-    values = [point.value for curve in curves for point in curve.points]
-    common.quality_axis(first, quality, values)
     title = f"{study.name}: learning by batch size"
     title = title if len(title) <= 40 else study.name
     canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=40)
-    most = max(len(trial.executions) for trial in study.trials)
     lines = ""
-    if most > 1:
+    if max(len(trial.executions) for trial in study.trials) > 1:
         lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
     tracing = "Training time has the tracing of the first step in it, but no validation."
     notes = (common.best_of_size_note(study.trials), tracing, lines)

@@ -12,7 +12,6 @@ from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.figures.common import bars_text, throughput_estimate
 from kbatch.study.trial import TrialRecord
 
 if TYPE_CHECKING:
@@ -26,15 +25,6 @@ _MARGIN, _LATE = 0.05, 0.18
 _LATE_CHARACTERS = 8
 
 
-class NoiseCurve(NamedTuple):
-    """The noise scale of one trial, in examples."""
-
-    batch_size: int
-    # For each execution its epochs, from 1, and their noise scales; without those lost in noise.
-    runs: tuple[tuple[tuple[int, float], ...], ...]
-    late: Estimate[float | None]  # That of the late half.
-
-
 class Goodput(NamedTuple):
     """Throughput times what an example is worth, by batch size, both in samples/s."""
 
@@ -44,29 +34,17 @@ class Goodput(NamedTuple):
     note: str
 
 
-def noise_curves(study: "Study") -> tuple[NoiseCurve, ...]:
-    """Compute the noise scale over training of the best measured trial of each batch size."""
+def measured_trials(study: "Study") -> list[TrialRecord]:
+    """Return the trials that measured the noise scale."""
     refuse_empty(study)
-    curves = []
-    for size, trial in common.best_of_size(_measured(study)).items():
-        # Its axis is logarithmic, which has no place for 0.
-        runs = tuple(
-            tuple((epoch + 1, scale) for epoch, scale in run.noise_scale_curve.items() if scale)
-            for run in trial.executions
-        )
-        if (late := trial.noise_scale) is not None:
-            curves.append(NoiseCurve(size, runs, late))
-    if not curves:
+    found = [trial for trial in study.trials if trial.noise_scale is not None]
+    if not found:
         raise ValueError(
             "No noise scale was measured: train longer, or give `micro_batch_size=n`, n a part of "
             "the batch sizes, to `kbatch.BatchSizeHyperModel`. "
             f"Received: {pluralize(len(study.trials), 'trial')} without gradient moments."
         )
-    return tuple(curves)
-
-
-def _measured(study: "Study") -> list[TrialRecord]:
-    return [trial for trial in study.trials if trial.noise_scale is not None]
+    return found
 
 
 def goodput_of(study: "Study") -> Goodput | None:
@@ -76,7 +54,7 @@ def goodput_of(study: "Study") -> Goodput | None:
     rates = {
         size: rate
         for size, trial in common.best_of_size(completed).items()
-        if (rate := throughput_estimate(trial)) is not None
+        if (rate := trial.throughput) is not None
     }
     if not resolved or len(rates) < 2:
         return None
@@ -94,17 +72,15 @@ def goodput_of(study: "Study") -> Goodput | None:
     for size in rates:
         value, *bounds = (curve[size] for curve in curves)
         values[size] = Estimate(value, min(bounds, default=None), max(bounds, default=None))
-    note = (
-        f"Goodput: in samples of batch size {min(rates):,}, by the noise scale "
-        f"{format_number(scale.value)} of the late half at batch size {trial.batch_size:,}."
-    )
+    band = ""
     if scale.ends is not None:
         low, high = min(bests), max(bests)
         largest = f"batch size {low:,}" if low == high else f"batch sizes from {low:,} to {high:,}"
-        note = (
-            f"{note.removesuffix('.')}; band: over its interval{in_brackets(scale)}, in "
-            f"which it is largest at {largest}."
-        )
+        band = f"; band: over its interval{in_brackets(scale)}, in which it is largest at {largest}"
+    note = (
+        f"Goodput: in samples of batch size {min(rates):,}, by the noise scale "
+        f"{format_number(scale.value)} of the late half at batch size {trial.batch_size:,}{band}."
+    )
     decided = study.decide().batch_size
     if decided not in (None, bests[0]):
         note += (
@@ -114,24 +90,12 @@ def goodput_of(study: "Study") -> Goodput | None:
     return Goodput(rates, values, bests[0], note)
 
 
-def _goodput_text(found: Goodput | None) -> str:
-    if found is None:
-        return ""
-    values = join_words(
-        f"{format_number(one.value)} (throughput {format_number(found.throughput[size].value)}) at "
-        f"batch size {size:,}"
-        for size, one in found.values.items()
-    )
-    return f"Below it, goodput by batch size is {values} samples/s, largest at {found.best:,}. "
-
-
 def noise_scale_text(scale: Estimate[float | None]) -> str:
     """Write a noise scale with its interval, or what is known of an unresolved one."""
     if scale.value is not None:
         return f"{format_number(scale.value, 2)}{in_brackets(scale, 2)}"
-    if scale.low:
-        return f"n/a (unresolved: at least {format_number(scale.low, 2)})"
-    return "n/a (unresolved)"
+    least = f": at least {format_number(scale.low, 2)}" if scale.low else ""
+    return f"n/a (unresolved{least})"
 
 
 def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
@@ -150,46 +114,82 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
     """
-    curves, progress = noise_curves(study), goodput_of(study)
-    epochs = max((e for curve in curves for run in curve.runs for e, _ in run), default=1)
+    measured, progress = measured_trials(study), goodput_of(study)
+    trials = common.best_of_size(measured)
+    # Its axis is logarithmic, which has no place for 0.
+    runs = {
+        size: [
+            [(epoch + 1, scale) for epoch, scale in run.noise_scale_curve.items() if scale]
+            for run in trial.executions
+        ]
+        for size, trial in trials.items()
+    }
+    epochs = max((e for curves in runs.values() for run in curves for e, _ in run), default=1)
     height_in, heights = (HEIGHT_IN, (1, 1)) if progress else (ALONE_IN, (1,))
     panel, *below = canvas.panels(ax, height_in, heights, share_x=False)
-    scales = join_words(
-        f"{noise_scale_text(curve.late)} at batch size {curve.batch_size:,}" for curve in curves
-    )
-    alt_text = (
-        f"A chart of the gradient noise scale over {pluralize(epochs, 'epoch')}, on a "
-        f"logarithmic axis. In the late half of training it is {scales}. "
-        f"{_goodput_text(progress)}{common.incomplete_text(study)}"
-    )
-    panel.set_label(alt_text.strip())
     panel.set_yscale("log")
-    sizes, width = [curve.batch_size for curve in curves], max(1, epochs - 1)
+    sizes, width = list(trials), max(1, epochs - 1)
     # More would be a thicket: then the late half alone has marks.
-    marked = epochs <= 25 and sum(len(curve.runs) for curve in curves) <= 6
+    marked = epochs <= 25 and sum(map(len, runs.values())) <= 6
     look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
     if marked:
         look = {"linewidth": 1.1, "markersize": 3.5}
-    for number, curve in enumerate(curves):
-        color, marker = size_color(curve.batch_size, sizes), series_style(number).marker
-        for run in filter(None, curve.runs):
+    texts = []
+    for number, (size, trial) in enumerate(trials.items()):
+        color, marker = size_color(size, sizes), series_style(number).marker
+        for run in filter(None, runs[size]):
             places, values = zip(*run, strict=True)
             panel.plot(places, values, color=color, marker=marker if marked else None, **look)
-        share = (number + 0.5) / len(sizes)
-        place = epochs + (1.5 * _MARGIN + _LATE * share) * width
-        late, bounds = curve.late, curve.late.ends
+        place = epochs + (1.5 * _MARGIN + _LATE * (number + 0.5) / len(sizes)) * width
+        late: Any = trial.noise_scale
         if late.value is not None:
-            bounds = bounds and (max(bounds[0], late.value / 100), bounds[1])
+            bounds = late.ends and (max(late.low, late.value / 100), late.high)
             draw.bars(panel, [place], [bounds], color)
             draw.points(panel, [place], [late.value], color, marker, size=6.5, zorder=3)
         elif late.low:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
+        texts.append(f"{noise_scale_text(late)} at batch size {size:,}")
     common.name_sizes(panel, sizes, most=14)
+    _number_epochs(panel, epochs)
+    panel.set_ylabel("Gradient noise scale\n(examples)")
+    plain_log_labels(panel.yaxis)
+    canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
+    goodput_text = ""
+    if progress:
+        _draw_goodput(below[0], progress)
+        rates = join_words(
+            f"{format_number(one.value)} (throughput "
+            f"{format_number(progress.throughput[size].value)}) at batch size {size:,}"
+            for size, one in progress.values.items()
+        )
+        goodput_text = (
+            f"Below it, goodput by batch size is {rates} samples/s, largest at {progress.best:,}. "
+        )
+    incomplete = common.incomplete_text(study)
+    alt_text = (
+        f"A chart of the gradient noise scale over {pluralize(epochs, 'epoch')}, on a "
+        f"logarithmic axis. In the late half of training it is {join_words(texts)}. "
+        f"{goodput_text}{incomplete}"
+    )
+    panel.set_label(alt_text.strip())
+    meaning = (
+        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
+        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
+        "more."
+    )
+    notes = (progress.note, common.bars_text(study.trials)) if progress else ()
+    notes = (meaning, *notes, common.best_of_size_note(measured))
+    common.write_conditions([panel, *below][-1], study, *notes, alarm=incomplete)
+    return panel
+
+
+def _number_epochs(panel: Axes, epochs: int) -> None:
+    """Number the epochs as far as there is room before the words for the late half."""
+    width = max(1, epochs - 1)
     begin, end = epochs + _MARGIN * width, epochs + (2 * _MARGIN + _LATE) * width
     panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
     panel.set_xlim(1 - _MARGIN * width, end)
-    # Epochs are numbered as far as there is room before the words for the late half.
     middle = epochs + (1.5 * _MARGIN + _LATE / 2) * width
     steps = max(1, round(epochs / (10 * canvas.width_share(panel))))
     room = canvas.label_room(panel) / (middle - 1)
@@ -200,22 +200,6 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     ]
     panel.set_xticks([1, *kept, middle], ["1", *map(str, kept), "late half"])
     panel.set_xlabel("Epoch")
-    panel.set_ylabel("Gradient noise scale\n(examples)")
-    plain_log_labels(panel.yaxis)
-    title = f"{study.name}: noise scale by batch size"
-    canvas.write_title(panel, title, columns=7, fewest=1)
-    if progress:
-        _draw_goodput(below[0], progress)
-    lowest = [panel, *below][-1]
-    meaning = (
-        "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
-        "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
-        "more."
-    )
-    notes = (progress.note, bars_text(study.trials)) if progress else ()
-    notes = (meaning, *notes, common.best_of_size_note(_measured(study)))
-    common.write_conditions(lowest, study, *notes, alarm=common.incomplete_text(study))
-    return panel
 
 
 def _draw_goodput(panel: Axes, found: Goodput) -> None:

@@ -14,7 +14,6 @@ from kbatch.plotting.canvas import shortened
 from kbatch.plotting.palette import INK, MUTED, series_style
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import metric_words, trial_names
 from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective
@@ -28,10 +27,11 @@ _NAME_CHARACTERS = 30
 
 
 class ParetoPoint(NamedTuple):
+    """A trial in the figure."""
+
     name: str  # Its batch size, with the settings that differ from other trials.
     batch_size: int
-    series: int  # Number of its series, and what its trials have in common.
-    label: str
+    series: tuple[int, str]  # Number of its series, and what its trials have in common.
     throughput: Estimate[float]  # In examples per second.
     quality: Estimate[float]
     on_front: bool  # Whether no other trial is both faster and better.
@@ -42,14 +42,14 @@ def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
     refuse_empty(study)
     names, quality, decided = trial_names(study.trials), study.quality_metric, study.decide()
     completed = [t for t, *_ in rates_of_settings(study.trials) if t.status == "completed"]
-    series = common.trial_series(completed, names) if completed else ()
-    number = {trial_id: i for i, one in enumerate(series) for trial_id in one.trial_ids}
+    series = common.trial_series(completed, names)
+    of_trial = {each: (i, one.label) for i, one in enumerate(series) for each in one.trial_ids}
     measured = [
         (trial, rate, value)
         for trial in completed
         if quality is not None
-        and (rate := throughput_estimate(trial)) is not None
-        and (value := metric_estimate(judged_part(decided, trial), quality.name)) is not None
+        and (rate := trial.throughput) is not None
+        and (value := judged_part(decided, trial).metric(quality.name)) is not None
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
@@ -57,11 +57,10 @@ def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
     points = []
     for place, (trial, rate, value) in enumerate(measured):
-        size, own = trial.batch_size, number[trial.trial_id]
         # Where there are several series, the legend names the rest.
-        name = names.name(trial) if len(series) == 1 else f"{size:,}"
-        label, on_front = series[own].label, place in front
-        points.append(ParetoPoint(name, size, own, label, rate, value, on_front))
+        name = names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}"
+        own = of_trial[trial.trial_id]
+        points.append(ParetoPoint(name, trial.batch_size, own, rate, value, place in front))
     points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
     return quality, tuple(points)
 
@@ -117,10 +116,10 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         panel.xaxis.set_major_locator(steps)
         panel.xaxis.set_major_formatter("{x:,.0f}")
     # Points that are alike together: hundreds of trials make few marks for a file to hold.
-    for number, on_front in sorted({(p.series, p.on_front) for p in points}):
-        alike = [p for p in points if (p.series, p.on_front) == (number, on_front)]
+    for series, on_front in sorted({(p.series, p.on_front) for p in points}):
+        alike = [p for p in points if (p.series, p.on_front) == (series, on_front)]
         rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
-        color, marker = series_style(number)
+        color, marker = series_style(series[0])
         draw.bars(panel, rates, [p.quality.ends for p in alike], color)
         draw.bars(panel, values, [p.throughput.ends for p in alike], color, across=True)
         hollow, size, zorder = (False, 7, 3) if on_front else (True, 5.5, 2.5)
@@ -132,11 +131,10 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
     higher = quality.direction == "max"
     rates = [left, *(p.throughput.value for p in front), front[-1].throughput.value]
-    values = [p.quality.value for p in front]
-    values = [values[0], *values, bottom if higher else top]
+    values = [p.quality.value for p in (front[0], *front)] + [bottom if higher else top]
     panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
-    for number, label in sorted({(p.series, p.label) for p in points}):
+    for number, label in sorted({p.series for p in points}):
         draw.points(panel, [], [], *series_style(number), label=label)
     canvas.write_title(panel, study.name, columns=3)
     _label_points(panel, points, up=1 if higher else -1)

@@ -19,7 +19,6 @@ from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.figures.common import metric_estimate, throughput_estimate
 from kbatch.study.names import at_most, metric_words, outcome, trial_names
 from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord
@@ -68,24 +67,23 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
 
     def quality_of(trial: TrialRecord) -> Estimate[float] | None:
         # The value that the table of the decision shows.
-        return metric_estimate(judged_part(decided, trial), quality.name) if quality else None
+        return judged_part(decided, trial).metric(quality.name) if quality else None
 
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in shown], common.BATCH_LABEL)
-    measured = {upper: throughput_estimate, lower: quality_of}
+    measured = {upper: lambda trial: trial.throughput, lower: quality_of}
     for panel, measure in measured.items():
         for index, one in enumerate(series):
             members = [trial for trial in completed if trial.trial_id in one.trial_ids]
-            found = [(trial, e) for trial in members if (e := measure(trial))]
-            at, values = [places[t.trial_id] for t, _ in found], [e.value for _, e in found]
+            found = {t.trial_id: e for t in members if (e := measure(t))}
+            at, values = [places[each] for each in found], [e.value for e in found.values()]
             if found:
-                bars = [e.ends for _, e in found]
+                bars = [e.ends for e in found.values()]
                 look = {"label": one.label, "joined": one.joined}
                 draw.series(panel, index, at, values, bounds=bars, **look)
-            for (trial, estimate), place in zip(found, at, strict=True):
-                if trial.trial_id == running:
-                    now, look = ([place], [estimate.value]), {"hollow": True, "zorder": 3}
-                    draw.points(panel, *now, *series_style(index), **look)
+            if running in found:
+                now = [places[running]], [found[running].value]
+                draw.points(panel, *now, *series_style(index), hollow=True, zorder=3)
         if not panel.lines:
             nothing = "n/a (not measured in any trial)"
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
@@ -119,7 +117,11 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
             draw.guide(panel, place, estimate.value if panel is labelled and estimate else None)
             if estimate:
                 draw.ring(panel, place, estimate.value)
-    notes = (_tied(study), others, outside, common.bars_text(completed), _unjoined(series, shown))
+    tied = ""
+    if decided.tied:
+        sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
+        tied = f"Not told apart from the best: {sizes}."
+    notes = (tied, others, outside, common.bars_text(completed), _unjoined(series, shown))
     common.write_conditions(lower, study, *notes, alarm=alarm)
     upper.set_label(_alt_text(study, shown))
     return upper
@@ -169,14 +171,13 @@ def _end_axis(panel: Axes, completed: Sequence[TrialRecord], quality: Objective 
         for trial in completed
         if quality and (value := trial.metrics.get(quality.name)) is not None
     ]
-    if not values:
-        return ""
-    best, _ = max(values)
-    spread = max(best - median(value for value, _ in values), _LEAST_SPREAD * abs(best))
-    inside = min(value for value, _ in values if value >= best - _FAR * spread)
-    outside = [(value, size) for value, size in values if value < inside]
+    best, _ = max(values, default=(0.0, 0))
+    spread = best - median(value for value, _ in values) if values else 0.0
+    least = best - _FAR * max(spread, _LEAST_SPREAD * abs(best))
+    outside = [(value, size) for value, size in values if value < least]
     if not outside:
         return ""
+    inside = min(value for value, _ in values if value >= least)
     low, high = sorted((sign * best, sign * inside))
     panel.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
     named = [f"{size:,} ({format_number(sign * value)})" for value, size in outside]
@@ -208,19 +209,11 @@ def _draw_other_rates(
     return f"Grey: {pluralize(len(points), 'trial')} at other learning rates{where}."
 
 
-def _tied(study: "Study") -> str:
-    decided = study.decide()
-    if not decided.tied:
-        return ""
-    tied = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
-    return f"Not told apart from the best: {tied}."
-
-
 def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> str:
     """Say why no line joins the points, where none does."""
-    names = trial_names(shown)
     if all(one.joined for one in series):
         return ""
+    names = trial_names(shown)
     combinations, differ = len({names.settings(trial) for trial in shown}), names.hyperparameters
     why = "several trials have the same batch size and settings"
     if differ and combinations > common.MOST_SERIES:
@@ -230,16 +223,16 @@ def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> 
 
 def named_label(study: "Study") -> str:
     """Write what the decision names, with its throughput or quality."""
-    decided = study.decide()
+    decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *trial_names(study.trials).settings(trial)]
     if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
         parts.append(f"learning rate {setting(rate)}")
-    text, quality = f"take {', '.join(parts)}", study.quality_metric
+    text = f"take {', '.join(parts)}"
     if trial.objective.name == "samples_per_second":
         return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
-    value = quality and judged_part(decided, trial).metrics.get(quality.name)
-    return text if value is None else f"{text}: {format_number(value, 4)}"
+    found = quality and judged_part(decided, trial).metric(quality.name)
+    return f"{text}: {format_number(found.value, 4)}" if found else text
 
 
 def _write_above(panel: Axes, text: str, place: float) -> None:
@@ -262,20 +255,15 @@ def _write_above(panel: Axes, text: str, place: float) -> None:
 
 
 def _alt_text(study: "Study", shown: Sequence[TrialRecord]) -> str:
-    sizes = [trial.batch_size for trial in shown]
-    between = f"{sizes[0]:,}" if sizes[0] == sizes[-1] else f"{sizes[0]:,} to {sizes[-1]:,}"
+    sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in (shown[0], shown[-1]))
     words = metric_words(study.quality_metric.name) if study.quality_metric else "quality"
+    rates = [(trial.samples_per_second, trial.batch_size) for trial in shown]
+    fast, size = max(((rate, size) for rate, size in rates if rate), default=(0.0, 0))
     sentences = [
-        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {between}, on a "
-        f"logarithmic axis: throughput above, {words} below."
+        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {' to '.join(sizes)}, on "
+        f"a logarithmic axis: throughput above, {words} below.",
+        f"The fastest trains {format_number(fast)} samples/s at {size:,}." if fast else "",
+        f"Marked: {named_label(study)}." if study.decide().trial else "",
+        common.incomplete_text(study),
     ]
-    rates = [(e.value, trial.batch_size) for trial in shown if (e := throughput_estimate(trial))]
-    if rates:
-        (low, slow), (high, fast) = min(rates), max(rates)
-        sentences.append(
-            f"Throughput lies between {format_number(low)} samples/s at batch size {slow:,} and "
-            f"{format_number(high)} at {fast:,}."
-        )
-    if study.decide().trial is not None:
-        sentences.append(f"Marked: {named_label(study)}.")
-    return " ".join((*sentences, common.incomplete_text(study))).strip()
+    return " ".join(filter(None, sentences))

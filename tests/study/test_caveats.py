@@ -1,10 +1,12 @@
-"""Which limits bind at the best batch size, and when nothing is said."""
+"""What limits the conclusions from a study: each note where it is so, and none where it is not."""
 
 import dataclasses
 
+import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.study.limits import binding_limits
+from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.study.caveats import binding_limits, caveats
 from kbatch.study.names import trial_names
 
 
@@ -27,7 +29,7 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
 
 def limits(study):
     best, names = study.decide().trial, trial_names(study.trials)
-    return [] if best is None else list(binding_limits(best, study.trials, names, study.conditions))
+    return [] if best is None else list(binding_limits(best, study.trials, names))
 
 
 def names(*trials):
@@ -37,7 +39,9 @@ def names(*trials):
 def test_waiting_for_data_is_the_only_limit_that_it_lets_be_seen():
     waiting = repeated(64, 0.98, 1000, wait_share=0.3)
     assert names(waiting, repeated(128, 0.9, 1010)) == ["input_binds"]
-    assert limits(make_study(waiting))[0].values == {"share": "30 %", "size": "64"}
+    assert limits(make_study(waiting))[0].values == {
+        "when": "up to 30 % of its time at batch size 64"
+    }
     assert names(repeated(64, 0.98, 1000, wait_share=0.1), repeated(128, 0.9, 2000)) == [
         "updates_bind"
     ]
@@ -53,26 +57,20 @@ def test_memory_binds_where_every_larger_size_ran_out():
     out = make_trial(128, status="out_of_memory")
     assert names(repeated(32, 0.9, 900), repeated(64, 0.98, 1000), out) == ["memory_binds"]
     (limit,) = make_study(repeated(64, 0.98, 1000), out).decide().page.limits
-    assert limit.values == {"size": "128"}
+    assert limit.code == "memory_binds" and "128" in limit.values["how"]
     assert names(repeated(64, 0.98, 1000), out, make_trial(256, status="failed")) == []
 
 
 def test_memory_binds_where_it_cut_the_batch():
     cut = {"micro_batch_size": 43, "most_in_memory": 60}
     (limit,) = limits(make_study(make_trial(128, **cut)))
-    assert (limit.code, limit.values) == ("memory_cuts", {"most": "60", "size": "43"})
+    assert limit.code == "memory_binds" and "60" in limit and "43" in limit
     # Chosen since it is faster, given, or the whole batch: memory has no say.
     for other in ({"micro_batch_size": 32}, {"most_in_memory": None}, {"micro_batch_size": 128}):
         assert names(make_trial(128, **(cut | other))) == []
     # Two replicas have half of the batch each.
     assert names(make_trial(128, **cut, replicas=2)) == []
-    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory_cuts"]
-
-
-def test_a_trial_of_other_settings_that_ran_out_tells_nothing():
-    best = make_trial(64, accuracies=(0.98,), hyperparameters={"units": 8})
-    out = make_trial(128, status="out_of_memory", hyperparameters={"units": 800})
-    assert names(best, out) == []
+    assert names(make_trial(240, **cut | {"micro_batch_size": 60}, replicas=2)) == ["memory_binds"]
 
 
 def test_the_hardware_is_saturated_where_no_larger_batch_is_a_tenth_faster():
@@ -113,14 +111,6 @@ def test_single_executions_do_not_tell_that_a_larger_batch_learns_less():
     assert names(best, make_trial(128, accuracies=(0.90,), rate=2000)) == []
 
 
-def test_other_epochs_are_no_equal_budget():
-    longer = repeated(128, 0.9, 1900)
-    executions = tuple(
-        dataclasses.replace(e, epochs=(*e.epochs, e.epochs[-1])) for e in longer.executions
-    )
-    assert names(repeated(64, 0.98, 1000), make_trial(128, *executions)) == []
-
-
 def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
     def noisy(size, variance):
         trial = repeated(size, 0.98, 1000)
@@ -141,7 +131,74 @@ def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
     assert names(noisy(64, 100.0)) == []
 
 
-def test_nothing_is_said_where_the_trials_do_not_tell():
-    assert names(make_trial(64)) == []
-    assert make_study(make_trial(64)).decide().page.limits == ()
-    assert names(make_trial(64, status="failed")) == []
+def lagging(
+    *, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), scaled=True, averages=False
+):
+    scaling = learning_rate_scaling(
+        0.1,
+        batch_size=256,
+        base_batch_size=256,
+        rule=None,
+        batch_norm_momenta=momenta,
+        ema_momentum=0.995,
+    )
+    (epoch,) = make_epochs((validation,))
+    epoch.metrics["accuracy"] = training
+    trial = make_trial(
+        256,
+        epochs=(epoch,),
+        updates=updates,
+        scaling=scaling if scaled else None,
+        averages_validated=averages,
+    )
+    found = caveats(make_study(trial, make_trial(32)))
+    return [note.values for note in found if note.code == "lagging_statistics"]
+
+
+def test_the_note_says_how_many_updates_came_and_over_how_many_statistics_average():
+    (values,) = lagging()
+    assert (values["sizes"], values["at"]) == ("batch size 256", "256")
+    assert (values["training"], values["validation"]) == ("0.880", "0.200")
+    assert (values["updates"], values["memory"]) == ("40 updates", "100")
+
+
+def test_averages_of_weights_that_were_validated_lag_too():
+    (values,) = lagging(averages=True, updates=400)
+    assert (values["updates"], values["memory"]) == ("400 updates", "200")
+    assert values["cure"] == "`ema_momentum`"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"validation": 0.80},
+        {"updates": 500},  # The averages were not validated.
+        {"momenta": (0.5,)},
+        {"momenta": ()},
+        {"momenta": (1.0,)},
+        {"scaled": False},
+    ],
+)
+def test_without_a_gap_or_a_lag_there_is_none(changed):
+    assert lagging(**changed) == []
+
+
+def small_batches(examples, *batch_sizes):
+    trials = [make_trial(b, epochs=make_epochs((0.9,), examples=examples)) for b in batch_sizes]
+    found = caveats(make_study(*trials))
+    return [note.values for note in found if note.code == "small_last_batch"]
+
+
+def test_the_note_names_the_sizes_and_the_examples_that_are_left():
+    assert small_batches(1541, 32, 256, 512) == [
+        {"sizes": "batch sizes 256 and 512", "examples": "5 examples"}
+    ]
+    assert small_batches(513, 512) == [{"sizes": "batch size 512", "examples": "1 example"}]
+
+
+@pytest.mark.parametrize(
+    ("examples", "batch_size"),
+    [(1536, 512), (512 + 52, 512), (32 * 20 + 1, 32), (5, 64)],
+)
+def test_an_epoch_of_equal_batches_or_of_many_has_none(examples, batch_size):
+    assert small_batches(examples, batch_size) == []
