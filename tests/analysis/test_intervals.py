@@ -1,8 +1,22 @@
+"""Intervals of means, medians, quantiles and ratios hold what they say, as often as they say."""
+
+import math
+
 import numpy as np
 import pytest
 from scipy import stats
 
-from kbatch.analysis.intervals import mean_interval
+from kbatch.analysis.intervals import (
+    calls_for_quantile,
+    mean_interval,
+    median_interval,
+    over_rounds,
+    quantile_upper_bound,
+    ratio_of_estimates,
+    ratio_of_means,
+    ratio_over_rounds,
+    t_quantile,
+)
 
 
 @pytest.mark.parametrize("n", [3, 4, 10, 31, 32, 60, 500])
@@ -30,3 +44,185 @@ def test_equal_values_have_an_interval_without_width():
 @pytest.mark.parametrize("values", [[], [0.9], [0.5, 0.7]])
 def test_fewer_than_three_values_have_none(values):
     assert mean_interval(values) is None
+
+
+@pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (100, 40)])
+def test_the_ranks_are_those_of_the_tables(count, rank):
+    interval = median_interval(list(range(1, count + 1)))
+    assert (interval.low, interval.high) == (rank, count + 1 - rank)
+
+
+def test_five_values_have_no_interval():
+    assert median_interval([1.0] * 5) is None
+
+
+@pytest.mark.parametrize("count", [6, 7, 15, 40])
+def test_it_holds_the_median_of_a_skewed_distribution_as_often_as_it_says(count):
+    draws = np.random.default_rng(count).lognormal(sigma=1.5, size=(4000, count))
+    held = [interval.low <= 1 <= interval.high for interval in map(median_interval, draws)]
+    assert 0.94 <= np.mean(held) <= 0.99
+
+
+def bound_of(values, quantile, confidence):
+    """The naive reference: the first rank k with P(Binomial(n, q) < k) >= confidence."""
+    n, below = len(values), 0.0
+    for k in range(1, n + 1):
+        below += math.comb(n, k - 1) * quantile ** (k - 1) * (1 - quantile) ** (n - k + 1)
+        if below >= confidence:
+            return sorted(values)[k - 1]
+    return None
+
+
+@pytest.mark.parametrize("quantile", [0.5, 0.9, 0.95, 0.99])
+@pytest.mark.parametrize("confidence", [0.8, 0.95, 0.99])
+def test_it_is_the_order_statistic_of_the_definition(quantile, confidence):
+    for n in (1, 3, 10, 58, 59, 60, 93, 299, 500):
+        values = np.random.default_rng(n).exponential(size=n)
+        found = quantile_upper_bound(values, quantile=quantile, confidence=confidence)
+        assert found == bound_of(values.tolist(), quantile, confidence)
+
+
+@pytest.mark.parametrize(("quantile", "calls"), [(0.5, 5), (0.9, 29), (0.95, 59), (0.99, 299)])
+def test_the_calls_needed(quantile, calls):
+    assert calls_for_quantile(quantile) == calls
+    enough = quantile_upper_bound(np.arange(calls), quantile=quantile)
+    assert enough == calls - 1
+    few = quantile_upper_bound(np.arange(calls - 1), quantile=quantile)
+    assert few is None
+
+
+@pytest.mark.parametrize(("quantile", "calls"), [(0.5, 20), (0.95, 59), (0.95, 200), (0.99, 400)])
+def test_it_bounds_the_true_quantile_as_often_as_it_says(quantile, calls):
+    draws = np.random.default_rng(0).exponential(size=(2000, calls))
+    true = -math.log(1 - quantile)
+    held = [quantile_upper_bound(values, quantile=quantile) >= true for values in draws]
+    # Four standard errors below; the confidence is a least one, for ranks are whole.
+    assert np.mean(held) > 0.95 - 4 * np.sqrt(0.05 * 0.95 / 2000)
+
+
+def test_an_infinite_call_counts_as_slow():
+    assert quantile_upper_bound([*range(58), math.inf], quantile=0.95) == math.inf
+
+
+@pytest.mark.parametrize("change", [{"quantile": 0}, {"quantile": 95}, {"confidence": 1.0}])
+def test_probabilities_lie_between_zero_and_one(change):
+    ((name, value),) = change.items()
+    with pytest.raises(ValueError, match=f"`{name}` must lie between.*{name}={value}"):
+        quantile_upper_bound([1.0], **({"quantile": 0.95} | change))
+
+
+def test_a_value_that_is_no_number_is_refused():
+    with pytest.raises(ValueError, match="`values` must be one number a call"):
+        quantile_upper_bound([1.0, math.nan], quantile=0.95)
+
+
+COVARIANCE = np.array([[0.04, 0.01], [0.01, 0.02]])
+
+
+def compatible(r, n, d, covariance, df):
+    """The definition: n - r d lies within t standard errors of 0."""
+    variance = covariance[0, 0] - 2 * r * covariance[0, 1] + r**2 * covariance[1, 1]
+    return (n - r * d) ** 2 <= t_quantile(df) ** 2 * variance
+
+
+@pytest.mark.parametrize(("n", "d"), [(3.0, 1.0), (0.1, 2.0), (1.0, 0.6), (5.0, 0.5)])
+def test_the_interval_holds_what_is_compatible_and_nothing_else(n, d):
+    ratio = ratio_of_estimates(n, d, covariance=COVARIANCE, degrees_of_freedom=9)
+    grid = np.linspace(0, 200, 400_001)
+    inside = grid[compatible(grid, n, d, COVARIANCE, 9)]
+    np.testing.assert_allclose([ratio.low, ratio.high], [inside[0], inside[-1]], atol=1e-3)
+    np.testing.assert_allclose(ratio.value, n / d)
+
+
+@pytest.mark.parametrize("d", [0.2, 0.01, 0.0, -0.2])
+def test_a_denominator_that_may_be_zero_gives_a_lower_bound_alone(d):
+    ratio = ratio_of_estimates(3.0, d, covariance=COVARIANCE, degrees_of_freedom=9)
+    grid = np.linspace(0, 200, 400_001)
+    assert ratio.value is None
+    assert ratio.ends is None
+    inside = grid[compatible(grid, 3.0, d, COVARIANCE, 9)]
+    np.testing.assert_allclose(ratio.low, inside[0], atol=1e-3)
+
+
+def test_the_lower_bound_does_not_jump_where_the_value_is_lost():
+    edge = t_quantile(9) * np.sqrt(COVARIANCE[1, 1])
+    both = [
+        ratio_of_estimates(3.0, d, covariance=COVARIANCE, degrees_of_freedom=9)
+        for d in (edge * (1 - 1e-9), edge * (1 + 1e-9))
+    ]
+    assert both[0].value is None
+    assert both[1].value is not None
+    np.testing.assert_allclose(both[0].low, both[1].low, rtol=1e-6)
+
+
+def test_a_ratio_is_never_negative():
+    ratio = ratio_of_estimates(-0.1, 2.0, covariance=COVARIANCE, degrees_of_freedom=9)
+    assert ratio.value == ratio.low == 0 < ratio.high
+
+
+@pytest.mark.parametrize("units", [(1e-90, 1.0), (1.0, 1e90), (1e-90, 1e-90)])
+def test_units_pass_through(units):
+    a, b = units
+    plain = ratio_of_estimates(3.0, 1.0, covariance=COVARIANCE, degrees_of_freedom=9)
+    other = ratio_of_estimates(
+        3.0 * a, 1.0 * b, covariance=COVARIANCE * np.outer(units, units), degrees_of_freedom=9
+    )
+    np.testing.assert_allclose(other.high, plain.high * a / b)
+    np.testing.assert_allclose(other.low, plain.low * a / b)
+
+
+@pytest.mark.parametrize("weights", [np.ones(12), np.arange(1.0, 13.0)])
+def test_weighted_means_cover_the_true_ratio_in_95_of_100_cases(weights):
+    rng = np.random.default_rng(0)
+    covered = []
+    for _ in range(2000):
+        noise = rng.normal(size=(2, 12)) / np.sqrt(weights)
+        found = ratio_of_means(6 + noise[0], 2 + noise[0] / 3 + noise[1] / 2, weights=weights)
+        covered.append(found.low <= 3 <= found.high)
+    assert 0.93 < np.mean(covered) < 0.97
+
+
+ROUNDS = [0.8, 1.3, 1.1, 0.9, 1.0, 1.2, 1.05]
+
+
+@pytest.mark.parametrize("rounds", [3, 8, 12])
+def test_the_interval_scales_with_the_values_and_holds_the_median(rounds):
+    values = np.random.default_rng(rounds).lognormal(0, 0.1, rounds)
+    one, tenfold = over_rounds(values), over_rounds(10 * values)
+    assert one.value == pytest.approx(np.median(values))
+    assert one.low < one.value < one.high
+    assert (tenfold.value, tenfold.low, tenfold.high) == pytest.approx(
+        (10 * one.value, 10 * one.low, 10 * one.high)
+    )
+
+
+@pytest.mark.parametrize("rounds", [4, 9, 15])
+def test_the_inverse_ratio_has_the_inverse_interval(rounds):
+    numerator, denominator = np.random.default_rng(1).lognormal(0, 0.2, (2, rounds))
+    ratio = ratio_over_rounds(numerator, denominator)
+    inverse = ratio_over_rounds(denominator, numerator)
+    assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
+
+
+@pytest.mark.parametrize("rounds", [5, 9, 12, 17])
+def test_the_interval_holds_the_true_median_in_95_of_100(rounds):
+    rng = np.random.default_rng(0)
+    held = 0
+    for _ in range(2000):
+        interval = over_rounds(rng.lognormal(0, 0.3, rounds))
+        held += interval.low <= 1 <= interval.high
+    assert 0.94 <= held / 2000 <= 1
+
+
+@pytest.mark.parametrize("rounds", [9, 12, 17, 30, 40])
+def test_as_many_rounds_are_left_out_as_the_binomial_distribution_allows(rounds):
+    interval = over_rounds(range(1, rounds + 1))
+    ends = [math.comb(rounds, k) / 2**rounds for k in range(rounds)]
+    allowed = max(k for k in range(rounds // 2) if 2 * sum(ends[: k + 1]) <= 0.05)
+    assert (interval.low, interval.high) == (1 + allowed, rounds - allowed)
+
+
+def test_few_rounds_have_no_interval_and_none_no_estimate():
+    assert over_rounds([]) is None
+    assert over_rounds([1.0, 1.1]).ends is None
+    assert over_rounds(ROUNDS).n == 7

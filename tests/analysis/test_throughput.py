@@ -1,9 +1,14 @@
+"""Throughput of windows, energy of readings, and series that stay short."""
+
 import numpy as np
 import pytest
 
 from kbatch.analysis.throughput import (
     MOST_WINDOWS,
     SHORTEST_WINDOW_S,
+    PowerIntegral,
+    ThinnedSeries,
+    counted_energy_j,
     steady_windows,
     throughput_of_windows,
 )
@@ -58,3 +63,103 @@ def test_quartiles_enclose_the_median():
         [found.low, found.median, found.high], np.percentile(rates, [25, 50, 75])
     )
     assert found.windows == 50
+
+
+def integral(times_s, powers_w):
+    found = PowerIntegral()
+    for time_s, power_w in zip(times_s, powers_w, strict=True):
+        found = found.add(time_s, power_w)
+    return found
+
+
+@pytest.fixture
+def readings():
+    rng = np.random.default_rng(0)
+    return np.cumsum(rng.uniform(0.01, 1.0, 50)), rng.uniform(50, 700, 50)
+
+
+def test_the_integral_is_the_trapezoid_rule(readings):
+    times_s, powers_w = readings
+    np.testing.assert_allclose(integral(*readings).energy_j, np.trapezoid(powers_w, times_s))
+
+
+def test_the_parts_of_a_time_add_up_to_the_whole(readings):
+    times_s, powers_w = readings
+    parts = [integral(times_s[:21], powers_w[:21]), integral(times_s[20:], powers_w[20:])]
+    np.testing.assert_allclose(sum(p.energy_j for p in parts), integral(*readings).energy_j)
+
+
+def test_a_reading_that_failed_is_bridged_by_a_line():
+    whole = integral([0, 1, 2, 3], [100, 200, 300, 400])
+    assert integral([0, 1, 2, 3], [100, None, None, 400]).energy_j == whole.energy_j
+
+
+@pytest.mark.parametrize(
+    ("powers_w", "energy_j"),
+    [
+        ([100, 100, 100], 200.0),
+        ([100, None, 100], 200.0),
+        ([None, 100, 100], None),
+        ([100, 100, None], None),
+    ],
+)
+def test_the_energy_of_a_time_is_known_where_both_ends_are(powers_w, energy_j):
+    assert integral([5.0, 6.0, 7.0], powers_w).between(5.0, 7.0) == energy_j
+
+
+@pytest.mark.parametrize(
+    ("first_mj", "last_mj", "energy_j"),
+    [(1000, 3500, 2.5), (7, 7, 0.0), (2**40, 2**40 + 1, 0.001), (3500, 1000, None)],
+)
+def test_a_counter_counts_what_it_rose_by(first_mj, last_mj, energy_j):
+    assert counted_energy_j(first_mj, last_mj) == energy_j
+
+
+def series(readings, most):
+    found = ThinnedSeries(columns=len(readings[0]) if readings else 1, most=most)
+    for reading in readings:
+        found.add(reading)
+    return found
+
+
+def known_mean(values):
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def naive_means(readings, most):
+    """Cuts the whole series into pieces of the shortest power of two that leaves few enough."""
+    length = 1
+    while len(readings) > most * length:
+        length *= 2
+    pieces = [readings[start : start + length] for start in range(0, len(readings), length)]
+    return [tuple(known_mean(column) for column in zip(*piece, strict=True)) for piece in pieces]
+
+
+def as_floats(rows):
+    return [[np.nan if value is None else value for value in row] for row in rows]
+
+
+@pytest.mark.parametrize("most", [2, 4, 10])
+@pytest.mark.parametrize("count", [1, 3, 9, 41, 333])
+def test_the_pieces_are_those_of_the_whole_series(count, most):
+    rng = np.random.default_rng(count)
+    readings = [
+        tuple(None if rng.random() < 0.2 else float(rng.normal()) for _ in range(3))
+        for _ in range(count)
+    ]
+    found = series(readings, most)
+    np.testing.assert_allclose(as_floats(found.means), as_floats(naive_means(readings, most)))
+    np.testing.assert_allclose(as_floats([found.mean]), as_floats(naive_means([*readings], 1)[:1]))
+    assert found.readings == count
+
+
+def test_there_are_never_more_than_the_bound_and_never_needlessly_few():
+    for count in range(1, 70):
+        assert min(count, 4) <= len(series([(1.0,)] * count, 8).means) <= 8
+
+
+@pytest.mark.parametrize("most", [0, 3, -2])
+def test_a_bound_that_cannot_be_halved_is_refused(most):
+    with pytest.raises(ValueError, match=f"even.*Received: most={most}"):
+        ThinnedSeries(columns=1, most=most)

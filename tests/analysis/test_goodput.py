@@ -1,0 +1,123 @@
+"""Statistical efficiency, goodput, and the steps to a target."""
+
+import numpy as np
+import pytest
+
+from kbatch.analysis.goodput import fit_steps_to_target, goodput, statistical_efficiency
+
+TRIED = [1, 7, 64, 1000]
+
+
+@pytest.mark.parametrize("noise_scale", [0.0, 0.5, 100.0, 1e6])
+def test_efficiency_is_one_at_the_base_and_falls(noise_scale):
+    values = [statistical_efficiency(b, noise_scale=noise_scale, base_batch_size=64) for b in TRIED]
+    assert values == sorted(values, reverse=True)
+    assert values[TRIED.index(64)] == 1
+
+
+@pytest.mark.parametrize("size", TRIED)
+def test_efficiency_of_pure_noise_is_one_and_of_none_goes_as_the_inverse(size):
+    noisy = statistical_efficiency(size, noise_scale=1e12, base_batch_size=64)
+    np.testing.assert_allclose(noisy, 1, rtol=1e-8)
+    clean = statistical_efficiency(size, noise_scale=0, base_batch_size=64)
+    np.testing.assert_allclose(clean, 64 / size)
+
+
+def test_efficiency_by_two_bases_is_a_product():
+    def relative(b, base):
+        return statistical_efficiency(b, noise_scale=100, base_batch_size=base)
+
+    np.testing.assert_allclose(relative(512, 8), relative(512, 64) * relative(64, 8))
+
+
+def test_it_is_the_progress_of_an_example_by_the_steps_to_a_target():
+    # S(B) = S_min (1 + B_noise / B): an example's progress is one over the examples needed.
+    def examples(b):
+        return b * (1 + 100 / b)
+
+    value = statistical_efficiency(512, noise_scale=100, base_batch_size=64)
+    np.testing.assert_allclose(value, examples(64) / examples(512))
+
+
+def test_times_to_a_target_go_as_the_inverse_of_goodput():
+    def time_s(b):
+        return (1 + 100 / b) * (0.01 + 1e-4 * b)
+
+    def value(b, base):
+        return goodput(b, 0.01 + 1e-4 * b, noise_scale=100, base_batch_size=base)
+
+    for base in (1, 64):
+        np.testing.assert_allclose(value(512, base) / value(16, base), time_s(16) / time_s(512))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"batch_size": 0}, "batch_size=0"),
+        ({"base_batch_size": 0}, "base_batch_size=0"),
+        ({"step_time_s": 0.0}, r"step_time_s=0\.0"),
+        ({"noise_scale": -1.0}, r"noise_scale=-1\.0"),
+        ({"noise_scale": np.nan}, "noise_scale=nan"),
+    ],
+)
+def test_numbers_out_of_range_are_named(change, message):
+    arguments = {"batch_size": 8, "step_time_s": 1.0, "noise_scale": 9.0, "base_batch_size": 8}
+    arguments |= change
+    with pytest.raises(ValueError, match=message):
+        goodput(arguments.pop("batch_size"), arguments.pop("step_time_s"), **arguments)
+
+
+SIZES = np.array([4, 8, 16, 32, 64, 128, 256, 512, 1024])
+
+
+def steps(sizes, fewest=40.0, critical=128.0):
+    return fewest * (1 + critical / np.asarray(sizes))
+
+
+@pytest.mark.parametrize("size", [1, 30, 128, 5000])
+def test_steps_and_examples_trade_as_in_equation_2_11(size):
+    fit = fit_steps_to_target(SIZES, steps(SIZES))
+    updates = fit.steps(size)
+    trade = (updates / fit.fewest_steps - 1) * (size * updates / fit.fewest_examples - 1)
+    np.testing.assert_allclose(trade, 1)
+
+
+def test_at_the_critical_size_both_are_twice_their_least():
+    fit = fit_steps_to_target(SIZES, steps(SIZES))
+    size = fit.critical_batch_size.value
+    np.testing.assert_allclose(fit.steps(size), 2 * fit.fewest_steps)
+    np.testing.assert_allclose(size * fit.steps(size), 2 * fit.fewest_examples)
+
+
+def test_the_interval_covers_the_critical_size_in_95_of_100_cases():
+    rng = np.random.default_rng(0)
+    sizes = np.repeat(SIZES, 2)
+    covered = []
+    for _ in range(150):
+        found = fit_steps_to_target(sizes, steps(sizes) * rng.lognormal(0, 0.1, len(sizes)))
+        interval = found.critical_batch_size
+        covered.append(interval.low <= 128 <= interval.high)
+    assert 0.90 < np.mean(covered) < 0.97
+
+
+def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
+    rng = np.random.default_rng(0)
+    sizes = np.repeat([4, 8, 16, 32], 3)
+    trials = steps(sizes, fewest=1.0, critical=50_000) * rng.lognormal(0, 0.05, len(sizes))
+    critical = fit_steps_to_target(sizes, trials).critical_batch_size
+    assert critical.value is None
+    assert 32 < critical.low < 50_000
+
+
+def test_the_digits_curve_has_a_critical_size_near_its_bend():
+    # Updates to 95 % of a one-layer net on scikit-learn's digits, SGD with the linear rule.
+    updates = [2256, 1128, 587, 296, 146, 77, 48, 40, 36]
+    fit = fit_steps_to_target(SIZES, updates)
+    assert 200 < fit.critical_batch_size.value < 500
+    np.testing.assert_allclose([fit.steps(size) for size in SIZES], updates, rtol=0.25)
+
+
+@pytest.mark.parametrize("sizes", [[4, 8, 0], [4, 8, -1], [4, 8, np.inf]])
+def test_a_batch_size_must_be_positive(sizes):
+    with pytest.raises(ValueError, match="`batch_sizes` must be positive and finite"):
+        fit_steps_to_target(sizes, [300, 200, 100])
