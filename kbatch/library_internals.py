@@ -114,24 +114,6 @@ def set_mask(tensor: Any, mask: Any) -> None:
     tensor._keras_mask = mask
 
 
-def observed_calls(model: Any, see: Callable[[Any, Any], None]) -> AbstractContextManager[None]:
-    """Let `see(layer, values)` see what each layer returns, and hands to a layer that it calls."""
-    calling: list[Any] = []
-
-    def around(layer: Any, call: Callable[..., Any]) -> Callable[..., Any]:
-        def observed(*args: Any, **kwargs: Any) -> Any:
-            if calling:
-                see(calling[-1], (args, kwargs))
-            calling.append(layer)
-            outputs = call(*args, **kwargs)
-            see(calling.pop(), outputs)
-            return outputs
-
-        return observed
-
-    return replaced((layer, "call", around(layer, layer.call)) for layer in layers_of(model))
-
-
 def replaced_layer_calls(call: Callable[..., Any]) -> AbstractContextManager[None]:
     """Let `call(layer, plain, ...)` stand in for calls of layers; `plain(...)` makes one."""
     plain = keras.Layer.__call__

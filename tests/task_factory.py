@@ -4,7 +4,6 @@ import small_models as models
 
 from kbatch.memory.find import data_source
 from kbatch.recommendation.measure import Budget, Task
-from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.forms import FitData
 
 
@@ -17,7 +16,6 @@ def make_task(x, y=None, *, budget_s=60.0, **changed):
         "base_batch_size": 32,
         "memory_limit_bytes": None,
         "budget": Budget(budget_s),
-        "checks": PartsChecks(),
         "seed": 0,
     }
     return Task(**(fields | changed))

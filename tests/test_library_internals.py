@@ -174,20 +174,6 @@ def test_set_added():
     assert [float(loss) for loss in model.losses] == [pytest.approx(np.abs(X).sum() / len(X))]
 
 
-def test_observed_calls():
-    inner = layers.Dense(2, name="inner")
-    inputs = layers.Input((8,))
-    model = keras.Model(inputs, layers.Dense(1)(inner(inputs)))
-    seen = []
-    with internals.observed_calls(model, lambda layer, values: seen.append(layer)):
-        expected = model(X)
-    # What the model hands to a layer comes before what that layer returns.
-    assert seen == [model, inner, model, model.layers[2], model]
-    np.testing.assert_array_equal(model(X), expected)
-    assert len(seen) == 5
-    assert "call" not in vars(inner)
-
-
 def test_policy_of_layers():
     layer = layers.Dense(2, dtype="mixed_float16")
     layer.build((None, 8))

@@ -24,11 +24,9 @@ from typing import IO, Any
 import cloudpickle
 import numpy as np
 
+from kbatch.errors import UnsendableError, WorkerDied
+
 _LARGE_BYTES = 1_000_000
-
-
-class UnsendableError(TypeError):
-    """What cannot be pickled and so cannot go to another process."""
 
 
 class MappedPickles:
@@ -129,22 +127,7 @@ def _kill_group(number: int) -> None:
         os.killpg(number, signal.SIGKILL)
 
 
-# SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
-_MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 _TAIL_CHARACTERS = 4000
-
-
-class WorkerDied(RuntimeError):
-    """The worker process ended while it worked."""
-
-    def __init__(self, exit_code: int, tail: str):
-        super().__init__(
-            f"The worker process ended with status {exit_code} while it worked. "
-            f"The end of what it wrote:\n{tail}"
-        )
-        self.exit_code = exit_code  # A signal's number, negative, where one ended it.
-        self.tail = tail  # The end of what it wrote.
-        self.out_of_memory = exit_code in _MEMORY_EXITS  # So it may be: a crash leaves them too.
 
 
 class WorkerError(RuntimeError):

@@ -33,7 +33,7 @@ from kbatch.throughput.result import TimedUpdate
 from kbatch.throughput.updates import time_updates
 from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.known_checks import PartsChecks
+from kbatch.training.accumulation.parts_check import sampled_parts_note
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import FitData, arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told
@@ -104,7 +104,6 @@ def recommend(
         base_batch_size=check_size(base_batch_size, "base_batch_size"),
         memory_limit_bytes=check_memory_limit(memory_limit_bytes),
         budget=Budget(budget_s, on_progress),
-        checks=PartsChecks(),
         seed=int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed,
     )
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
@@ -150,7 +149,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         with kept_state(model):
             sum_sparse_gradients(model)  # As a search trains.
             model.make_train_function()  # All that is timed shares its graphs.
-            updates, notes = budget.run(
+            updates = budget.run(
                 SATURATION,
                 lambda: time_updates(
                     model,
@@ -159,7 +158,6 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
                     largest_whole=fits,
                     budget_s=budget.part_s(SATURATION),
                     first=base,
-                    checks=task.checks,
                 ),
             )
             pipeline, timings = None, [update for update in updates if update.measured]
@@ -167,8 +165,9 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
                 pipeline = budget.try_run(INPUT, lambda: measure_input(task, model, timings))
             else:
                 budget.unknown[SATURATION] = "not even the smallest batch size could be run"
-        if pilot is not None and (difference := task.checks.find(model, source).note):
-            notes = (*notes, difference)
+        parts = None
+        if pilot is not None or any(timed.accumulated for timed in timings):
+            parts = sampled_parts_note(model, source, fits)
     optimizer = inner_optimizers(model)[0]
     return Recommendation(
         model_name=model.name,
@@ -186,7 +185,7 @@ def _measured(task: "Task", asked: tuple[int, ...] | None) -> Recommendation:
         unknown=budget.unknown,
         durations_s=budget.durations_s,
         budget_s=budget.budget_s,
-        noted=(*memory_notes, *notes),
+        noted=(*memory_notes, *filter(None, [parts])),
         environment=read_environment(),
     )
 
@@ -262,7 +261,6 @@ class Task(NamedTuple):
     base_batch_size: int
     memory_limit_bytes: int | None
     budget: Budget
-    checks: PartsChecks
     seed: int
 
     @property

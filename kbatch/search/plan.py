@@ -27,7 +27,7 @@ from kbatch.search.policy_choice import FEW, HALF, SOME, TOO_SLOW, Updates, slow
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
-from kbatch.training.accumulation.known_checks import PartsChecks
+from kbatch.training.accumulation.parts_check import sampled_parts_note
 from kbatch.training.data.forms import FitData
 from kbatch.training.data.sample_rows import Samples, Source, build_on
 from kbatch.training.dtype_policy import PolicyUnsupported
@@ -74,7 +74,8 @@ class SearchPlan:
 
     def __post_init__(self):
         self.graph = OneGraph()  # That of its trials.
-        self._data, self._checks = Samples(), PartsChecks()
+        self._data = Samples()
+        self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
         self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
         self._spent_s = 0.0  # On the plan that is being made.
 
@@ -361,7 +362,10 @@ class SearchPlan:
         except InputError:
             # `fit` refuses most such data by itself, and says what is missing.
             return Note.of("parts_not_compared", found="no rows can be taken out of its data")
-        return self._checks.find(model, source, most=size).note
+        kind = model_fingerprint(model)
+        if kind not in self._parts_notes:
+            self._parts_notes[kind] = sampled_parts_note(model, source, size)
+        return self._parts_notes[kind]
 
     def _build_on(self, model: keras.Model, data: FitData) -> Source:
         source = self._data.source(data, model)

@@ -23,7 +23,7 @@ from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.throughput.updates import TimedUpdates, Way
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.timing.sweep import Setting
-from kbatch.training.accumulation.known_checks import PartsChecks
+from kbatch.training.accumulation.parts_check import sampled_parts_note
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.train_step import micro_batch_steps
 
@@ -167,7 +167,7 @@ def profile_training(
         if (more := setting._replace(series=together)) in timed.sweep.rounds.blocks:
             updates.append(timed.found(more))
     if sizes.batch_size is not None and measured[0] < sizes.batch_size:
-        notes.append(PartsChecks().find(run.model, source).note)
+        notes.append(sampled_parts_note(run.model, source))
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,

@@ -6,11 +6,9 @@ from typing import Any, NamedTuple
 import keras
 
 from kbatch.page.numbers import format_number
-from kbatch.records.notes import Note
 from kbatch.throughput.result import TimedUpdate
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
-from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.data.sample_rows import Source, batch_of
 from kbatch.training.model import user_step
 from kbatch.training.train_step import MicroBatchSteps, execution_steps, micro_batch_steps
@@ -131,9 +129,8 @@ def time_updates(
     batch_sizes: Sequence[int],
     largest_whole: int | None,
     budget_s: float,
-    checks: PartsChecks,
     first: int,
-) -> tuple[tuple[TimedUpdate, ...], tuple[Note, ...]]:
+) -> tuple[TimedUpdate, ...]:
     """Time updates, `first` before the others: whole, or in the largest part that fits.
 
     Those that were not timed have the reason as their outcome.
@@ -148,7 +145,7 @@ def time_updates(
         # XLA may take a minute for each shape. Without it the second that is traced serves all.
         first_calls_count=bool(model.jit_compile),
     )
-    whole, notes = Way(), []
+    whole = Way()
     with micro_batch_steps(model) as steps:
         updates = TimedUpdates(
             steps, lambda size: batch_of(source, model, size), timing, chosen=False
@@ -159,12 +156,10 @@ def time_updates(
         if most and largest_whole is not None and user_step(model) is None:
             larger = [size for size in batch_sizes if size > max(most, largest_whole)]
         updates.warm_up(parts, larger)
-        if updates.sweep.timed(parts):
-            notes += filter(None, [checks.find(model, source, most=largest_whole).note])
         rounds = updates.sweep.rounds
         rounds.allow(max(rounds.rest_s, _ROUNDS_SHARE * budget_s))
         updates.run()
         asked = [Setting(whole, size) for size in ordered]
         asked += [Setting(parts, size) for size in larger]
         found = [updates.found(setting) for setting in asked]
-    return tuple(sorted(found, key=lambda one: one.batch_size)), tuple(notes)
+    return tuple(sorted(found, key=lambda one: one.batch_size))

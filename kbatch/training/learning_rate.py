@@ -14,8 +14,8 @@ from kbatch.analysis.learning_rate import (
     scale_momentum,
     scale_weight_decay,
 )
-from kbatch.library_internals import layers_of, rate_of
-from kbatch.training.model import build_ahead, user_step
+from kbatch.library_internals import rate_of
+from kbatch.training.model import batch_norms, build_ahead, user_step
 from kbatch.training.state import inner_optimizers
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
@@ -154,13 +154,13 @@ def scale_model(
     Those that differ from `base_model`, which the same function built for the base batch size,
     follow the batch size by themselves, and are left as they are.
     """
-    layers, optimizers = _batch_norms(model), inner_optimizers(model)
+    layers, optimizers = batch_norms(model), inner_optimizers(model)
     if not optimizers:  # A step of the user's own changes the weights by itself.
         return None
     sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     bases, fitted = optimizers, set()
     if base_model is not None:
-        found, momenta = inner_optimizers(base_model), map(_own_momentum, _batch_norms(base_model))
+        found, momenta = inner_optimizers(base_model), map(_own_momentum, batch_norms(base_model))
         if list(map(type, found)) == list(map(type, optimizers)):
             bases = found
         if list(momenta) != list(map(_own_momentum, layers)):
@@ -289,7 +289,7 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
         build_ahead(model, dataset.element_spec)
     if scaling is None:
         return
-    late = [layer for layer in _batch_norms(model) if _REMEMBERED not in vars(layer)]
+    late = [layer for layer in batch_norms(model) if _REMEMBERED not in vars(layer)]
     if not late:
         return
     _scale_momenta(late, scaling)
@@ -311,7 +311,7 @@ def scaling_of(model: keras.Model) -> LearningRateScaling | None:
 
 def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
     """List the settings that follow the batch size, but for the rate: an owner and a name each."""
-    found = [(layer, "momentum") for layer in _batch_norms(model)]
+    found = [(layer, "momentum") for layer in batch_norms(model)]
     for optimizer in inner_optimizers(model):
         names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
         names += ["ema_momentum"] if optimizer.use_ema else []
@@ -349,11 +349,6 @@ def _second_moment_decay(optimizer: Any) -> str | None:
 
 def _weight_decays(optimizer: Any) -> list[str]:
     return [name for name in _WEIGHT_DECAYS if getattr(optimizer, name, None) is not None]
-
-
-def _batch_norms(model: Any) -> list[Any]:
-    layers = layers_of(model, include_self=False)
-    return [one for one in layers if isinstance(one, keras.layers.BatchNormalization)]
 
 
 def _own_momentum(layer: Any) -> float:

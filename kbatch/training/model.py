@@ -9,7 +9,7 @@ import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputTypeError
-from kbatch.library_internals import build_symbolically, scaled_losses
+from kbatch.library_internals import build_symbolically, layers_of, scaled_losses
 
 
 def check_compiled(model: Any) -> None:
@@ -48,6 +48,10 @@ def check_model(model: keras.Model) -> None:
 def replica_count(model: Any) -> int:
     """Return on how many devices a model trains at once."""
     return model.distribute_strategy.num_replicas_in_sync
+
+
+def batch_norms(model: Any) -> list[Any]:
+    return [one for one in layers_of(model) if isinstance(one, keras.layers.BatchNormalization)]
 
 
 def check_trainable(model: keras.Model) -> None:

@@ -98,7 +98,7 @@ def test_ragged_rows_are_cut():
         return model.get_weights()
 
     # Rows are padded to the longest beside them: here that has five words in every part.
-    with pytest.warns(UserWarning, match=r"depends on other rows"):
+    with pytest.warns(UserWarning, match="depend on other rows"):
         found = trained(5)
     for parts, whole in zip(found, trained(), strict=True):
         np.testing.assert_allclose(parts, whole, rtol=1e-5, atol=1e-6)

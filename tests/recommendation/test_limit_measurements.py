@@ -79,30 +79,21 @@ def test_a_pilot_needs_halves_and_a_step_that_can_be_cut():
 
 
 def updates(task, model, *, fits):
-    sizes, checks = (8, 16), task.checks
     return time_updates(
         model,
         task.source,
-        batch_sizes=sizes,
+        batch_sizes=(8, 16),
         largest_whole=fits,
         budget_s=2.0,
-        checks=checks,
         first=8,
     )
 
 
-class Refusing:
-    """Checks that are not to be made."""
-
-    def find(self, *given, **options):
-        raise AssertionError("Nothing was to be compared.")
-
-
-def test_what_fits_whole_is_not_compared(monkeypatch):
+def test_what_fits_whole_is_not_cut(monkeypatch):
     # On a slow machine the second size would be left out for its time.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    task = make_task(*models.rows(64), budget_s=2.0, checks=Refusing())
-    timings, _ = updates(task, model, fits=16)
+    task = make_task(*models.rows(64), budget_s=2.0)
+    timings = updates(task, model, fits=16)
     assert [(t.batch_size, t.micro_batch_size) for t in timings] == [(8, 8), (16, 16)]

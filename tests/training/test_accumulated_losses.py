@@ -21,10 +21,8 @@ from equal_training import (
 
 import kbatch
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.known_checks import PartsChecks
 from kbatch.training.accumulation.output_losses import need_counting
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.accumulation.parts_check import parts_note
 from kbatch.training.model import installed_step
 
 layers = keras.layers
@@ -299,16 +297,6 @@ def test_what_is_counted_before_the_update(build, counts):
     assert need_counting(build()) == counts
 
 
-def test_what_ignores_a_class_or_looks_up_with_a_mask_is_counted():
-    for model, x, y in (
-        (models.mlp(loss=cross_entropy(ignore_class=-1)), X, Y),
-        (taggers(), tokens(), TARGETS),
-    ):
-        predicted = model(x[:4])
-        model.compute_loss(None, keras.tree.map_structure(lambda leaf: leaf[:4], y), predicted)
-        assert need_counting(model)
-
-
 class Wider(keras.Model):
     def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
         loss = super().compute_loss(x, y, y_pred, sample_weight, training)
@@ -396,11 +384,10 @@ def test_every_step_that_follows_keeps_the_denominator():
     kbatch.accumulate_gradients(model, 8, loss_denominator={"tags": token_count})
     for change in (sum_sparse_gradients, lambda one: kbatch.accumulate_gradients(one, 4)):
         assert installed_step(change(model)).loss_denominator == {"tags": token_count}
-    source = sample_of(FitData(IDS, MASKED))
-    checks = PartsChecks()
-    assert checks.find(model, source).equal
+    rows = first_rows((IDS, MASKED), 32)
+    assert parts_note(model, rows) is None
     del model.train_step
-    assert not checks.find(model, source).equal
+    assert parts_note(model, rows) is not None
 
 
 def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn):
@@ -471,10 +458,3 @@ def test_a_denominator_that_cannot_be_used(given, error, match):
         model = kbatch.accumulate_gradients(own_masks(), 8, loss_denominator=given)
         model.run_eagerly = True
         model.fit(IDS, MASKED, verbose=0)
-
-
-def test_a_denominator_needs_a_loss_of_compile():
-    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-    model.compile("sgd")
-    with pytest.raises(ValueError, match=r"given as `loss`.*Received: .*loss=None"):
-        kbatch.accumulate_gradients(model, 8, loss_denominator=token_count)

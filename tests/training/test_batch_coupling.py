@@ -10,7 +10,6 @@ import tensorflow as tf
 from equal_training import accumulating, assert_equal_weights, built
 
 import kbatch
-from kbatch.training.accumulation import accumulation_of
 
 layers = keras.layers
 ON_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
@@ -166,19 +165,6 @@ def test_calls_inside_a_loop_average_what_the_parts_showed():
     # What is between the parts is missing in the variance: eight rows have 7/8 of it, on average.
     batch_share = (found[1] - 0.9**6) / (expected[1] - 0.9**6)  # It began at 1: six calls.
     assert 0.85 < batch_share.mean() < 0.9
-
-
-def test_they_advance_once_a_micro_batch_when_asked():
-    whole, parts = normalised(), accumulating(normalised(), 8, batch_norm_once=False)
-    asked = kbatch.accumulate_gradients(normalised(), 8, batch_norm_once=False)
-    assert accumulation_of(asked) == accumulation_of(parts)._replace(by_user=True)
-    whole.run_eagerly = parts.run_eagerly = True
-    (expected, _), (found, _) = after_steps(whole), after_steps(parts)
-    assert np.abs(found - expected).max() > 0.01
-    reference = np.zeros(8)
-    for start in range(0, 96, 8):
-        reference = 0.9 * reference + 0.1 * X[start : start + 8].mean(axis=0)
-    np.testing.assert_allclose(found, reference, rtol=1e-5, atol=1e-6)
 
 
 def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():

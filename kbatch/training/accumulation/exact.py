@@ -20,7 +20,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.device.memory import DeviceMemory, available_bytes
 from kbatch.library_internals import (
     added_by,
     is_recorded,
@@ -49,10 +48,6 @@ _UNREPEATABLE = (
     "same both times: draw by `keras.random` with a `keras.random.SeedGenerator` that the layer "
     "holds, or leave `exact` out. Received:"
 )
-_TOO_LARGE = (
-    "`exact=True` needs three times the memory of the outputs of the whole batch: use a smaller "
-    "batch, or let the model return fewer values per row. Received:"
-)
 _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
@@ -72,19 +67,8 @@ class ExactTrainStep(TrainStep):
 
     def _update(self, data: Any) -> dict[str, Any]:
         check_model(self.model)
-        size, once = self.how.micro_batch_size, self.how.batch_norm_once
-        cuts = CutCalls(size, fixed=self.model.jit_compile, batch_norm_once=once)
-        try:
-            with cuts.installed():
-                return super()._update(data)
-        except (TypeError, ValueError) as error:  # TensorFlow's own has no public name.
-            if "out of scope" not in str(error):
-                raise
-            raise ValueError(
-                "`exact=True` sends a call through in micro-batches, so a tensor that a layer "
-                "keeps as an attribute in its `call` has the rows of one of them: return it from "
-                f"`call`. Received: {str(error).partition('. ')[0][:300]}."
-            ) from error
+        with CutCalls(self.how.micro_batch_size, fixed=self.model.jit_compile).installed():
+            return super()._update(data)
 
 
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
@@ -105,8 +89,8 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
 class CutCalls:
     """Sends the calls of layers through in micro-batches, and again for their gradients."""
 
-    def __init__(self, size: int, *, fixed: bool, batch_norm_once: bool = True):
-        self._size, self._fixed, self._batch_norm_once = size, fixed, batch_norm_once
+    def __init__(self, size: int, *, fixed: bool):
+        self._size, self._fixed = size, fixed
         self._within = False  # A call that is cut: those of layers in it are not.
 
     def installed(self) -> contextlib.AbstractContextManager[None]:
@@ -175,18 +159,7 @@ class CutCalls:
             inner = one.shape[1:] if known else tf.shape(one)[1:]
             return tf.zeros(tf.concat([[batch.rows], inner], axis=0), one.dtype)
 
-        def values(one: Any) -> Any:
-            return one.shape[1:].num_elements() or tf.reduce_prod(tf.shape(one, tf.int64)[1:])
-
-        # Three: the outputs, their gradient, and what the loss makes of them.
-        row_bytes = 3 * sum(one.dtype.size * values(one) for one in specs)
-        rows = batch.known_rows or tf.cast(batch.rows, tf.int64)
-        needed, limit = rows * row_bytes, DeviceMemory().limit_bytes or available_bytes()
-        if isinstance(needed, int) and needed > limit:
-            raise ValueError(f"{_TOO_LARGE} needed_bytes={needed}, limit_bytes={limit}.")
-        received = [_TOO_LARGE, "needed_bytes", needed, "limit_bytes", limit]
-        fits = tf.debugging.Assert(needed <= limit, received)
-        norms = BatchNormUpdate(call.layer if self._batch_norm_once else None)
+        norms = BatchNormUpdate(call.layer)
 
         def add(sums: tuple[tf.Tensor, list[Any], Any], parts: Any) -> Any:
             start, totals, statistics = sums
@@ -197,10 +170,9 @@ class CutCalls:
             share = tf.cast(rows, tf.float32) / tf.cast(batch.rows, tf.float32)
             return start + rows, found, norms.add(statistics, share)
 
-        with tf.control_dependencies([] if fits is None else [fits]):
-            statistics = norms.init(call, batch.leaves)
-            sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
-            _, found, statistics = batch.fold(add, sums, fixed=self._fixed)
+        statistics = norms.init(call, batch.leaves)
+        sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
+        _, found, statistics = batch.fold(add, sums, fixed=self._fixed)
         norms.finalize(statistics)
         for one, spec in zip(found, specs, strict=True):
             one.set_shape([batch.known_rows, *spec.shape[1:]])

@@ -15,7 +15,6 @@ from typing import Any
 
 import tensorflow as tf
 
-from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.library_internals import loss_tracker_of
 
 
@@ -50,8 +49,9 @@ class MomentMeans:
         found = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
         self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
         self._sums.assign(tf.where(epoch_begins, tf.zeros([3]), self._sums) + found)
-        means = tf.unstack(self._sums[:2] / self._sums[2])
-        return model.get_metrics_result() | dict(zip(MOMENT_METRICS, means, strict=True))
+        variance, squared = tf.unstack(self._sums[:2] / self._sums[2])
+        moments = {"gradient_variance": variance, "gradient_squared_norm": squared}
+        return model.get_metrics_result() | moments
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:

@@ -1,17 +1,16 @@
 """Whether the parts of a batch train a model as the whole does: a check by value.
 
 No list of layers and losses can tell: a loss that a layer adds may be a sum, a `call` may mix
-rows. So batches go through whole, by Keras's own loss, and in parts of unequal size, and what
+rows. So a batch goes through whole, by Keras's own loss, and in parts of unequal size, and what
 comes out is compared: with the weights as they are, and where they moved to.
 """
 
 import contextlib
-import dataclasses
 import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -20,96 +19,75 @@ import tensorflow as tf
 
 from kbatch.device.failures import failure_text
 from kbatch.library_internals import (
+    added_by,
     build_symbolically,
     compile_loss_of,
+    compute_loss,
+    forward,
     layers_of,
+    output_losses_of,
     policy_of_layers,
+    replaced_draws,
 )
-from kbatch.page.numbers import format_number
 from kbatch.records.notes import Note
-from kbatch.training.accumulation.compared_passes import STILL_UP_TO, Pass, Passes
+from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.data.forms import (
     FitData,
     each_part,
+    first_rows,
     is_composite,
     is_dataset,
+    open_spec,
     parts_of,
     row_count,
     rows_between,
 )
-from kbatch.training.data.sample_rows import sample_of
-from kbatch.training.model import installed_step, replica_count
-from kbatch.training.state import kept_state
+from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, sample_of
+from kbatch.training.model import batch_norms, installed_step, replica_count
+from kbatch.training.state import kept_state, kept_values
 
 # In float32 sums in another order differ by some 1e-6.
 EQUAL_UP_TO = 1e-4
-_MOVES = 3
-# A gradient that is zero but for rounding, such as of a key's bias, is held against all others.
+# A GPU adds up in an order of its own each time, and what differs by less than this leaves a
+# comparison up to 1e-4 its meaning.
+_STILL_UP_TO = 1e-5
+# How far the weights move: a share of the norm of each, so that what was zero at first counts.
+_MOVES, _MOVE = 3, 0.03
+# What is zero but for rounding, such as the gradient of a key's bias, is held against all others.
 _SMALLEST_SHARE = 0.01
 
-
-@dataclasses.dataclass(frozen=True)
-class PartsCheck:
-    """Whether the parts of a batch add up to the whole: its loss terms and its gradient."""
-
-    #: Largest difference of a loss term, over its size; where none of them differs, of a variable's
-    #: gradient, over its norm; where these agree, of a layer's state, over how far it went on.
-    #: None where it could not be computed.
-    difference: float | None
-    where: str | None  #: The loss term or variable that differs most, None without a difference.
-    reason: str | None  #: Why it could not be computed, else None.
-    rows: int  #: Examples of each batch that was compared.
-    #: What differs first: a "layer", the "loss" of an output, an "added" loss, the "state" that a
-    #: layer keeps in its `call`, or None.
-    source: str | None = None
-    layer: str | None = None  #: The first layer whose values depend on other rows, with its class.
-
-    def __post_init__(self):
-        if (self.difference is None) == (self.reason is None):
-            raise ValueError(
-                "A check has a `difference`, or a `reason` why it has none. "
-                f"Received: difference={self.difference}, reason={self.reason!r}."
-            )
-
-    @property
-    def equal(self) -> bool:
-        """Whether parts were seen to train as the whole does."""
-        return self.difference is not None and self.difference <= EQUAL_UP_TO
-
-    @property
-    def text(self) -> str:
-        if self.difference is None:
-            return f"no comparison with parts of it could be made ({self.reason})"
-        percent = format_number(100 * self.difference, 2)
-        text = f"{self.where} differed by {percent} % in a comparison on {self.rows} examples"
-        return text + (f"; {self.layer} depends on other rows" if self.layer else "")
-
-    @property
-    def note(self) -> Note | None:
-        """What it means for a batch that is cut, None where parts train as the whole does."""
-        if self.equal:
-            return None
-        if self.difference is None:
-            return Note.of("parts_not_compared", found=self.text)
-        if self.layer is not None and self.layer.endswith("(BatchNormalization)"):
-            found = dataclasses.replace(self, layer=None).text
-            return Note.of("batch_normalization_in_parts", parts=f"{self.layer}; {found}")
-        return Note.of("parts_differ", found=self.text, source=self.source)
+# What a pass brings, by kind. The kinds stand in the order in which they tell what
+# is wrong: the "loss" of an output, the one with what layers "added", the "gradient" of a variable,
+# the "state" that a layer keeps in its `call`. A "layer" that mixes rows shows in the outputs.
+_Pass = dict[str, list[np.ndarray]]
+_KINDS = ("loss", "added", "gradient", "state")
 
 
-def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
-    """Compare batches that go through whole and in parts, in float32 and without dropout."""
-    batches = _batches(keras.utils.unpack_x_y_sample_weight(rows))
-    count = int(row_count(batches[0]))
-    if count < 2:
-        return PartsCheck(None, None, "a batch of one example has no parts", count)
+def sampled_parts_note(model: keras.Model, source: Source, most: int | None = None) -> Note | None:
+    """Compare rows of the data that a search or a measurement cuts into parts of at most `most`."""
+    try:
+        return parts_note(model, batch_of(source, model, _rows_to_compare(most)))
+    except DataEnded as ended:
+        if ended.rows < 1:
+            raise
+        return parts_note(model, batch_of(source, model, ended.rows))
+
+
+def parts_note(model: keras.Model, rows: Any) -> Note | None:
+    """Say how a batch in parts trains otherwise than the whole, in float32 without dropout.
+
+    Returns None where it trains as the whole does.
+    """
+    batch = _compared_rows(keras.utils.unpack_x_y_sample_weight(rows))
     compile_loss = compile_loss_of(model)
+    if int(row_count(batch)) < 2:
+        return _not_compared("a batch of one example has no parts")
     try:
         if not (model.built and (compile_loss is None or compile_loss.built)):
             with model.distribute_strategy.scope():
-                build_symbolically(model, each_part(as_tensor, batches[0]))
+                build_symbolically(model, each_part(as_tensor, batch))
         # Rounding to half precision hides what is compared.
         halves = [layer for layer in layers_of(model) if "16" in (layer.compute_dtype or "")]
         with (
@@ -118,96 +96,208 @@ def check_parts(model: keras.Model, rows: Any) -> PartsCheck:
             policy_of_layers(halves, "float32"),
             _exact_and_eager(),
         ):
-            return _compared(model, batches)
+            return _compared(model, batch)
     # Whatever a model raises here, training may raise as well, and says more.
     except Exception as error:
-        return PartsCheck(None, None, failure_text(error), count)
+        return _not_compared(failure_text(error))
 
 
-def _compared(model: keras.Model, batches: Sequence[Any]) -> PartsCheck:
-    count = int(row_count(batches[0]))
-    passes = Passes(model, batches[0])
-    first = passes.whole(batches[0])
-    if not first.is_finite():
-        return PartsCheck(None, None, "the loss or its gradient is not finite", count)
-    again, _ = _largest_difference(first, passes.whole(batches[0]))
-    if not again <= STILL_UP_TO:
-        return PartsCheck(None, None, "its randomness cannot be held still", count)
-    differences = _differences(passes, batches)
+def _not_compared(reason: str) -> Note:
+    found = f"no comparison with parts of it could be made ({reason})"
+    return Note.of("parts_not_compared", found=found)
+
+
+def _compared(model: keras.Model, batch: Any) -> Note | None:
+    passes = _Passes(model, batch)
+    first = passes.whole()
+    if not _is_finite(first):
+        return _not_compared("the loss or its gradient is not finite")
+    again = passes.whole()
+    moved = [_largest_difference(first, again, kind, passes.names[kind])[0] for kind in _KINDS]
+    if not max(moved) <= _STILL_UP_TO:
+        return _not_compared("its randomness cannot be held still")
+    pairs = [(first, passes.parts())]
     for _ in range(_MOVES):
-        passes.move(first)
-        first = passes.whole(batches[0])
-    if first.is_finite():
-        differences += _differences(passes, batches)
-    # At first predictions may be alike for all rows, so that only gradients differ.
-    of_terms = [one for one in differences if one[0] > EQUAL_UP_TO and one[1] in passes.sources]
-    difference, where = max(of_terms or differences)
+        passes.move(first["gradient"])
+        first = passes.whole()
+    # At first outputs may be alike for all rows, so that only gradients differ.
+    if _is_finite(first):
+        pairs.append((first, passes.parts()))
+    found = {
+        kind: max(_largest_difference(*pair, kind, passes.names[kind]) for pair in pairs)
+        for kind in (*_KINDS, "layer")
+    }
+    kind = next((kind for kind in _KINDS if found[kind][0] > EQUAL_UP_TO), None)
+    if kind is None:
+        return None
+    difference, where = found[kind]
     if not np.isfinite(difference):
-        reason = f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
-        return PartsCheck(None, None, reason, count)
-    if difference <= EQUAL_UP_TO:
-        return PartsCheck(difference, where, None, count)
-    if where in first.state:
-        return PartsCheck(difference, where, None, count, "state")
-    source, layer = passes.sources.get(where), passes.first_layer_apart(batches[0])
-    if layer is None and source is None:
-        # A move may have taken back what the one before did, such as of a gate that was zero.
-        passes.move(passes.whole(batches[0]))
-        layer = passes.first_layer_apart(batches[0])
-    return PartsCheck(difference, where, None, count, "layer" if layer else source, layer)
+        return _not_compared(
+            f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
+        )
+    rows = int(row_count(batch))
+    text = f"{where} differed by {100 * difference:.2g} % in a comparison on {rows} examples"
+    if found["layer"][0] <= EQUAL_UP_TO:
+        if kind == "added" and output_losses.has_own_loss(model):
+            kind = "loss"
+        return Note.of("parts_differ", found=text, source=None if kind == "gradient" else kind)
+    for layer in batch_norms(model):
+        if layer.trainable:
+            parts = f"{layer.name} (BatchNormalization); {text}"
+            return Note.of("batch_normalization_in_parts", parts=parts)
+    text += "; outputs depend on other rows"
+    return Note.of("parts_differ", found=text, source="layer")
 
 
-def _differences(passes: Passes, batches: Sequence[Any]) -> list[Any]:
-    return [_largest_difference(passes.whole(one), passes.parts(one)) for one in batches]
+class _Passes:
+    """A batch sent through a model, whole or in parts, without an update."""
+
+    def __init__(self, model: Any, batch: Any):
+        self._model, self._batch = model, batch
+        trained = {id(variable) for variable in model.trainable_variables}
+        self._state = [one for one in model.variables if id(one) not in trained]
+        # An update takes BatchNormalization's moving statistics on once, whatever is cut.
+        apart = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
+        self._kept_in_call = [one for one in model.weights if id(one) not in apart]
+        self.names: dict[str, Iterable[str]] = {
+            "layer": itertools.repeat(""),
+            "gradient": [f"the gradient of {one.path}" for one in model.trainable_variables],
+            "state": [
+                f"{one.path}, which a layer keeps in its `call`," for one in self._kept_in_call
+            ],
+        }
+        self._counts = output_losses.need_counting(model)
+        self._totals: Any = []  # What the losses of the outputs are divided by.
+        specs = [open_spec(leaf) for leaf in parts_of(batch)]
+        counts = [tf.TensorSpec([])] * (len(output_losses_of(model)) if self._counts else 0)
+        self._whole = self._traced(lambda rows: self._one_pass(rows), specs)
+        self._part = self._traced(
+            lambda *of_part: self._one_pass(*of_part), specs, tf.TensorSpec([]), counts
+        )
+
+    def whole(self) -> _Pass:
+        """Send the batch through as Keras's own train step does."""
+        with kept_values(self._state):
+            found, self._totals = self._whole(parts_of(self._batch))
+            return self._added_up([found])
+
+    def parts(self) -> _Pass:
+        """Send the batch through in three parts of unequal size, and add them up."""
+        leaves, rows = parts_of(self._batch), int(row_count(self._batch))
+        cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
+        with kept_values(self._state):
+            found = []
+            for start, end in itertools.pairwise(cuts):
+                part = [rows_between(leaf, start, end - start) for leaf in leaves]
+                share = tf.constant((end - start) / rows, tf.float32)
+                found.append(self._part(part, share, self._totals)[0])
+            return self._added_up(found)
+
+    def move(self, gradients: Sequence[np.ndarray]) -> None:
+        """Move the weights down their gradients, each by a share of its norm."""
+        for variable, gradient in zip(self._model.trainable_variables, gradients, strict=True):
+            value = _wide(tf.convert_to_tensor(variable.value))
+            length = _MOVE * max(np.linalg.norm(value), 1.0)
+            variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
+
+    def _added_up(self, found: Sequence[Any]) -> _Pass:
+        """Add up what parts brought, before what layers keep is put back."""
+        by_kind = {kind: list(zip(*(one[kind] for one in found), strict=True)) for kind in found[0]}
+        outputs = by_kind.pop("layer")
+        added = {
+            kind: [np.sum([_wide(one) for one in ones], axis=0) for ones in of_parts]
+            for kind, of_parts in by_kind.items()
+        }
+        # One by one: an output that is no value a row has another length in parts.
+        added["layer"] = [np.concatenate([_wide(one).ravel() for one in ones]) for ones in outputs]
+        state = [_wide(tf.convert_to_tensor(one.value)) for one in self._kept_in_call]
+        return added | {"state": state}
+
+    def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
+        """Trace a pass for any number of rows."""
+        if self._model.run_eagerly:
+            return function
+        return tf.function(function, autograph=False).get_concrete_function(*signature)
+
+    def _one_pass(
+        self, leaves: list[Any], rows_share: Any = None, totals: Sequence[tf.Tensor] = ()
+    ) -> tuple[dict[str, list[tf.Tensor]], Sequence[tf.Tensor]]:
+        """Send rows through, a share of those of the batch or all; return what to compare."""
+        model, rest = self._model, iter(leaves)
+        x, y, sample_weight = each_part(lambda _: as_tensor(next(rest)), self._batch)
+        with _still_draws():
+            with tf.GradientTape() as tape:
+                y_pred = forward(model, x, training=True)
+                added = list(model.losses)
+                if rows_share is None and self._counts:
+                    totals = output_losses.denominators(model, (y, y_pred, sample_weight))
+                loss, losses = output_losses.part_of_batch_loss(
+                    model,
+                    (x, y, y_pred, sample_weight),
+                    rows_share=tf.ones([]) if rows_share is None else rows_share,
+                    totals=totals,
+                    added_losses=added,
+                )
+                if rows_share is None:
+                    self._name_losses()
+                    loss = compute_loss(model, x, y, y_pred, sample_weight)
+            variables = model.trainable_weights
+            found: Any = tape.gradient(loss, gradient_sum.sources(variables))
+        outputs = [one for one in parts_of(y_pred) if isinstance(one, tf.Tensor)]
+        gradients = [
+            tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
+            for variable, one in zip(variables, found, strict=True)
+        ]
+        return {
+            "layer": [one for one in outputs if one.dtype.is_floating],
+            "loss": list(losses),
+            "added": [loss],
+            "gradient": gradients,
+        }, list(totals)
+
+    def _name_losses(self) -> None:
+        model, found = self._model, output_losses_of(self._model)
+        named = [one.loss.name if len(found) == 1 else one.name or one.loss.name for one in found]
+        self.names["loss"] = [f"the loss {name}" for name in named]
+        adding = [f"{one.name} ({type(one).__name__})" for one in layers_of(model) if added_by(one)]
+        alone = output_losses.has_own_loss(model) or not adding
+        self.names["added"] = ["the loss" if alone else f"the loss that {' or '.join(adding)} adds"]
 
 
-def _largest_difference(whole: Pass, parts: Pass) -> tuple[float, str]:
-    """Find what differs most; a loss term tells more than the gradients that follow from it."""
-    scale = 1e-3 * max(*map(abs, whole.terms.values()), 1e-9)
-    terms = [
-        (abs(parts.terms[name] - term) / max(abs(term), scale), name)
-        for name, term in whole.terms.items()
-    ]
-    norms = {name: float(np.linalg.norm(one)) for name, one in whole.gradients.items()}
-    least = max(_SMALLEST_SHARE * float(np.linalg.norm(list(norms.values()))), 1e-30)
-    gradients = [
-        (float(np.linalg.norm(parts.gradients[name] - one)) / max(norms[name], least), name)
-        for name, one in whole.gradients.items()
-    ]
-    found = [(np.inf if np.isnan(size) else size, name) for size, name in (*terms, *gradients)]
-    largest = max(found)
-    telling = max(found[1 : len(terms)], default=largest)
-    largest = telling if telling[0] > EQUAL_UP_TO else largest
-    return largest if largest[0] > EQUAL_UP_TO else max(largest, *_states_apart(whole, parts))
+def _is_finite(found: _Pass) -> bool:
+    return all(np.isfinite(one).all() for kind in _KINDS for one in found[kind])
 
 
-def _states_apart(whole: Pass, parts: Pass) -> Iterator[tuple[float, str]]:
-    """Yield how far apart the state of layers ends, over how far the whole takes it on."""
-    yield 0.0, ""
-    for name, (before, after) in whole.state.items():
-        floor = max(_SMALLEST_SHARE * float(np.linalg.norm(before)), 1e-30)
-        moved = max(float(np.linalg.norm(after - before)), floor)
-        yield float(np.linalg.norm(parts.state[name][1] - after)) / moved, name
+def _largest_difference(
+    whole: _Pass, parts: _Pass, kind: str, names: Iterable[str]
+) -> tuple[float, str]:
+    """Return the largest difference of a kind, over the norm of what differs, and its name."""
+    norms = [np.linalg.norm(one) for one in whole[kind]]
+    least = max(_SMALLEST_SHARE * float(np.linalg.norm(norms)), 1e-30)
+    found = [(0.0, "")]
+    for one, other, norm, name in zip(whole[kind], parts[kind], norms, names, strict=False):
+        if one.shape == other.shape:
+            difference = float(np.linalg.norm(other - one) / max(norm, least))
+            difference = np.inf if np.isnan(difference) else difference
+            found.append((difference, name))
+    return max(found)
 
 
-def _batches(rows: Any) -> list[Any]:
-    """Make two batches: one from rows with little in them to rows with much, one as they come."""
+def _wide(value: Any) -> np.ndarray:
+    return np.asarray(value, np.float64)
+
+
+def _compared_rows(rows: Any) -> Any:
+    """Take every second row, from those with little in them to those with much: parts differ."""
     leaves, count = parts_of(rows), int(row_count(rows))
     if count < 4 or any(isinstance(leaf, tf.SparseTensor) for leaf in leaves):
-        return [rows]
-    # Padding is 0 and a missing label NaN or negative: where rows differ in them, parts do too.
+        return rows
+    # Padding is 0 and a missing label NaN or negative.
     dense = [np.asarray(leaf) for leaf in leaves if not isinstance(leaf, tf.RaggedTensor)]
     numbers = [leaf for leaf in dense if leaf.dtype.kind in "iufb"]
     filled = sum(((leaf > 0).reshape(count, -1).sum(1) for leaf in numbers), np.zeros(count))
     order = np.argsort(filled, kind="stable")
-    half = count // 2
-    chosen = (order[::2][:half], np.sort(order[1::2])[:half])
-
-    def picked(index: np.ndarray, leaf: Any) -> Any:
-        ragged = isinstance(leaf, tf.RaggedTensor)
-        return tf.gather(leaf, index) if ragged else np.asarray(leaf)[index]
-
-    return [each_part(functools.partial(picked, index), rows) for index in chosen]
+    return each_part(lambda leaf: tf.gather(leaf, order[::2]), rows)
 
 
 @contextlib.contextmanager
@@ -224,10 +314,26 @@ def _exact_and_eager() -> Iterator[None]:
         tf.config.run_functions_eagerly(within)
 
 
-def rows_to_compare(micro_batch_size: int | None = None) -> int:
-    """Return how many rows to compare where batches are cut into parts of a size."""
-    # Two batches of up to 16, whose parts have 2, 3 and 11. Fewer than four tell little.
-    return 2 * min(16, max(micro_batch_size or 16, 4))
+def _still_draws() -> contextlib.AbstractContextManager[None]:
+    """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
+    # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
+
+    def still(name: str, draw: Callable[..., tf.Tensor]) -> Callable[..., tf.Tensor]:
+        if name == "dropout":
+            return lambda inputs, *args, **kwargs: inputs
+        signature = inspect.signature(draw)
+
+        def drawn(*args: Any, **kwargs: Any) -> tf.Tensor:
+            call = signature.bind(*args, **kwargs)
+            shape = call.arguments["shape"]
+            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
+            seed = 31 * len(name) + len(sizes)
+            call.arguments |= {"seed": seed, "shape": [1, *sizes[1:]] if sizes else []}
+            return tf.broadcast_to(draw(*call.args, **call.kwargs), sizes)
+
+        return drawn
+
+    return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
 
 
 def check_at_first_training(model: Any) -> None:
@@ -238,25 +344,25 @@ def check_at_first_training(model: Any) -> None:
 
 def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     step = installed_step(model)
-    size = step.how.micro_batch_size if isinstance(step, AccumulatingTrainStep) else None
-    frozen = model.built and not model.trainable_weights
     names = list(inspect.signature(getattr(keras.Model, name)).parameters)[1:]
     given = dict(zip(names, args, strict=False)) | kwargs
-    check = None
+    cut, note = False, None
     try:
         rows, at_once = _first_rows(given, batched=name == "train_on_batch")
-        if size is not None and not frozen and at_once > size * replica_count(model):
-            most = min(rows_to_compare(size), int(row_count(rows)))
-            some = each_part(lambda leaf: rows_between(leaf, 0, most), rows)
-            check = check_parts(model, some)
+        frozen = model.built and not model.trainable_weights
+        if isinstance(step, AccumulatingTrainStep) and not frozen:
+            size = step.how.micro_batch_size
+            cut = at_once > size * replica_count(model)
+            most = min(_rows_to_compare(size), int(row_count(rows)))
+            note = parts_note(model, first_rows(rows, most)) if cut else None
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
-        check = PartsCheck(None, None, failure_text(error), 0)
-    if check is not None:
+        cut, note = True, _not_compared(failure_text(error))
+    if cut:
         for own, hook in list(vars(model).items()):
             if getattr(hook, "func", None) is _checked_training:
                 del vars(model)[own]
-        if (note := check.note) is not None:
+        if note is not None:
             warnings.warn(note, stacklevel=2)
         if isinstance(step, AccumulatingTrainStep):
             step.warn_of_metrics()
@@ -265,6 +371,12 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     elif args and "x" in given:
         args = (given["x"], *args[1:])
     return getattr(type(model), name)(model, *args, **kwargs)
+
+
+def _rows_to_compare(micro_batch_size: int | None) -> int:
+    """Return how many rows to compare where batches are cut into parts of a size."""
+    # Half of them are compared, up to 16 in parts of 2, 3 and 11. Fewer than four tell little.
+    return 2 * min(16, max(micro_batch_size or 16, 4))
 
 
 def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:

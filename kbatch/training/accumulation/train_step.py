@@ -52,23 +52,15 @@ class AccumulatingTrainStep(TrainStep):
             warnings.warn(Note.of("metrics_of_parts", names=names), stacklevel=2)
 
     def _update(self, data: Any) -> dict[str, Any]:
-        model, whole = self.model, super()._update
+        model = self.model
         # It may have been compiled again, or frozen, since the step was installed.
         check_model(model)
         batch = prepared_batch(model, data, self.size)
         if model.built and not model.trainable_weights:
-            return whole(data)  # Keras warns of it.
-        if self._moments is None and any(
-            isinstance(one, tf.SparseTensor) for one in parts_of(batch.leaves)
-        ):
-            # As in Keras, gradients of sparse inputs stay sparse where nothing is cut.
-            fits = batch.rows <= self.size
-            return tf.cond(fits, lambda: whole(data), lambda: self._in_parts(batch))
-        return self._in_parts(batch)
+            return super()._update(data)  # Keras warns of it.
 
-    def _in_parts(self, batch: MicroBatches) -> dict[str, Any]:
         def accumulated(measured: tf.Tensor | None) -> Sums:
-            update = Update(self.model, batch, self.how.batch_norm_once, measured)
+            update = Update(self.model, batch, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
             self._warn_of_metrics()
@@ -132,14 +124,12 @@ class Sums(NamedTuple):
 class Update:
     """One optimizer update: zeros, one `_add` a micro-batch, apply."""
 
-    def __init__(
-        self, model: Any, batch: MicroBatches, batch_norm_once: bool, measured: tf.Tensor | None
-    ):
+    def __init__(self, model: Any, batch: MicroBatches, measured: tf.Tensor | None):
         self.batch_metrics: set[str] = set()
         self.model = model
         self.batch = batch
         self._measured = measured  # Whether this update measures the moments; None where none does.
-        self.batch_norm = BatchNormUpdate(model if batch_norm_once else None)
+        self.batch_norm = BatchNormUpdate(model)
         self._totals: tuple[tf.Tensor, ...] = ()
         # Which variables the loss reaches; known once a micro-batch has been traced.
         self._connected = [False] * len(model.trainable_weights)
