@@ -24,7 +24,7 @@ from typing import IO, Any
 import cloudpickle
 import numpy as np
 
-from kbatch.errors import UnsendableError, WorkerDied
+from kbatch.device.worker_errors import UnsendableError, WorkerDied
 
 _LARGE_BYTES = 1_000_000
 
