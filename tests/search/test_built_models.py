@@ -1,0 +1,287 @@
+"""What a search makes of the model that `build` gives: its rate, and what follows the size."""
+
+import keras
+import keras_tuner
+import numpy as np
+import pytest
+import searches
+import small_models as models
+import tensorflow as tf
+
+import kbatch
+
+layers, optimizers = keras.layers, keras.optimizers
+schedules = optimizers.schedules
+ROWS = np.random.default_rng(0).normal(size=(96, 4)).astype("float32")
+LABELS = (ROWS.sum(axis=1) > 0).astype("int32")
+
+
+def classifier(optimizer):
+    dense = layers.Dense(2, kernel_initializer="zeros", dtype="float32")
+    model = keras.Sequential([keras.Input((4,)), dense])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(optimizer, loss, metrics=["accuracy"])
+    return model
+
+
+def built(build, batch_size=32, **settings):
+    """The model of a trial of a search whose base is 8; `build` makes it from a size."""
+    given = {"learning_rate_scaling": "linear", "base_batch_size": 8} | settings
+    hypermodel = searches.stock(lambda hp: build(hp.get("batch_size")), (8, 32), **given)
+    hp = keras_tuner.HyperParameters()
+    hp.Choice("batch_size", [8, 32])
+    hp.values["batch_size"] = batch_size
+    return hypermodel.build(hp)
+
+
+def optimizer_of(make, batch_size=32, **settings):
+    return built(lambda size: classifier(make(size)), batch_size, **settings).optimizer
+
+
+def searched(folder, optimizer, *callbacks):
+    """Search sizes 8 and 32 by the linear rule; the tuner and its study."""
+    given = {"learning_rate_scaling": "linear", "base_batch_size": 8}
+    tuner = searches.search(
+        folder,
+        searches.stock(lambda: classifier(optimizer()), (8, 32), **given),
+        kbatch.BatchSizeTuner,
+        data=(ROWS, LABELS),
+        fit={"validation_data": (ROWS, LABELS), "epochs": 3, "callbacks": list(callbacks)},
+        objective="val_loss",
+    )
+    return tuner, kbatch.load_study(tuner)
+
+
+def rates(study):
+    return study.to_dataframe()["learning_rate"].round(6).tolist()
+
+
+@pytest.mark.parametrize(
+    ("batch_sizes", "chosen", "base", "tried"),
+    [
+        ((16, 64), None, 32, (16, 32, 64)),
+        ((8, 16), None, 16, (8, 16)),
+        ((64, 128), None, 64, (64, 128)),
+        ((16, 32), np.int64(8), 8, (8, 16, 32)),
+    ],
+)
+def test_the_base_is_keras_default_or_the_nearest_size_and_always_tried(
+    batch_sizes, chosen, base, tried
+):
+    found = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
+    assert (found.base_batch_size, found.batch_sizes) == (base, tried)
+
+
+def test_the_base_is_compared_with_and_kept_by_a_search_that_goes_on(tmp_path):
+    settings = {"learning_rate_scaling": "linear", "base_batch_size": None}
+    sizes = searches.stock(batch_sizes=(8, 16), **settings)
+    study = kbatch.load_study(searches.quick(tmp_path, sizes, kbatch.BatchSizeTuner))
+    assert study.search.settings["base_batch_size"] == study.decide().base_batch_size == 16
+    assert study.decide().changes.keys() == {8}
+    more = searches.stock(batch_sizes=(8, 16, 48), **settings)
+    again = kbatch.load_study(searches.quick(tmp_path, more, kbatch.BatchSizeTuner))
+    # The default would be 32 now, and another search.
+    assert [trial.batch_size for trial in again.trials] == [8, 16, 48]
+    assert again.trials[:2] == study.trials
+    assert again.trials[2].executions[0].scaling.kappa == 3
+
+
+class Late(layers.Layer):
+    """Creates a BatchNormalization when it is built."""
+
+    def build(self, shape):
+        self.norm = layers.BatchNormalization()
+
+    def call(self, x, training=False):
+        return self.norm(x, training=training)
+
+
+def decaying(*inner):
+    model = keras.Sequential([*inner, layers.Dense(3, activation="softmax", dtype="float32")])
+    optimizer = optimizers.AdamW(1e-3, weight_decay=0.01)
+    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
+    return model
+
+
+@pytest.mark.parametrize(("rule", "ratio"), [("sqrt", 2.0), ("linear", 4.0), (None, 1.0)])
+def test_a_trial_keeps_its_timescales_in_examples(rule, ratio):
+    def followed(batch_size, **settings):
+        inner = keras.Input((8,)), layers.BatchNormalization()
+        model = built(
+            lambda size: decaying(*inner), batch_size, learning_rate_scaling=rule, **settings
+        )
+        return model.optimizer.beta_2, model.optimizer.weight_decay, model.layers[0].momentum
+
+    np.testing.assert_allclose(followed(32), [0.999**4, 0.01 * 4 / ratio, 0.99**4])
+    assert followed(8) == followed(32, follow_batch_size=()) == (0.999, 0.01, 0.99)
+
+
+def test_the_record_says_what_followed_also_of_a_layer_that_the_first_batch_builds(tmp_path):
+    follow = ("weight_decay", "batch_norm_momentum")
+    hypermodel = searches.stock(lambda: decaying(Late()), (8, 32), follow_batch_size=follow)
+    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner))
+    base, large = (trial.executions[0].scaling for trial in study.trials)
+    assert large.follow_batch_size == follow
+    assert large.weight_decay == pytest.approx(0.01 * 4 / 2)
+    assert (large.beta_2, large.batch_norm_momenta) == (0.999, (pytest.approx(0.99**4),))
+    assert (base.weight_decay, base.kappa) == (0.01, 1)
+    assert study.search.settings["follow_batch_size"] == list(follow)
+
+
+def test_averages_of_weights_keep_their_half_life_in_examples():
+    def averaging(batch_size):
+        return optimizers.SGD(use_ema=True, ema_momentum=0.9, ema_overwrite_frequency=10)
+
+    for rule in ("linear", None):
+        large = optimizer_of(averaging, learning_rate_scaling=rule)
+        assert large.ema_momentum == pytest.approx(0.9**4)
+        assert large.ema_overwrite_frequency == 2
+    kept = optimizer_of(averaging, 8), optimizer_of(averaging, follow_batch_size=("beta_2",))
+    for one in kept:
+        assert (one.ema_momentum, one.ema_overwrite_frequency) == (0.9, 10)
+
+
+def test_averages_that_were_validated_are_kept_and_compared(tmp_path):
+    swap = keras.callbacks.SwapEMAWeights()
+    averaging = {"use_ema": True, "ema_momentum": 0.9}
+    tuner, study = searched(tmp_path, lambda: optimizers.SGD(0.1, **averaging), swap)
+    runs = [trial.executions[0] for trial in study.trials]
+    assert [run.outcomes.reason for run in runs] == [None, None]
+    assert runs[1].scaling.ema_momentum == pytest.approx(0.9**4)
+    best = min(trial.objective_value for trial in study.trials)
+    kept = tuner.get_best_models()[0].evaluate(ROWS, LABELS, verbose=0, return_dict=True)
+    assert kept["loss"] == pytest.approx(best, rel=1e-5)
+
+
+class Own(schedules.LearningRateSchedule):
+    def __init__(self, updates):
+        self.updates = updates
+
+    def __call__(self, step):
+        return 0.1 / (1.0 + keras.ops.cast(step, "float32") / self.updates)
+
+
+@pytest.mark.parametrize(
+    ("optimizer", "expected"),
+    [
+        # What the build function leaves follows the rule: the rate of a schedule over the steps.
+        (lambda b: schedules.CosineDecay(0.1, 320 // b), (0.4, 0.2)),
+        (lambda b: schedules.CosineDecay(0.1 * b / 8, 40), (0.4, 0.2)),
+        (lambda b: schedules.CosineDecay(0.1, 40), (0.4, 0.2)),
+        (lambda b: Own(40 / b), (0.1, 0.1 / 5)),
+        (lambda b: Own(20), (0.4, 0.2)),
+        (lambda b: 0.1 * b / 8, (0.4, 0.4)),
+    ],
+)
+def test_what_build_fits_to_the_size_is_not_scaled_again(optimizer, expected):
+    found, read = optimizer_of(lambda b: optimizers.SGD(optimizer(b))), []
+    for step in (0, 5):
+        found.iterations.assign(step)
+        read.append(float(found.learning_rate))
+    assert read == pytest.approx(expected, rel=1e-5)
+
+
+def test_other_settings_that_build_fits_stay_too():
+    adam = {"use_ema": True}
+    found = optimizer_of(
+        lambda b: optimizers.AdamW(weight_decay=0.01 * b, beta_2=0.9 ** (b / 8), **adam)
+    )
+    assert (found.weight_decay, found.beta_2) == (0.32, 0.9**4)
+    assert found.ema_momentum == pytest.approx(0.99**4)
+
+
+class Groups(optimizers.Optimizer):
+    """Trains the biases by one optimizer and all else by another."""
+
+    def __init__(self, biases, others):
+        super().__init__(learning_rate=7.0)  # Nothing trains with it.
+        self.groups = [biases, others]
+
+    def build(self, variables):
+        super().build(variables)
+        for optimizer, (_, own) in zip(self.groups, self.shared(variables), strict=True):
+            optimizer.build(own)
+
+    def shared(self, variables):
+        biases = [i for i, one in enumerate(variables) if "bias" in one.path]
+        parts = biases, [i for i in range(len(variables)) if i not in biases]
+        return [(part, [variables[i] for i in part]) for part in parts]
+
+    def apply(self, grads, trainable_variables=None):
+        variables = list(trainable_variables)
+        if not self.built:
+            self.build(variables)
+        for one, (part, own) in zip(self.groups, self.shared(variables), strict=True):
+            one.apply([grads[i] for i in part], own)
+
+
+def test_an_optimizer_that_holds_several_is_recorded_by_those_that_train(tmp_path):
+    def groups(*_):
+        return Groups(optimizers.Adam(0.02), optimizers.SGD(0.1))
+
+    _, study = searched(tmp_path, groups)
+    assert rates(study) == [0.02, 0.08]
+    run = study.trials[-1].executions[0]
+    assert (run.optimizer, run.updates, run.scaling.beta_2) == ("Adam", 9, 0.999**4)
+    found = [round(float(one.learning_rate), 6) for one in optimizer_of(groups).groups]
+    assert found == [0.08, 0.4]
+
+
+def test_rates_that_a_callback_sets_are_recorded(tmp_path):
+    scheduler = keras.callbacks.LearningRateScheduler(
+        lambda epoch, rate: rate if epoch < 1 else 0.01
+    )
+    _, study = searched(tmp_path, lambda: optimizers.SGD(0.1), scheduler)
+    assert rates(study) == [0.01, 0.01]
+    epochs = study.trials[1].executions[0].epochs
+    assert [one.learning_rate for one in epochs] == pytest.approx([0.4, 0.01, 0.01])
+
+
+class Halved(optimizers.SGD):
+    """Halves gradients in `apply`, as rates by layer and clipping of one's own change them."""
+
+    def apply(self, grads, trainable_variables=None):
+        super().apply([tf.math.scalar_mul(0.5, g) for g in grads], trainable_variables)
+
+
+TOKENS = np.minimum(np.random.default_rng(0).zipf(1.3, (64, 12)), 40) - 1
+TARGETS = np.arange(64) % 2 * 1.0
+
+
+def words(optimizer):
+    start = {"embeddings_initializer": "ones"}
+    model = keras.Sequential(
+        [
+            keras.Input((12,), dtype="int32"),
+            layers.Embedding(40, 4, **start),
+            layers.GlobalAveragePooling1D(),
+            layers.Dense(1, kernel_initializer="ones", dtype="float32"),
+        ]
+    )
+    model.compile(optimizer, "mse")
+    return model
+
+
+def moved(model, updates):
+    before = model.get_weights()
+    for _ in range(updates):
+        model.train_on_batch(TOKENS, TARGETS)
+    return [new - old for new, old in zip(model.get_weights(), before, strict=True)]
+
+
+@pytest.mark.parametrize(("micro_batch_size", "policy"), [(None, "mixed_float16"), (16, "float32")])
+def test_an_apply_of_the_users_own_is_called_once_an_update(micro_batch_size, policy):
+    settings = {"micro_batch_size": micro_batch_size, "dtype_policy": policy}
+    found = moved(built(lambda size: words(Halved(0.1)), 8, **settings), 1)[-1]
+    expected = moved(words(Halved(0.1)), 1)[-1]
+    assert abs(expected).max() > 0.05
+    np.testing.assert_allclose(found, expected, rtol=1e-3)
+
+
+def test_an_embedding_trains_equally_whole_and_in_parts():
+    """Equal indices of sparse gradients are added up, whole or not."""
+    whole, parts = (
+        moved(built(lambda size: words(optimizers.RMSprop(0.05)), 8, micro_batch_size=micro), 3)[0]
+        for micro in (None, 16)
+    )
+    assert np.linalg.norm(whole - parts) <= 1e-5 * np.linalg.norm(whole)
