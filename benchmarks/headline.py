@@ -63,7 +63,8 @@ def main() -> None:
         headline = searched = decision.changes[named].speedup.value
         plain, shown = study.plain_epochs, "-"
         if plain is not None:
-            of_epochs = plain.epoch_s[0] / plain.epoch_s[1]
+            epoch_s = dict(zip(plain.batch_sizes, plain.epoch_s, strict=True))
+            of_epochs = epoch_s[base] / epoch_s[named]
             shown = f"{of_epochs:.2f}"
             if abs(of_epochs / searched - 1) > MUCH_APART:
                 headline = of_epochs

@@ -147,11 +147,15 @@ class _Race:
         model = self._model(self._runs)
         if model is None:
             return self._without_values()
-        if not any(max(numbers) > 0 for numbers in self._numbers.values()):
-            pair = self._pair_to_try(model.with_pending([one[:2] for one in self._pending]))
+        rounds = [pair for pair, numbers in self._numbers.items() if max(numbers) > 0]
+        if all(factor == 1 for _, factor in rounds):
+            # None of a race, or those of a grid, which say nothing of other rates.
+            tries = self._model([run for run in self._runs if not run.seed]) or model
+            trying = [one[:2] for one in self._pending if not one.number]
+            pair = self._pair_to_try(tries.with_pending(trying))
             if pair is not None:
                 return RaceStep((NextRun(*pair, 0),))
-            if self._pending:
+            if self._pending and not rounds:
                 return RaceStep()
         return RaceStep(ended="alone") if alone else self._round()
 

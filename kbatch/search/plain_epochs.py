@@ -1,4 +1,8 @@
-"""One epoch by plain `fit` at the size that a study names and at the base size: what people get."""
+"""Epochs by plain `fit` after a search: what people get, and what tells sizes apart in time.
+
+They are those of the base size and of the one that the study names, and of certified sizes whose
+times the executions do not tell apart.
+"""
 
 import time
 from pathlib import Path
@@ -16,27 +20,29 @@ from kbatch.training.state import kept_seeds
 
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.
 _MOST_S = 1.5
-# Of each, in turns; the least counts.
-_EPOCHS = 2
+# Of each, in turns; the least counts. More where they tell sizes apart.
+_EPOCHS, _MORE_EPOCHS = 2, 4
 # Of the time of all trainings, for all epochs and what is traced: a short search has none of it.
 _MOST_SHARE = 0.05
+# For sizes that are to be told apart.
+_TO_TELL_APART_S = 10.0
 # A batch more or less would change what is timed of fewer.
 _FEWEST_BATCHES = 4
 
 
 def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOST_SHARE) -> None:
-    """Time both sizes in turns with the settings of their trials, and keep it with the search."""
+    """Time the sizes in turns with the settings of their trials, and keep it with the search."""
     project = Path(tuner.project_dir)
     study = load_study(project)
     found = study.decide()
-    sizes = found.base_batch_size or 0, found.batch_size or 0
-    trials = [trial for size in sizes for trial in found.trials if trial.batch_size == size]
-    known = study.plain_epochs
-    data = _training_arrays(given)
-    if sizes[0] == sizes[1] or len(trials) < 2 or data is None or not tuner.hypermodel.stock_fit:
-        return
+    wanted = {found.base_batch_size, found.batch_size, *found.alike_in_time}
+    trials = [trial for trial in found.trials if trial.batch_size in wanted]
+    sizes, known = tuple(trial.batch_size for trial in trials), study.plain_epochs
     rates = [rate for trial in trials if (rate := trial.samples_per_second)]
-    if (known is not None and known.batch_sizes == sizes) or len(rates) < 2:
+    data = _training_arrays(given)
+    if len(sizes) < 2 or len(rates) < len(sizes) or data is None or not tuner.hypermodel.stock_fit:
+        return
+    if known is not None and set(sizes) <= set(known.batch_sizes):
         return
     spent_s = sum(run.total_s or 0.0 for trial in study.trials for run in trial.executions)
     with kept_seeds():
@@ -46,11 +52,13 @@ def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOS
             hp.values = dict(trial.hyperparameters)
             model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
             models.append(tuner.hypermodel.graph.model(model))
-        left_s = most_share * spent_s
+        turns, left_s = _EPOCHS, most_share * spent_s
+        if found.alike_in_time:
+            turns, left_s = _MORE_EPOCHS, max(left_s, _TO_TELL_APART_S)
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
         slower, example_s = min(rates), sum(1 / rate for rate in rates)
-        part_s = max(0.0, min(_MOST_S, left_s / (_EPOCHS * example_s * slower)))
+        part_s = max(0.0, min(_MOST_S, left_s / (turns * example_s * slower)))
         rows = min(len(keras.tree.flatten(data)[0]), int(part_s * slower))
         if rows < _FEWEST_BATCHES * max(sizes):
             return
@@ -58,12 +66,12 @@ def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOS
         try:
             epochs_s = [
                 [_epoch_s(model, x, y, size) for model, size in zip(models, sizes, strict=True)]
-                for _ in range(_EPOCHS + traces)
+                for _ in range(turns + traces)
             ]
         except tf.errors.ResourceExhaustedError:  # Beside the model that the search keeps.
             return
-    base_s, named_s = np.min(epochs_s[traces:], axis=0).tolist()
-    write_record(PlainEpochs(sizes, (base_s, named_s), rows), project / PLAIN_NAME)
+    least_s = tuple(np.min(epochs_s[traces:], axis=0).tolist())
+    write_record(PlainEpochs(sizes, least_s, rows), project / PLAIN_NAME)
 
 
 def _training_arrays(data: FitData) -> tuple[Any, Any] | None:

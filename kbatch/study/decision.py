@@ -30,6 +30,8 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
+# Times that are told apart differ by less.
+_TOLD_APART = 1.15
 # Why a size is not judged in a race.
 _UNLIKELY = "left the race: unlikely to win"
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
@@ -102,6 +104,9 @@ class Decision:
     base_batch_size: int | None = None
     #: What each other size changes against it, by batch size.
     changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
+    #: Certified sizes whose times the executions do not tell apart, with the fastest: one may train
+    #: as fast as it, or for 1.15 of its time.
+    alike_in_time: tuple[int, ...] = ()
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
     page: Page = dataclasses.field(default=Page("There is no trial."))
@@ -234,8 +239,13 @@ def decide(
     confidence: float,
     base_batch_size: int | None = None,
     raced_sizes: Sequence[int] = (),
+    epoch_s: Mapping[int, float] | None = None,
 ) -> Decision:
-    """Decide as `Study.decide` does, without words; of a race by its rounds."""
+    """Decide as `Study.decide` does, without words; of a race by its rounds.
+
+    `epoch_s` are the seconds of an epoch in turns, by batch size: they decide between sizes whose
+    times the executions do not tell apart.
+    """
     compared, left_out = comparable_trials(trials)
     if not compared:
         return Decision(None, None, None, confidence=confidence)
@@ -257,11 +267,18 @@ def decide(
         if raced_sizes:
             runs = [run for run in runs if (run.seed or 0) == first]
             rounds = 1
-        judgement = judge(runs, **given, over_examples=not is_time(best.objective))
+        given["over_examples"] = not is_time(best.objective)
+        judgement = judge(runs, **given)
     else:
         raced = {size for size, _ in judgement.pairs}
         left_out += tuple((t, _UNLIKELY) for t in compared if t.batch_size not in raced)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
+    alike = _alike_in_time(judgement, runs)
+    if epoch_s and alike and set(alike) <= set(epoch_s):
+        runs = _with_times(runs, {size: epoch_s[size] for size in alike})
+        judgement = judge_race(runs, raced_sizes, **given) if begin else judge(runs, **given)
+        assert judgement is not None
+    if begin:
         runs = [run for run in runs if run.batch_size in raced and (run.seed or 0) > first]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
@@ -278,9 +295,45 @@ def decide(
         confidence=confidence,
         unpaired=unpaired,
         base_batch_size=base and base_batch_size,
+        alike_in_time=alike,
         changes={} if base is None else _changes(judged, runs, judged[compared.index(base)]),
         left_out=left_out,
     )
+
+
+def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]:
+    """Return the certified sizes that may be as fast as the fastest, and may not; none if alone."""
+    pairs = [pair for pair in judgement.certified if pair in judgement.costs]
+    if len(pairs) < 2:
+        return ()
+    seconds = {
+        pair: {r.seed or 0: r.seconds for r in runs if r.pair == pair and r.seconds}
+        for pair in pairs
+    }
+    fastest = min(pairs, key=lambda pair: judgement.costs[pair])
+    found = []
+    for pair in pairs:
+        both = sorted(seconds[pair].keys() & seconds[fastest].keys())
+        ratio = ratio_over_rounds(
+            [seconds[pair][k] for k in both], [seconds[fastest][k] for k in both]
+        )
+        ends = ratio and ratio.ends
+        unknown = ends is None and judgement.costs[pair] < _TOLD_APART
+        if pair != fastest and (unknown or (ends and ends[0] <= 1 and ends[1] >= _TOLD_APART)):
+            found.append(pair[0])
+    return tuple(sorted([*found, fastest[0]])) if found else ()
+
+
+def _with_times(runs: Sequence[Run], epoch_s: Mapping[int, float]) -> list[Run]:
+    """Let the executions of some sizes take the time of their epochs, on the scale of all."""
+    timed = [run.seconds for run in runs if run.batch_size in epoch_s and run.seconds]
+    scale = fmean(timed) / fmean(epoch_s.values())
+    return [
+        run._replace(seconds=scale * epoch_s[run.batch_size])
+        if run.batch_size in epoch_s and run.seconds
+        else run
+        for run in runs
+    ]
 
 
 def starting_rate(trial: TrialRecord) -> float | None:

@@ -187,7 +187,7 @@ def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -
         if speedup.value < 1 and speedup.ends:
             bounds = Estimate(1 / speedup.value, 1 / speedup.ends[1], 1 / speedup.ends[0])
         parts.append(f"{_times(speedup.value)}{in_brackets(bounds, 2)}")
-        if plain_s.keys() == {base, size}:
+        if {base, size} <= plain_s.keys():
             plain = plain_s[base] / plain_s[size]
             if abs(plain / speedup.value - 1) > MUCH_APART:
                 # What people get comes first.

@@ -68,10 +68,14 @@ PLAIN_NAME = "kbatch-plain-epochs.json"
 
 @dataclasses.dataclass(frozen=True)
 class PlainEpochs:
-    """One epoch by plain `fit` with the settings of two trials, measured in turns."""
+    """One epoch by plain `fit` with the settings of some trials, measured in turns.
 
-    batch_sizes: tuple[int, int]  #: The base size and the one that was named.
-    epoch_s: tuple[float, float]  #: Seconds of an epoch of each, without tracing.
+    They are the base size and the one that was named, and sizes that the executions did not tell
+    apart in time.
+    """
+
+    batch_sizes: tuple[int, ...]  #: Ascending.
+    epoch_s: tuple[float, ...]  #: Seconds of an epoch of each, without tracing.
     examples: int  #: Examples of these epochs.
 
 
@@ -199,22 +203,23 @@ class Study(Result):
             tolerance = settings.get("tolerance")
         # Every page asks for it several times.
         if (tolerance, sure) not in self._decisions:
+            plain = self.plain_epochs
+            epoch_s = dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {}
+            raced = settings.get("strategy") == "race"
             found = decide(
                 self.trials,
                 tolerance=tolerance,
                 confidence=sure,
                 base_batch_size=settings.get("base_batch_size"),
-                raced_sizes=settings.get("batch_sizes", ())
-                if settings.get("strategy") == "race"
-                else (),
+                raced_sizes=settings.get("batch_sizes", ()) if raced else (),
+                epoch_s=epoch_s,
             )
-            plain = self.plain_epochs
             self._decisions[tolerance, sure] = with_page(
                 found,
                 self.trials,
                 settings=settings,
                 missing=self.missing,
-                plain_s=dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {},
+                plain_s=epoch_s,
             )
         return self._decisions[tolerance, sure]
 

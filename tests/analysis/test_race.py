@@ -264,3 +264,16 @@ def test_a_loss_in_other_units_is_raced_in_the_same_way():
     (gains, end), losses = ended(cliff), Search(cliff, sign=-1, scale=100.0)
     assert losses.to_the_end().judgement.named == end.judgement.named
     assert executions(gains.runs) == executions(losses.runs)
+
+
+def test_a_race_over_a_grid_of_several_executions_still_looks_for_the_rate():
+    search = Search(eight_times_too_small)
+    search.runs = [
+        search.trained(NextRun(size, 1.0, number)) for size in (16, 32, 64) for number in range(3)
+    ]
+    given = len(search.runs)
+    search.to_the_end()
+    asked = search.runs[given:]
+    tried, raced = ({run.pair for run in asked if bool(run.seed) == one} for one in (False, True))
+    assert len(tried - raced) > 4, "rates are tried that are not repeated"
+    assert search.judged().named[1] >= 4

@@ -81,3 +81,18 @@ def test_data_that_are_no_arrays_are_not_timed(ended):
     file.unlink(missing_ok=True)
     measure_plain_epochs(tuner, FitData(x.tolist(), y), most_share=np.inf)
     assert not file.exists()
+
+
+def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, monkeypatch):
+    tuner, (x, y) = ended
+    file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
+    file.unlink(missing_ok=True)
+    decide = kbatch.Study.decide
+    monkeypatch.setattr(
+        kbatch.Study,
+        "decide",
+        lambda self: dataclasses.replace(decide(self), base_batch_size=64, alike_in_time=(4, 64)),
+    )
+    # A short search, whose share of time is none.
+    measure_plain_epochs(tuner, FitData(x, y), most_share=0.0)
+    assert kbatch.load_study(tuner).plain_epochs.batch_sizes == (4, 64)

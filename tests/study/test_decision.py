@@ -9,6 +9,7 @@ from records_factory import make_execution, make_search, make_study, make_trial
 
 from kbatch.records.training_run import REASONS, Budget, Outcomes, Target
 from kbatch.study.figures.trials import named_label, plot_trials
+from kbatch.study.study import PlainEpochs
 from kbatch.study.trial import Objective
 
 LOSS = Objective("val_loss", "min")
@@ -403,3 +404,36 @@ def test_a_size_that_is_certified_while_a_faster_one_is_open_claims_no_more():
     assert found.certified and not found.certain
     assert "It is open whether 64 would do too" in found.reason
     assert make_study(*trials[:2]).decide().certain
+
+
+def timed(size, count, seconds):
+    """A trial of six executions of the same images, each of its own duration."""
+    trial = many(size, count, salt=1)
+    executions = [
+        dataclasses.replace(run, window_durations_s=(s * 100 / run.examples_seen,) * 5)
+        for run, s in zip(trial.executions, seconds, strict=True)
+    ]
+    return dataclasses.replace(trial, executions=tuple(executions))
+
+
+def test_sizes_that_times_do_not_tell_apart_are_told_apart_by_epochs_in_turns():
+    noisy = (
+        timed(32, 30, [2.0, 3.2, 2.4, 2.1, 3.0, 2.3]),
+        timed(64, 30, [2.4, 2.0, 2.9, 2.2, 1.9, 2.6]),
+    )
+    study = make_study(*noisy, timed(128, 30, [9.0] * 6))
+    found = study.decide()
+    assert found.certified and found.alike_in_time == (32, 64)
+    for epoch_s, named in (((1.0, 1.02, 4.0), 32), ((1.3, 1.0, 4.0), 64)):
+        known = PlainEpochs((32, 64, 128), epoch_s, 1000)
+        assert dataclasses.replace(study, plain_epochs=known).decide().batch_size == named
+    # Epochs of one of both do not tell.
+    known = PlainEpochs((32, 128), (1.3, 4.0), 1000)
+    assert dataclasses.replace(study, plain_epochs=known).decide().batch_size == found.batch_size
+
+
+def test_sizes_whose_times_are_told_apart_are_not_timed_again():
+    study = make_study(timed(32, 30, [2.0] * 6), timed(64, 30, [1.0] * 6))
+    assert study.decide().certified and study.decide().alike_in_time == ()
+    known = PlainEpochs((32, 64), (1.0, 1.0), 1000)
+    assert dataclasses.replace(study, plain_epochs=known).decide().batch_size == 64
