@@ -1,17 +1,16 @@
 """What several commands take and print: memory sizes, and models and data by name."""
 
 import argparse
+import contextlib
 import importlib.util
 import inspect
-import os
 import re
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-if TYPE_CHECKING:
-    from rich.console import Console
+from kbatch.device.quiet_start import quiet_start
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
@@ -39,6 +38,13 @@ def memory_size(text: str) -> int:
     return int(quantity(text, _BYTES, required))
 
 
+def milliseconds(text: str) -> float:
+    """Read a time with its unit, such as 20ms or 0.5s."""
+    required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
+    units_ms = {"us": 0.001, "ms": 1.0, "s": 1000.0}
+    return quantity(text, units_ms, f"{required} Received: --slo")
+
+
 BUILD, DATA = "MODULE:BUILD", "--data"
 
 
@@ -46,17 +52,6 @@ def add_model_arguments(parser: argparse.ArgumentParser, *, data: str) -> None:
     """Add the build function and `--data`, of which `data` tells what it may name."""
     parser.add_argument("build", metavar=BUILD, help="function that returns the compiled model")
     parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
-
-
-def add_output(
-    parser: argparse.ArgumentParser,
-    text: str,
-    default: str | None = None,
-    metavar: str | None = None,
-) -> None:
-    shown = f"{text} (%(default)s)" if default else text
-    path = default and Path(default)
-    parser.add_argument("-o", "--output", type=Path, default=path, metavar=metavar, help=shown)
 
 
 def check_model_arguments(options: argparse.Namespace) -> None:
@@ -164,17 +159,7 @@ def integers(text: str, *, example: str) -> list[int]:
         ) from error
 
 
-def starting_console() -> "Console":
-    """Return the console of a command, which says first that TensorFlow starts."""
-    from rich.console import Console
-
-    console = Console(emoji=False)
-    if not console.is_terminal and "COLUMNS" not in os.environ:
-        console = Console(width=120, emoji=False)  # No terminal says how wide a log file is.
-    say(console, "Starting TensorFlow ...")
-    return console
-
-
-def say(console: "Console", line: str) -> None:
-    """Print a line as it is, however long."""
-    console.print(line, highlight=False, markup=False, soft_wrap=True)
+def starting_tensorflow() -> contextlib.AbstractContextManager[None]:
+    """Say that TensorFlow starts, which takes seconds, and hold back what it writes then."""
+    print("Starting TensorFlow ...", flush=True)
+    return quiet_start()

@@ -8,23 +8,22 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from kbatch.cli.arguments import starting_tensorflow
+
 if TYPE_CHECKING:
     from kbatch.device.doctor import Finding
 
 
 def add_doctor(commands: Any) -> None:
     doctor = commands.add_parser("doctor", help="examine versions, devices, memory and speed")
-    doctor.set_defaults(run=_run_doctor)
+    doctor.set_defaults(run=_doctor)
 
 
-def _run_doctor(_: argparse.Namespace) -> None:
-    from kbatch.device.quiet_start import quiet_start
-
-    print("Starting TensorFlow and timing train steps ...", flush=True)
+def _doctor(_: argparse.Namespace) -> None:
     variables = dict(os.environ)
     # Else the few seconds take all memory of a GPU on which others train.
     os.environ.setdefault("TF_FORCE_GPU_ALLOW_GROWTH", "true")
-    with quiet_start():
+    with starting_tensorflow():
         findings = _examine(variables)
     print(examination_text(findings))
     if any(finding.status == "missing" for finding in findings):
@@ -33,24 +32,17 @@ def _run_doctor(_: argparse.Namespace) -> None:
 
 def _examine(variables: Mapping[str, str]) -> "tuple[Finding, ...]":
     """Examine packages, devices, memory and the speed of policies as far as packages are there."""
-    from kbatch.device.doctor import (
-        Finding,
-        backend_findings,
-        gpu_findings,
-        memory_finding,
-        package_findings,
-        policy_finding,
-    )
+    from kbatch.device import doctor
 
     try:
-        packages = package_findings(importlib.metadata.requires("kbatch-tuner") or ())
+        packages = doctor.package_findings(importlib.metadata.requires("kbatch-tuner") or ())
     except importlib.metadata.PackageNotFoundError:
         text = "kbatch is on the path but not installed: what it requires is unknown"
-        packages = (Finding("packages", "warning", text, "pip install ."),)
-    later = Finding("devices", "warning", "not examined before that is mended")
+        packages = (doctor.Finding("packages", "warning", text, "pip install ."),)
+    later = doctor.Finding("devices", "warning", "not examined before that is mended")
     if any(finding.status == "missing" for finding in packages):
         return (*packages, later)
-    if backend := backend_findings():
+    if backend := doctor.backend_findings():
         return (*packages, *backend, later)
 
     import psutil
@@ -61,14 +53,14 @@ def _examine(variables: Mapping[str, str]) -> "tuple[Finding, ...]":
     from kbatch.device.memory import available_bytes
     from kbatch.training.dtype_policy import measure_policy_speeds
 
-    gpus = gpu_findings(lambda: read_environment().devices, variables)
-    memory = memory_finding(psutil.virtual_memory().total, available_bytes())
+    gpus = doctor.gpu_findings(lambda: read_environment().devices, variables)
+    memory = doctor.memory_finding(psutil.virtual_memory().total, available_bytes())
     device = "GPU" if tf.config.list_physical_devices("GPU") else "CPU"
     try:
-        policy = policy_finding(measure_policy_speeds(), device)
+        policy = doctor.policy_finding(measure_policy_speeds(), device)
     except tf.errors.OpError as error:
         text = f"a train step fails on this {device}: {failure_text(error)}"
-        policy = Finding("dtype policy", "missing", text)
+        policy = doctor.Finding("dtype policy", "missing", text)
     return (*packages, *gpus, memory, policy)
 
 
@@ -76,14 +68,9 @@ def examination_text(findings: "Sequence[Finding]") -> str:
     lines = []
     for finding in findings:
         head = f"{finding.status:<9}{finding.topic:<14} "
-        indent, width = " " * len(head), 76 + len(head)
-        lines += textwrap.wrap(
-            finding.text,
-            width,
-            initial_indent=head,
-            subsequent_indent=indent,
-            break_on_hyphens=False,
-        )
+        indent = " " * len(head)
+        text = textwrap.wrap(finding.text, 76, break_on_hyphens=False)
+        lines += [head + text[0], *(indent + line for line in text[1:])]
         lines += [f"{indent}$ {finding.command}"] if finding.command else []
     missing = [finding.topic for finding in findings if finding.status == "missing"]
     last = f"missing: {', '.join(missing)}" if missing else "nothing that is needed is missing"

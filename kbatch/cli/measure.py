@@ -5,12 +5,35 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from kbatch.cli import arguments
+from kbatch.cli.arguments import (
+    add_model_arguments,
+    check_model_arguments,
+    integers,
+    memory_size,
+    milliseconds,
+    named_build,
+    named_data,
+    named_x_y,
+    starting_tensorflow,
+)
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
 from kbatch.search import BASE_BATCH_SIZE
 
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
+
+
+def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
+    """Print a result, and write its record and its figures where they are wanted."""
+    from kbatch.plotting.saving import save_figure
+
+    print(result)
+    if record is not None:
+        result.save(record)
+        print(f"record: {record}")
+    for path, draw in figures:
+        save_figure(draw(None), path)
+        print(f"figure: {path}")
 
 
 def add_inference(commands: Any) -> None:
@@ -31,40 +54,29 @@ def add_inference(commands: Any) -> None:
     bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
     add("--no-memory", action="store_true", help="leave the memory out")
-    arguments.add_output(
-        parser, "where the profile, the table and the figures go", "kbatch-inference", "DIR"
-    )
-    parser.set_defaults(run=_run_inference)
+    output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
+    add("-o", "--output", **output, help="where profile, table and figures go (%(default)s)")
+    parser.set_defaults(run=_inference)
 
 
-def milliseconds(text: str) -> float:
-    """Read a time with its unit, such as 20ms or 0.5s."""
-    required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
-    units_ms = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-    return arguments.quantity(text, units_ms, f"{required} Received: --slo")
-
-
-def _run_inference(options: argparse.Namespace) -> None:
+def _inference(options: argparse.Namespace) -> None:
+    from rich.console import Console
     from rich.markup import escape
 
-    from kbatch.device.quiet_start import quiet_start
-
     target_ms = None if options.slo is None else milliseconds(options.slo)
-    sizes = options.batch_sizes and arguments.integers(options.batch_sizes, example="1,8,64")
+    sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
     if not options.model.exists():
         raise ValueError(
             "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
             f"Received: {options.model}."
         )
     options.output.mkdir(parents=True, exist_ok=True)
-    console = arguments.starting_console()
-    with quiet_start():
+    with starting_tensorflow():
         from kbatch.inference.inputs import load_saved_model
         from kbatch.inference.measure import profile_inference
-    from kbatch.plotting.saving import save_figure
 
     model = load_saved_model(options.model)
-    with console.status("measuring") as status:
+    with Console(emoji=False).status("measuring") as status:
         profile = profile_inference(
             model,
             batch_sizes=sizes,
@@ -77,14 +89,9 @@ def _run_inference(options: argparse.Namespace) -> None:
             bulk_examples=options.bulk_examples,
             on_progress=lambda line: status.update(escape(line)),
         )
-    arguments.say(console, str(profile))
-    profile.save(options.output / "profile.json")
     profile.table().to_csv(options.output / "profile.csv", index=False)
-    arguments.say(console, f"profile: {options.output / 'profile.json'}")
-    for figure in profile.figures():
-        path = options.output / f"{figure.name}.png"
-        save_figure(figure.draw(None), path)
-        arguments.say(console, f"figure: {path}")
+    figures = ((options.output / f"{figure.name}.png", figure.draw) for figure in profile.figures())
+    _write(profile, options.output / "profile.json", *figures)
 
 
 def _words(text: str) -> list[str]:
@@ -93,44 +100,35 @@ def _words(text: str) -> list[str]:
 
 def add_input(commands: Any) -> None:
     parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
-    arguments.add_model_arguments(
-        parser, data="dataset, PyDataset or arrays, or a function that makes them"
-    )
+    add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
     add = parser.add_argument
     add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
     add("--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring")
     add("--no-remedies", action="store_true", help="leave out the changes to the pipeline")
     cache = "memory that a cache may take when tried"
     add("--cache-bytes", type=int, metavar="BYTES", help=cache)
-    arguments.add_output(parser, "where record and figure go", "kbatch-input", "DIR")
-    parser.set_defaults(run=_run_input)
+    output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
+    add("-o", "--output", **output, help="where record and figure go (%(default)s)")
+    parser.set_defaults(run=_input)
 
 
-def _run_input(options: argparse.Namespace) -> None:
-    from kbatch.device.quiet_start import quiet_start
-
-    arguments.check_model_arguments(options)
-    console = arguments.starting_console()
-    with quiet_start():
+def _input(options: argparse.Namespace) -> None:
+    check_model_arguments(options)
+    with starting_tensorflow():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-    from kbatch.plotting.saving import save_figure
 
-    build, data = arguments.named_build(options.build), arguments.named_data(options.data)
+    build, data = named_build(options.build), named_data(options.data)
     given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
     budgets = {name: value for name, value in given.items() if value is not None}
     profile = profile_input_pipeline(
         build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budgets
     )
-    record, figure = options.output / "input.json", options.output / "input.png"
-    profile.save(record)
-    save_figure(profile.plot(), figure)
-    arguments.say(console, str(profile))
-    arguments.say(console, f"record: {record}\nfigure: {figure}")
+    _write(profile, options.output / "input.json", (options.output / "input.png", profile.plot))
 
 
 def add_max_batch(commands: Any) -> None:
     parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
-    arguments.add_model_arguments(parser, data=_DATA_TEXT)
+    add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
     limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
     add("--limit", metavar="SIZE", help=limit)
@@ -140,21 +138,18 @@ def add_max_batch(commands: Any) -> None:
     add("--inference", action="store_true", help="run predictions instead of train steps")
     policy = "Keras dtype policy to build under, such as mixed_float16"
     add("--policy", metavar="NAME", help=policy)
-    arguments.add_output(parser, "write the result as JSON", metavar="FILE")
-    parser.set_defaults(run=_run_max_batch)
+    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
+    parser.set_defaults(run=_max_batch)
 
 
-def _run_max_batch(options: argparse.Namespace) -> None:
-    from kbatch.device.quiet_start import quiet_start
-
-    arguments.check_model_arguments(options)
-    limit_bytes = options.limit and arguments.memory_size(options.limit)
-    console = arguments.starting_console()
-    with quiet_start():
+def _max_batch(options: argparse.Namespace) -> None:
+    check_model_arguments(options)
+    limit_bytes = options.limit and memory_size(options.limit)
+    with starting_tensorflow():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
-    build = arguments.named_build(options.build)
-    x, y = arguments.named_x_y(options.data)
+    build = named_build(options.build)
+    x, y = named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
         result = find_max_batch_size(
@@ -166,15 +161,12 @@ def _run_max_batch(options: argparse.Namespace) -> None:
             max_batch_size=options.max,
             training=not options.inference,
         )
-    arguments.say(console, str(result))
-    if options.output is not None:
-        result.save(options.output)
-        arguments.say(console, f"result: {options.output}")
+    _write(result, options.output)
 
 
 def add_recommend(commands: Any) -> None:
     parser = commands.add_parser("recommend", help="name a size to start with, by its limits")
-    arguments.add_model_arguments(parser, data=_DATA_TEXT)
+    add_model_arguments(parser, data=_DATA_TEXT)
     add = parser.add_argument
     base = "batch size that the model's learning rate suits (%(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
@@ -183,43 +175,31 @@ def add_recommend(commands: Any) -> None:
     budget = "seconds to spend on measuring (%(default)s)"
     add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help=budget)
     add("--seed", type=int, metavar="N", help="seed of the pilot")
-    arguments.add_output(parser, "write the record", metavar="FILE")
+    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
     add("--figure", type=Path, metavar="FILE", help="write the figure of the limits")
-    parser.set_defaults(run=_run_recommend)
+    parser.set_defaults(run=_recommend)
 
 
-def _run_recommend(options: argparse.Namespace) -> None:
-    from kbatch.device.quiet_start import quiet_start
-
-    arguments.check_model_arguments(options)
-    limit_bytes = options.limit and arguments.memory_size(options.limit)
+def _recommend(options: argparse.Namespace) -> None:
+    check_model_arguments(options)
+    limit_bytes = options.limit and memory_size(options.limit)
     if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
         )
-    console = arguments.starting_console()
-    with quiet_start():
+    with starting_tensorflow():
         from kbatch.recommendation.measure import recommend
-    from kbatch.plotting.saving import save_figure
-    from kbatch.recommendation.figure import plot_limits
 
-    build = arguments.named_build(options.build)
-    x, y = arguments.named_x_y(options.data)
+    x, y = named_x_y(options.data)
     found = recommend(
-        build,
+        named_build(options.build),
         x,
         y,
         base_batch_size=options.base_batch_size,
         memory_limit_bytes=limit_bytes,
         budget_s=options.budget,
         seed=options.seed,
-        on_progress=lambda line: arguments.say(console, f"measuring {line} ..."),
+        on_progress=lambda line: print(f"measuring {line} ...", flush=True),
     )
-    console.print()
-    print(found)
-    if options.output is not None:
-        found.save(options.output)
-        arguments.say(console, f"record: {options.output}")
-    if options.figure is not None:
-        save_figure(plot_limits(found), options.figure)
-        arguments.say(console, f"figure: {options.figure}")
+    print()
+    _write(found, options.output, *([(options.figure, found.plot)] if options.figure else []))

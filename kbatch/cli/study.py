@@ -4,11 +4,10 @@ import argparse
 import functools
 import importlib
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.cli.arguments import add_output, integers, say, starting_console
+from kbatch.cli.arguments import integers, starting_tensorflow
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -22,7 +21,8 @@ def add_report(commands: Any) -> None:
         "several make one document"
     )
     report.add_argument("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
-    add_output(report, "report to write, .html or .md", "kbatch-report.html")
+    output = {"type": Path, "default": Path("kbatch-report.html")}
+    report.add_argument("-o", "--output", **output, help=".html or .md to write (%(default)s)")
     report.set_defaults(run=_report)
 
 
@@ -43,7 +43,7 @@ def load_result(path: Path) -> Any:
     from kbatch.memory.result import MaxBatchSizeResult
     from kbatch.recommendation.result import Recommendation
     from kbatch.records.json_codec import RecordError, read_json, shown
-    from kbatch.study.study import Study, load_study
+    from kbatch.study.study import load_study
     from kbatch.throughput.result import TrainingProfile
 
     if not path.is_file():
@@ -54,7 +54,7 @@ def load_result(path: Path) -> Any:
         raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
     kinds = (InferenceProfile, InputPipelineProfile, MaxBatchSizeResult, Recommendation)
     loads: dict[str, Any] = {one.__name__: one.load for one in (*kinds, TrainingProfile)}
-    loads[Study.__name__] = load_study
+    loads["Study"] = load_study
     if kind not in loads:
         raise RecordError(
             f"{path} holds a {kind}: a file must hold one of {', '.join(loads)}. For a study "
@@ -78,48 +78,43 @@ def add_plot(commands: Any) -> None:
     add("--target", type=float, metavar="VALUE", help=target)
     width = "width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt"
     add("--width", type=float, metavar="INCHES", help=width)
-    add_output(plot, "figure to write, .png, .svg or .pdf (kbatch-NAME.png)")
+    add("-o", "--output", type=Path, help=".png, .svg or .pdf to write (kbatch-NAME.png)")
     plot.set_defaults(run=_plot)
 
 
 def _plot(options: argparse.Namespace) -> None:
+    from kbatch.memory.result import MaxBatchSizeResult
     from kbatch.plotting.saving import save_figure
     from kbatch.study.study import load_study
 
-    output = options.output or Path(f"kbatch-{options.figure}.png")
-    axes = draw_figure(options.figure, options.study, target=options.target, width_in=options.width)
-    save_figure(axes, output)
-    if options.figure != "memory":
-        _say_problems(load_study(options.study))
-    print(output)
-
-
-def draw_figure(
-    name: str, path: str | Path, *, target: float | None = None, width_in: float | None = None
-) -> "Axes":
-    """Draw a figure of what lies in a file or a folder."""
+    name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
     if name not in FIGURES:
         raise ValueError(
             f"There is no such figure: the name must be one of {', '.join(FIGURES)}. "
             f"Received: {name!r}."
         )
-    if target is not None and name != "time-to-target":
+    if options.target is not None and name != "time-to-target":
         raise ValueError(
             "A target belongs to the figure `time-to-target`. "
-            f"Received: target={target} for {name!r}."
+            f"Received: target={options.target} for {name!r}."
         )
-    from kbatch.memory.result import MaxBatchSizeResult
-    from kbatch.plotting.canvas import draw_so_wide
-    from kbatch.study.study import load_study
+    result = (MaxBatchSizeResult.load if name == "memory" else load_study)(options.study)
+    save_figure(draw_figure(name, result, options.target, options.width), output)
+    _say_problems(result)
+    print(output)
 
-    draw: Callable[..., Axes]
-    if name == "memory":
-        draw = MaxBatchSizeResult.load(path).plot
-    else:
+
+def draw_figure(
+    name: str, result: Any, target: float | None = None, width_in: float | None = None
+) -> "Axes":
+    """Draw a figure of a study, or that of a search for the largest batch."""
+    from kbatch.plotting.canvas import draw_so_wide
+
+    draw = result.plot
+    if name != "memory":
         module = name.replace("-", "_")
         plot = getattr(importlib.import_module(f"kbatch.study.figures.{module}"), f"plot_{module}")
-        options = {} if target is None else {"target": target}
-        draw = functools.partial(plot, load_study(path), **options)
+        draw = functools.partial(plot, result, **({} if target is None else {"target": target}))
     return draw() if width_in is None else draw_so_wide(draw, width_in)
 
 
@@ -128,7 +123,8 @@ def add_export(commands: Any) -> None:
     export = commands.add_parser("export", help=text)
     study = "project directory of a search, or a file that `Study.save` wrote"
     export.add_argument("study", type=Path, metavar="DIR", help=study)
-    add_output(export, "table to write, .csv or .json (kbatch-trials.csv)")
+    table = ".csv or .json to write (kbatch-trials.csv)"
+    export.add_argument("-o", "--output", type=Path, help=table)
     tracker = (
         "write to a tracker what is not there yet, the table only with -o; the "
         "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
@@ -175,12 +171,10 @@ def _no_formula(cell: object) -> object:
         return cell
     # pandas does not quote a carriage return, which would begin a new row.
     text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    if not text.startswith(("=", "+", "-", "@", "\t", "\n")):
-        return text
     try:
         float(text)
     except ValueError:
-        return f"'{text}"
+        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
     return text
 
 
@@ -193,9 +187,8 @@ def add_demo(commands: Any) -> None:
     add = demo.add_argument
     data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
     add("--data", choices=("images", "texts"), default="images", help=data)
-    add(
-        "--quick", action="store_true", help="three batch sizes once, at the learning rate as it is"
-    )
+    quick = "three batch sizes once, at the learning rate as it is"
+    add("--quick", action="store_true", help=quick)
     output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
     add("--output", **output, help="where results go (%(default)s)")
     policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
@@ -208,7 +201,8 @@ def add_demo(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from kbatch.analysis.batch_sizes import check_batch_sizes
-    from kbatch.device.quiet_start import quiet_start
+    from kbatch.plotting.saving import save_figure
+    from kbatch.study.study import RECORD_NAME, load_study
 
     sizes = options.batch_sizes or ("32,128,512" if options.quick else _DEMO_SIZES)
     batch_sizes = check_batch_sizes(integers(sizes, example="16,32,64"))
@@ -219,39 +213,36 @@ def _demo(options: argparse.Namespace) -> None:
             f"`--output` must be a directory that can be made and written ({error.strerror}): give "
             f"another one. Received: --output {options.output}."
         ) from error
-    console = starting_console()
-    with quiet_start():
-        from kbatch.cli.demo import TASKS
-        from kbatch.search.hypermodel import BatchSizeHyperModel
-        from kbatch.search.tuner import BatchSizeTuner
-    from kbatch.page.result import write_report
-    from kbatch.plotting.saving import save_figure
-    from kbatch.study.figures.trials import plot_trials
-    from kbatch.study.study import RECORD_NAME, load_study
-
-    where = {"directory": options.output, "project_name": "demo-search"}
-    folder = options.output / where["project_name"]
+    folder = options.output / "demo-search"
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(
             "The demo replaces only an earlier demo: give another `--output`. Received: "
             f"{folder}, which is no earlier demo."
         )
+    with starting_tensorflow():
+        from kbatch.cli.demo import TASKS
+        from kbatch.search.hypermodel import BatchSizeHyperModel
+        from kbatch.search.tuner import BatchSizeTuner
+
     load, build, most_epochs = TASKS[options.data]
     x, y = load()
     settings = {"micro_batch_size": 128, "seed": options.seed}
     hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=options.policy, **settings)
-    strategy = "grid" if options.quick else "race"
     tuner = BatchSizeTuner(
-        hypermodel, "val_accuracy", strategy=strategy, tolerance=0.02, **where, overwrite=True
+        hypermodel,
+        "val_accuracy",
+        strategy="grid" if options.quick else "race",
+        tolerance=0.02,
+        directory=options.output,
+        project_name=folder.name,
+        overwrite=True,
     )
-    epochs = 2 if options.quick else most_epochs
-    tuner.search(x, y, validation_split=0.4, epochs=epochs)
+    tuner.search(x, y, validation_split=0.4, epochs=2 if options.quick else most_epochs)
     study = load_study(tuner)
     for note in study.plan.notes if study.plan is not None else ():
-        say(console, note)
-    console.print(str(study.decide()), highlight=False, soft_wrap=True)
+        print(note)
+    print(study.decide())
     figure, report = options.output / "trials.png", options.output / "report.html"
-    save_figure(plot_trials(study), figure)
-    write_report(study, report)
-    say(console, f"figure: {figure}")
-    say(console, f"report: {report}")
+    save_figure(study.plot(), figure)
+    study.write_report(report)
+    print(f"figure: {figure}\nreport: {report}")

@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from figure_studies import learned_study, max_batch_result
 
 import kbatch
 from kbatch.cli import main as cli
@@ -102,6 +103,21 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         assert all(file.stat().st_size > 100 for file in printed)
         assert len(printed) == 1 or name == "report.md"
     assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
+
+
+def test_a_figure_has_the_width_and_the_target_that_are_given(tmp_path):
+    learned_study().save(tmp_path / "study.json")
+    max_batch_result().save(tmp_path / "result.json")
+    for record, name, *words in (
+        ("study", "time-to-target", "--target", "0.5"),
+        ("result", "memory"),
+        ("study", "trials", "--width", "3.4"),
+    ):
+        path = tmp_path / f"{name}.svg"
+        words = ["plot", str(tmp_path / f"{record}.json"), "--figure", name, *words]
+        assert cli.main([*words, "-o", str(path)]) == 0
+    points = re.search(r'<svg[^>]*width="([\d.]+)pt"', path.read_text())
+    assert float(points[1]) / 72 == pytest.approx(3.4)
 
 
 def test_help_needs_no_tensorflow():

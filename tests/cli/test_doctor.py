@@ -30,14 +30,6 @@ def test_each_finding_has_a_line_and_the_command_stands_below_it():
     assert lines[-1] == "missing: tensorboard"
 
 
-def test_a_long_finding_stays_in_its_column():
-    lines = examination_text((Finding("memory", "warning", "word " * 40),)).splitlines()
-    assert lines[-1] == "nothing that is needed is missing"
-    assert len(lines) > 3
-    assert max(map(len, lines)) <= 100
-    assert all(line.startswith(" " * 24) for line in lines[1:-2])
-
-
 @pytest.mark.slow
 def test_this_machine_is_examined():
     done = doctor(KERAS_BACKEND="tensorflow")

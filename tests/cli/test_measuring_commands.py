@@ -8,7 +8,7 @@ from small_models import mlp
 
 import kbatch
 from kbatch.cli import main as cli
-from kbatch.cli.measure import milliseconds
+from kbatch.cli.arguments import milliseconds
 
 
 @pytest.mark.parametrize(
@@ -59,21 +59,7 @@ def test_max_batch_passes_its_flags_on_prints_the_answer_and_writes_it(folder, c
     answer = max_batch_result().max_batch_size
     assert f"Largest batch for training: {answer:,} examples" in printed
     assert printed.count("fresh process") == 1
-    assert printed.endswith("result: found.json\n")
-
-
-@pytest.mark.slow
-def test_flags_bound_a_search_of_max_batch_whose_runs_are_printed(folder, capsys):
-    words = ["max-batch", "given.py:build", "--data", "given:arrays", "--inference"]
-    words += ["--policy", "mixed_bfloat16"]
-    assert cli.main([*words, "--limit", "1GiB", "--max", "20", "-o", "found.json"]) == 0
-    printed = capsys.readouterr().out
-    found = kbatch.MaxBatchSizeResult.load(folder / "found.json")
-    fresh = [probe for probe in found.probes if probe.purpose == "fresh process"]
-    assert printed.count("fresh process") == len(fresh) >= 1
-    assert "Largest batch for inference: 20 examples" in printed
-    assert "under mixed_bfloat16" in printed
-    assert "reached `max_batch_size`" in printed
+    assert printed.endswith("record: found.json\n")
 
 
 @pytest.mark.parametrize(
@@ -83,7 +69,7 @@ def test_a_target_is_read_with_its_unit(text, expected):
     assert milliseconds(text) == pytest.approx(expected)
 
 
-@pytest.mark.parametrize("text", ["20", "ms", "-3ms", "20 minutes", "0ms"])
+@pytest.mark.parametrize("text", ["20", "ms", "-3ms", "0ms"])
 def test_a_target_without_unit_or_size_is_refused(text):
     with pytest.raises(ValueError, match="such as 20ms"):
         milliseconds(text)

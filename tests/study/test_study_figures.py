@@ -18,7 +18,7 @@ from figure_studies import (
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.cli.study import draw_figure
+from kbatch.cli.study import draw_figure, load_result
 from kbatch.plotting.canvas import detached_axes
 from kbatch.study.figures import FIGURES, STUDY_FIGURES
 from kbatch.study.study import Study
@@ -142,4 +142,4 @@ def test_a_trial_without_a_result_is_visible(name):
 def test_every_name_draws_from_files(name, tmp_path):
     path = tmp_path / "data.json"
     SAMPLES[name]().save(path)
-    assert draw_figure(name, path).get_label()
+    assert draw_figure(name, load_result(path)).get_label()
