@@ -74,7 +74,6 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
             make_change("cache", 2.5),
             make_change("processes", None),
         ),
-        "costs": {},
         "noted": (Note.of("input_one_step", steps=4),),
         "dtype_policy": "float32",
         "budget_s": 20.0,

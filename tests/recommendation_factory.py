@@ -4,7 +4,7 @@ import numpy as np
 from input_profile_factory import make_profile
 from records_factory import make_environment
 
-from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
+from kbatch.memory.result import MemoryRecord
 from kbatch.recommendation.result import PilotRecord, Recommendation
 from kbatch.throughput.result import TimedUpdate
 
@@ -25,19 +25,12 @@ def make_timings(n_half=100.0, *, fits=SIZES[-1], sizes=SIZES):
     return tuple(timed(size) for size in sizes)
 
 
-def make_memory(max_batch_size=1437, *, limit_bytes=8 * 2**30):
-    probe = ProbeRecord(max_batch_size, limit_bytes // 2, "fits", 1.0)
-    return MaxBatchSizeResult(
-        max_batch_size,
-        "reached the data set",
-        False,
-        limit_bytes,
-        (0.8, 0.9),
-        True,
-        "CPU:0",
-        "float32",
-        10_000,
-        (probe,),
+def make_memory(most_at_once=1437, *, limit_bytes=8 * 2**30):
+    """Sizes on a line that reaches the end of the window at so many examples."""
+    each = 0.9 * limit_bytes / (most_at_once + 0.5)
+    sizes = [size for size in (1, 8, 32, 128) if size <= most_at_once]
+    return tuple(
+        MemoryRecord("float32", size, "fits", peak_bytes=round(each * size)) for size in sizes
     )
 
 
@@ -46,12 +39,10 @@ def make_pilot(noise_scale=200.0, *, scatter=0.05, stretches=40, **changed):
     rng = np.random.default_rng(0)
     fields = {
         "batch_size": 32,
-        "micro_batch_size": 16,
         "updates": (25,) * stretches,
         "losses": tuple(0.1 + 2 * 0.02 ** (2 * i / stretches) for i in range(stretches)),
         "gradient_variances": tuple(noise_scale * (1 + scatter * rng.normal(size=stretches))),
         "gradient_squared_norms": tuple(1 + scatter * rng.normal(size=stretches)),
-        "ended_by": "progress",
         "seed": 0,
     }
     return PilotRecord(**(fields | changed))
@@ -66,13 +57,12 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "base_learning_rate": 0.001,
         "scheduled": False,
         "learning_rate_rule": "sqrt",
-        "examples": 1437,
         "updates": make_timings(n_half),
         "memory": make_memory(),
+        "memory_limit_bytes": 8 * 2**30,
         "pilot": make_pilot(noise_scale),
         "pipeline": make_profile(batch_size=256, pipeline=input_rate, step=50_000, together=48_000),
         "unknown": {},
-        "durations_s": {"memory": 12.0, "gradient noise": 9.0, "input pipeline": 5.0},
         "budget_s": 30.0,
         "noted": (),
         "environment": make_environment(),
@@ -80,4 +70,4 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
     return Recommendation(**(fields | changed))
 
 
-NOTHING = {"updates": (), "memory": None, "pilot": None, "pipeline": None}
+NOTHING = {"updates": (), "memory": (), "pilot": None, "pipeline": None}

@@ -37,7 +37,6 @@ FORMS = RECORDS | {
     "input without extras": inputs.make_profile(
         changes=(), timeline=(), noted=(), smaller_sizes=(), smaller_steps=(), wait_share=None
     ),
-    "input of arrays": inputs.make_profile(costs={"slicing": (1e-4, 2e-4)}, source="arrays"),
     "input of two bounds": inputs.make_profile(long_run=inputs.make_long_run(700, 900)),
     "largest batch of one size": max_batch_result(
         probes=(ProbeRecord(1, 100, "fits", 2.0),),

@@ -1,11 +1,12 @@
 """Changes to an input pipeline that leave its examples as they are, tried in training."""
 
+import dataclasses
 import functools
 import itertools
 import math
 import time
 from collections.abc import Iterable
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -42,17 +43,8 @@ from kbatch.training.data.batch_source import (
     source_of_py_dataset,
 )
 
-
-class Change(NamedTuple):
-    name: str  # As in `ChangeRecord`, and so are code, condition and reason.
-    code: str
-    source: BatchSource | None = None  # The changed pipeline, None where it is not to be tried.
-    condition: str | None = None
-    reason: str | None = None
-
-    def untried(self, reason: str) -> ChangeRecord:
-        return ChangeRecord(self.name, self.code, reason=self.reason or reason)
-
+# A change with the changed pipeline, None where a reason says why it is not to be tried.
+Change = tuple[ChangeRecord, BatchSource | None]
 
 # Batches that a block takes at least after the first: one to settle and one that counts.
 _LATER_BATCHES = 2
@@ -75,50 +67,46 @@ def try_changes(
     if even:
         batch_s = prepared.batch_size * reading.record.duration_s / reading.record.examples
         block_s = first_batch_s + _LATER_BATCHES * (batch_s + prepared.step_s)
-    made = [change for change in changes if change.source is not None]
-    most = max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)
-    needed_s = FEWEST_ROUNDS * block_s * (len(made) + 1)
+    sources = {record.name: changed for record, changed in changes if changed is not None}
+    names = list(sources)[: max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)]
+    needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
     short = f"no time: all changes take about {needed_s:.0f} s, half of `budget_s`"
-    given, unmade = made[:most], [change for change in changes if change.source is None]
-    left_out = [change.untried(short) for change in (*unmade, *made[most:])]
-    if not given:
-        return tuple(left_out)
+    reasons = {name: short for name in sources if name not in names}
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:
-        contenders = len(given) + 1
+        contenders = len(names) + 1
         shares = block_length(left_s, contenders=contenders, starts_s=contenders * first_batch_s)
         length = reading.counted(shares, step_s=prepared.step_s)
-    failures: dict[str, str] = {}
 
-    def train(name: str, changed: BatchSource) -> Block | None:
-        if name in failures:
+    def train(name: str) -> Block | None:
+        if name in reasons:
             return None
         try:
-            return reading_block(changed, length, prepared.step)
+            return reading_block(sources.get(name, source), length, prepared.step)
         except Exception as error:  # Whatever the changed pipeline raises: the others go on.
-            if changed is source:
+            if not name:
                 raise
-            failures[name] = _failed(error)
+            reasons[name] = _failed(error)
             return None
 
-    sources = {"": source} | {c.name: c.source for c in given if c.source is not None}
-    found = interleaved(
-        {name: functools.partial(train, name, changed) for name, changed in sources.items()},
-        until_s=end_s,
-        most_rounds=MOST_ROUNDS,
-    )
+    contending = {name: functools.partial(train, name) for name in ("", *names) if names}
+    found = interleaved(contending, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of([block for block in blocks if block]) for name, blocks in found.items()}
-    left_out += [c.untried(failures[c.name]) for c in given if c.name in failures]
-    tried = [
-        ChangeRecord(c.name, c.code, c.condition, None, rates[""], rates[c.name])
-        for c in given
-        if c.name not in failures
-    ]
-    return (*tried, *left_out)
+
+    def ended(record: ChangeRecord) -> ChangeRecord:
+        if record.reason is not None or record.name in reasons:
+            return dataclasses.replace(record, reason=record.reason or reasons[record.name])
+        return dataclasses.replace(record, original=rates[""], changed=rates[record.name])
+
+    return tuple(ended(record) for record, _ in changes)
 
 
 def _failed(error: Exception) -> str:
     return f"failed: {one_line(str(error)) or type(error).__name__}"
+
+
+def _untried(record: ChangeRecord, reason: str) -> Change:
+    return dataclasses.replace(record, reason=reason), None
 
 
 _THREADS = "called from several threads at once; random numbers come in another order"
@@ -126,39 +114,37 @@ _THREADS = "called from several threads at once; random numbers come in another 
 
 def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float) -> list[Change]:
     """Find the changes to a `tf.data` pipeline: a prefetch, a parallel map and a cache."""
-    prefetch = Change("prefetch", ".prefetch(tf.data.AUTOTUNE)")
-    if next(kind for kind in map(kind_of, chain_of(dataset)) if kind != "Options") == "Prefetch":
-        prefetch = prefetch._replace(reason="the pipeline ends with one")
-    else:
-        prefetched = source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE))
-        prefetch = prefetch._replace(source=prefetched)
-    cache = Change("cache in memory", ".cache()")
+    prefetch = ChangeRecord("prefetch", ".prefetch(tf.data.AUTOTUNE)")
+    cache = ChangeRecord("cache in memory", ".cache()")
+    ended_by = next(kind for kind in map(kind_of, chain_of(dataset)) if kind != "Options")
     try:
-        fill_s = budget_s * FILL_SHARE
-        cache = cache._replace(**_cached(dataset, cache_bytes=cache_bytes, budget_s=fill_s))
+        cached = _cached(cache, dataset, cache_bytes=cache_bytes, budget_s=budget_s * FILL_SHARE)
     except (tf.errors.OpError, InputError) as error:
-        reason = f"the data raised an error while it was filled: {one_line(str(error))}"
-        cache = cache._replace(reason=reason)
-    return [prefetch, _parallel_map(dataset), cache]
+        cached = _untried(cache, f"the data raised an error: {one_line(str(error))}")
+    return [
+        _untried(prefetch, "the pipeline ends with one")
+        if ended_by == "Prefetch"
+        else (prefetch, source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE))),
+        _parallel_map(dataset),
+        cached,
+    ]
 
 
 def _parallel_map(dataset: tf.data.Dataset) -> Change:
-    change = Change("parallel map", ".map(function, num_parallel_calls=tf.data.AUTOTUNE)")
+    record = ChangeRecord("parallel map", ".map(function, num_parallel_calls=tf.data.AUTOTUNE)")
     try:
         changed, maps = with_parallel_maps(dataset)
     except Exception as error:  # The user's function is traced again, and may raise anything.
-        return change._replace(reason=_failed(error))
+        return _untried(record, _failed(error))
     if not maps:
-        return change._replace(
-            reason="no serial map with only batch, prefetch, shuffle or repeat after it"
-        )
+        reason = "no serial map with only batch, prefetch, shuffle or repeat after it"
+        return _untried(record, reason)
     names = [getattr(function_of(one), "__name__", "function") for one in maps]
     names = ["function" if name == "<lambda>" else name for name in names]
-    return change._replace(
-        code="; ".join(f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)" for name in names),
-        source=source_of_dataset(changed),
-        condition=None if all(map(is_stateless, maps)) else _THREADS,
-    )
+    code = "; ".join(f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)" for name in names)
+    condition = None if all(map(is_stateless, maps)) else _THREADS
+    found = dataclasses.replace(record, code=code, condition=condition)
+    return found, source_of_dataset(changed)
 
 
 # Share of the time in which a cache is filled, the pipeline's own or one that is tried.
@@ -170,18 +156,21 @@ _RANDOM_STAGES, _RANDOM_OPERATIONS = {"Shuffle", "Random"}, ("Random", "Rng", "S
 FROZEN = "it would freeze what is random; place it before the random part (not measured)"
 
 
-def _cached(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float) -> dict[str, Any]:
-    """Fill a cache at the end of a pipeline: what to change of the `Change`."""
+def _cached(
+    record: ChangeRecord, dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float
+) -> Change:
+    """Fill a cache at the end of a pipeline."""
     stages = all_stages(dataset)
     if any(kind_of(stage) == "Cache" or has_operation(stage, "CacheDataset") for stage in stages):
-        return {"reason": "the pipeline has one"}
+        return _untried(record, "the pipeline has one")
     if any(
         kind_of(stage) in _RANDOM_STAGES or has_operation(stage, *_RANDOM_OPERATIONS)
         for stage in stages
     ):
-        return {"reason": FROZEN}
+        return _untried(record, FROZEN)
     if dataset.cardinality() == tf.data.INFINITE_CARDINALITY:
-        return {"reason": "the data have no end; place it before `.repeat()` (not measured)"}
+        reason = "the data have no end; place it before `.repeat()` (not measured)"
+        return _untried(record, reason)
     first: list[list[np.ndarray]] = []
     end_s = time.perf_counter() + budget_s / 4
     for element in dataset.take(_COMPARED):
@@ -192,23 +181,20 @@ def _cached(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: float) -> d
     leaves = zip(itertools.chain(*first), itertools.chain(*again), strict=False)
     same = all(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in leaves)
     if not len(first) == len(again) > 0 or not same:
-        return {"reason": FROZEN}
+        return _untried(record, FROZEN)
     more = f"more than the {memory_text(cache_bytes)} of `cache_bytes`"
     needed_bytes = int(dataset.cardinality()) * float(np.mean([_bytes(one) for one in first]))
     if needed_bytes > cache_bytes:
-        return {"reason": f"it would take {memory_text(needed_bytes)}, {more}"}
+        return _untried(record, f"it would take {memory_text(needed_bytes)}, {more}")
     cached, end_s = dataset.cache(), time.perf_counter() + budget_s
     full, size_bytes = _filled(cached, end_s=end_s, most_bytes=cache_bytes)
     if size_bytes > cache_bytes:
-        return {"reason": f"it takes {more}"}
+        return _untried(record, f"it takes {more}")
     if not full:
-        return {
-            "reason": f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
-        }
-    return {
-        "source": source_of_dataset(cached),
-        "condition": f"{memory_text(size_bytes)} of memory; the first epoch is as slow as before",
-    }
+        reason = f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
+        return _untried(record, reason)
+    condition = f"{memory_text(size_bytes)} of memory; the first epoch is as slow as before"
+    return dataclasses.replace(record, condition=condition), source_of_dataset(cached)
 
 
 def _filled(
@@ -291,6 +277,6 @@ def worker_changes(dataset: keras.utils.PyDataset, *, timeout_s: float) -> list[
             except InputError as error:
                 reason = f"processes failed: {error}"
         code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
-        made = source if reason is None else None
-        found.append(Change(name, code, made, condition, reason))
+        record = ChangeRecord(name, code, condition, reason)
+        found.append((record, source if reason is None else None))
     return found

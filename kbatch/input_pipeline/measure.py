@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import math
-import numbers
 import time
 from collections.abc import Callable
 from statistics import fmean
@@ -11,8 +9,6 @@ from typing import Any
 
 import keras
 import keras_tuner
-import numpy as np
-import tensorflow as tf
 
 from kbatch.device.environment import read_environment
 from kbatch.device.gpu_monitor import GpuMonitor
@@ -33,7 +29,7 @@ from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
 from kbatch.input_pipeline.rates import LongRun
 from kbatch.input_pipeline.result import InputPipelineProfile, RateRecord, StepSpan
 from kbatch.records.notes import Note
-from kbatch.timing.rounds import interleaved
+from kbatch.timing.rounds import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
 from kbatch.training.data.forms import first_rows, rows_of
@@ -92,15 +88,9 @@ def profile_input_pipeline(
         InputError: If the data can be read once only, are empty, raise an error or do not fit the
             model; it says what to give.
     """
-    known = all(
-        isinstance(value, numbers.Real) and not isinstance(value, bool)
-        for value in (budget_s, cache_bytes)
-    )
-    if not known or not (math.isfinite(budget_s) and budget_s > 0) or cache_bytes < 0:
-        raise ValueError(
-            "`budget_s` must be a positive number of seconds and `cache_bytes` at least 0. "
-            f"Received: budget_s={budget_s!r}, cache_bytes={cache_bytes!r}."
-        )
+    check_seconds(budget_s=budget_s)
+    if not cache_bytes >= 0:
+        raise ValueError(f"`cache_bytes` must be at least 0. Received: cache_bytes={cache_bytes}.")
     with kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
@@ -222,7 +212,6 @@ def _measured(
         timeline=timeline,
         gpu_busy_share=busy,
         changes=(),
-        costs=_array_costs(source.given, prepared.batch_size) if source.kind == "arrays" else {},
         noted=() if alike else (Note.of("input_batches_differ", **unlike),),
         dtype_policy=model.dtype_policy.name,
         budget_s=budget_s,
@@ -275,47 +264,3 @@ def gpu_busy(
     samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s] if watch.gpus else []
     busy = [s.utilization for s in samples if s.utilization is not None]
     return block, fmean(busy) if busy else None
-
-
-_COST_ROUNDS, _COST_S = 9, 0.02
-
-
-def _array_costs(arrays: tuple[Any, ...], batch_size: int) -> dict[str, tuple[float, ...]]:
-    """Time what making a batch of arrays consists of, in seconds, one value a round."""
-    given = [leaf for leaf in keras.tree.flatten(arrays) if leaf is not None]
-    leaves = [np.asarray(leaf) for leaf in given if hasattr(leaf, "__array__")]
-    if len(leaves) < len(given) or any(leaf.ndim == 0 for leaf in leaves):
-        return {}
-    examples, random = leaves[0].shape[0], np.random.default_rng(0)
-    rows = min(batch_size, examples)
-
-    def slice_rows() -> None:
-        start = min(int(random.integers(examples)), examples - rows)
-        for leaf in leaves:
-            leaf[start : start + rows].copy()
-
-    def gather_rows() -> None:
-        chosen = random.integers(examples, size=rows)
-        for leaf in leaves:
-            leaf[chosen]
-
-    def copy_rows() -> None:
-        for leaf in leaves:
-            held_on_device(tf.constant(leaf[:rows]), widen=True)
-        if tf.config.list_logical_devices("GPU"):  # A copy to it has only begun.
-            tf.test.experimental.sync_devices()
-
-    def call_s(part: Callable[[], None]) -> float:
-        began_s, calls = time.perf_counter(), 0
-        while time.perf_counter() - began_s < _COST_S:
-            part()
-            calls += 1
-        return (time.perf_counter() - began_s) / calls
-
-    parts = {
-        "slicing rows in order": functools.partial(call_s, slice_rows),
-        "gathering rows in shuffled order": functools.partial(call_s, gather_rows),
-        "copying the batch to the device": functools.partial(call_s, copy_rows),
-    }
-    found = interleaved(parts, until_s=math.inf, most_rounds=_COST_ROUNDS)
-    return {name: tuple(times_s) for name, times_s in found.items()}

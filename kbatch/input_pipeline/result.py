@@ -2,7 +2,6 @@
 
 import dataclasses
 import functools
-from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, over_rounds, ratio_over_rounds
@@ -117,8 +116,6 @@ class InputPipelineProfile(Result):
     smaller_steps: tuple[RateRecord, ...]  #: The step alone on them.
     timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
     changes: tuple[ChangeRecord, ...]  #: Changes to the pipeline, tried and not.
-    #: Seconds a batch of what making one of arrays consists of, one value a round.
-    costs: Mapping[str, tuple[float, ...]]
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     dtype_policy: str  #: Dtype policy of the model.
     budget_s: float  #: Seconds that the measurement was given.
@@ -276,9 +273,6 @@ class InputPipelineProfile(Result):
         }
         for size, rate in zip(self.smaller_sizes, self.smaller_steps, strict=True):
             rows[f"train step on {size}"] = row(rate, "measured")
-        for name, times_s in self.costs.items():
-            each = over_rounds(times_s)
-            rows[name] = row(None, "measured", **{"time a batch (ms)": each and 1e3 * each.value})
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
             gain = change.gain
             rows[change.name] = row(

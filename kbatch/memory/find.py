@@ -114,14 +114,13 @@ def probe_max_batch(
     *,
     memory_window: tuple[float, float],
     max_batch_size: int | None,
-    confirm: bool = True,
-    largest_first: bool = False,
+    quick: bool = False,
 ) -> MaxBatchSizeResult:
-    """Search with real probes; the largest may end it, and `confirm` runs the answer again."""
+    """Search with real probes; where it is quick, the largest may end it and none is confirmed."""
     experiment = _MaxBatch(probes, memory_window, max_batch_size)
-    answer = (experiment.largest() if largest_first else None) or experiment.search()
+    answer = (experiment.largest() if quick else None) or experiment.search()
     refuted = 0
-    while confirm and answer.batch_size and not experiment.confirmed(answer.batch_size):
+    while not quick and answer.batch_size and not experiment.confirmed(answer.batch_size):
         answer, refuted = experiment.search(), refuted + 1
         if refuted == _MOST_CONFIRMATIONS:
             experiment.noted.append(Note.of("peaks_differ", refuted=refuted))
@@ -228,16 +227,7 @@ class _MaxBatch:
         self._free = reading.free or self._free
         self._died = reading.died or self._died
         self._records.append(
-            ProbeRecord(
-                rows,
-                reading.peak_bytes,
-                self._outcome(peak),
-                reading.duration_s,
-                purpose,
-                reading.step_s,
-                reading.first_step_bytes,
-                reading.steps,
-            )
+            ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
         )
         return reading
 

@@ -25,16 +25,12 @@ class ProbeRecord:
     """One batch size that was run."""
 
     batch_size: int  #: Examples in the batch.
-    #: Most bytes held at once over its steps after the first, None where memory ran out.
+    #: Most bytes held at once over its steps after the first, or in the first where that takes
+    #: more than the limit; None where memory ran out.
     peak_memory_bytes: int | None
     outcome: str  #: "fits", "above_window" or "out_of_memory".
     duration_s: float  #: Seconds that it took, tracing included.
     purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
-    step_s: float | None = None  #: Of a train step after the first, None where none was timed.
-    #: Most bytes in the first step, which also compiles and tries algorithms; or None.
-    first_step_peak_memory_bytes: int | None = None
-    #: Steps that it ran, fewer than others where they were slow; None where memory ran out.
-    steps: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -84,29 +80,21 @@ class MaxBatchSizeResult(Result):
         """Return all runs, in order."""
         import pandas as pd
 
-        def mebibytes(size_bytes: float | None) -> float | None:
-            return None if size_bytes is None else size_bytes / 2**20
-
+        peaks = [probe.peak_memory_bytes for probe in self.probes]
         table = pd.DataFrame(
             {
-                "batch size": probe.batch_size,
-                "peak memory (MiB)": mebibytes(probe.peak_memory_bytes),
-                "of the limit (%)": None
-                if probe.peak_memory_bytes is None
-                else 100 * probe.peak_memory_bytes / self.limit_bytes,
-                "peak of the first step (MiB)": mebibytes(probe.first_step_peak_memory_bytes),
-                "step time (ms)": None if probe.step_s is None else 1e3 * probe.step_s,
-                "steps": probe.steps,
-                "time (s)": probe.duration_s,
-                "outcome": _OUTCOMES[probe.outcome],
-                "run": probe.purpose,
+                "batch size": [probe.batch_size for probe in self.probes],
+                "peak memory (MiB)": [peak and peak / 2**20 for peak in peaks],
+                "of the limit (%)": [peak and 100 * peak / self.limit_bytes for peak in peaks],
+                "time (s)": [probe.duration_s for probe in self.probes],
+                "outcome": [_OUTCOMES[probe.outcome] for probe in self.probes],
+                "run": [probe.purpose for probe in self.probes],
             }
-            for probe in self.probes
         )
         table.attrs["answer"] = [
             place
             for place, probe in enumerate(self.probes)
-            if probe.batch_size == self.max_batch_size and probe.peak_memory_bytes is not None
+            if probe.batch_size == self.max_batch_size and peaks[place] is not None
         ]
         return table
 
@@ -174,11 +162,6 @@ class MaxBatchSizeResult(Result):
     def fit(self) -> MemoryFit | None:
         """The line through the sizes that fitted, None from fewer than two."""
         return fit_memory(self.memory_bytes)
-
-    @property
-    def duration_s(self) -> float:
-        """Seconds that all probes took."""
-        return sum(probe.duration_s for probe in self.probes)
 
     def predict(self, batch_size: int) -> float:
         """Estimate the bytes of a batch size from the line through two measured sizes or more."""

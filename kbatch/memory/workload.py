@@ -28,7 +28,7 @@ from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
 
 # Slots appear after the first step, and later steps peak higher than early ones.
-STEPS = 5
+_STEPS = 5
 # No step is begun where those after the first have taken so long: a processor without float16 units
 # would take minutes.
 _MOST_S = 10.0
@@ -76,9 +76,7 @@ class Reading(NamedTuple):
     free: FreeMemory | None = None  # When memory ran out, if the allocator told it.
     died: WorkerDied | None = None  # How the worker process ended of it, if it did.
     lost: bool = False  # Whether nothing more may run in the process that ran it.
-    step_s: float | None = None  # Of a train step after the first, if one was timed.
     first_step_bytes: int | None = None  # That of the first step, which also compiles and tries.
-    steps: int | None = None  # Those that ran: slow ones end it early.
 
     def bytes_below(self, limit_bytes: float) -> int | None:
         """Return the bytes that decide: those of later steps, if the first one fits too."""
@@ -149,7 +147,7 @@ class Run:
                 f"size, or a smaller `max_batch_size`. Received: {count} examples for "
                 f"batch_size={rows}."
             )
-        batches = batches.repeat().take(STEPS).prefetch(tf.data.AUTOTUNE)
+        batches = batches.repeat().take(_STEPS).prefetch(tf.data.AUTOTUNE)
         if replicas == 1:  # A strategy takes batches ahead of the steps.
             batches = self._meter.attach(batches)
         steps, kind = _Steps(after_first), type(self.model)
@@ -159,9 +157,7 @@ class Run:
         else:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
         seen = self._meter.read().largest_batch if replicas == 1 else given // replicas
-        found = batch_size if seen == rows else min(seen, batch_size)
-        step_s = steps.step_s if self.training else None
-        return Reading(None, found, step_s=step_s, steps=steps.count)
+        return Reading(None, batch_size if seen == rows else min(seen, batch_size))
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""
@@ -191,29 +187,23 @@ class Run:
 
 
 class _Steps(keras.callbacks.Callback):
-    """Times the steps after the first, which is traced, and ends the run where they are slow."""
+    """Calls after the first step, which is traced, and ends the run where later ones are slow."""
 
     def __init__(self, after_first: Callable[[], None]):
         super().__init__()
-        self.step_s: float | None = None
         self._after_first = after_first
-        self.count = 0
-        self._first_s = 0.0
+        self._count, self._first_s = 0, 0.0
 
     def on_train_batch_begin(self, batch: int, logs: Any = None):
-        if self.count == 1:
+        if self._count == 1:
             self._after_first()
 
     def on_train_batch_end(self, batch: int, logs: Any = None):
-        self.count += 1
-        if self.count == 1:
+        self._count += 1
+        if self._count == 1:
             self._first_s = time.perf_counter()
-        elif batch + 1 < STEPS and time.perf_counter() - self._first_s > _MOST_S:
+        elif batch + 1 < _STEPS and time.perf_counter() - self._first_s > _MOST_S:
             model: Any = self.model
             model.stop_training = True
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):  # The device has ended too.
-        if self.count > 1:
-            self.step_s = (time.perf_counter() - self._first_s) / (self.count - 1)
 
     on_predict_batch_begin, on_predict_batch_end = on_train_batch_begin, on_train_batch_end

@@ -24,6 +24,8 @@ from collections.abc import Iterable, Sequence
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.memory.result import MemoryRecord
+from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.throughput.result import TimedUpdate
 
 MEMORY = "memory"
@@ -36,6 +38,24 @@ _TIE = 0.02
 # Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
+
+
+def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
+    """Return up to how many examples fit in memory at once, by the line through those measured.
+
+    None where memory hardly grows with the batch, so that nothing shows an end.
+    """
+    most_bytes = MEMORY_WINDOW[1] * limit_bytes
+    peaks = {one.batch_size: one.peak_bytes for one in records if one.peak_bytes}
+    line, ran = fit_memory(peaks), max((b for b, m in peaks.items() if m <= most_bytes), default=1)
+    out = [one.batch_size for one in records if one.outcome == "out_of_memory"]
+    if line is None or (line.bytes_per_example <= 0 and not out):
+        return None
+    # A line is trusted up to the window only where sizes were measured until memory ended them.
+    in_time = all(one.peak_bytes or one.refusal for one in records)
+    share = MEMORY_WINDOW[1] if in_time else SURE_SHARE
+    likely = max(ran, int(line.largest_within(share * limit_bytes)))
+    return min([likely, *(size - 1 for size in out)])
 
 
 def relative_time(update: TimedUpdate, *, noise_scale: float, rate: float = math.inf) -> float:

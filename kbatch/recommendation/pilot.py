@@ -2,7 +2,6 @@
 
 import math
 import time
-from collections.abc import Callable
 from typing import Any
 
 import keras
@@ -16,7 +15,8 @@ from kbatch.recommendation.result import PilotRecord, useful_stretches
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.batches import in_batches
 from kbatch.training.data.forms import FitData
-from kbatch.training.state import seeded, updates_made
+from kbatch.training.model import user_step
+from kbatch.training.state import kept_state, updates_made
 
 # Updates of a stretch, at the most.
 _MOST_UPDATES = 10
@@ -26,34 +26,34 @@ _FEWEST_STRETCHES = 24
 
 
 def run_pilot(
-    build: Callable[[], keras.Model],
-    data: FitData,
-    *,
-    batch_size: int,
-    budget_s: float,
-    seed: int,
+    model: Any, data: FitData, *, batch_size: int, budget_s: float, seed: int
 ) -> PilotRecord:
-    """Train until the later half of the updates brought little, or the time is spent."""
+    """Train until the later half of the updates brought little, or the time is spent.
+
+    The model is put back as it was.
+    """
+    if batch_size < 2:
+        raise InputError(
+            "A pilot measures the noise between the two halves of a batch: give a "
+            "`base_batch_size` of two examples at least, and the learning rate that suits it. "
+            f"Received: base_batch_size={batch_size}."
+        )
+    if user_step(model) is not None:
+        raise InputError("The model has a `train_step` of its own, which trains a batch whole.")
     ends_s = time.perf_counter() + budget_s
-    with seeded(seed):
-        model: Any = build()
-        dataset = searched_batches(data, model, batch_size=batch_size, seed=seed)
-        if 0 <= (count := int(dataset.cardinality())) < 2:
-            raise InputError(
-                "A pilot needs data for two updates at least: give more examples, or a smaller "
-                f"`base_batch_size`. Received: {count} batches of {batch_size} examples."
-            )
-        half = (batch_size + 1) // 2
+    dataset = searched_batches(data, model, batch_size=batch_size, seed=seed)
+    if 0 <= (count := int(dataset.cardinality())) < 2:
+        raise InputError(
+            "A pilot needs data for two updates at least: give more examples, or a smaller "
+            f"`base_batch_size`. Received: {count} batches of {batch_size} examples."
+        )
+    watch = _Stretches(ends_s=ends_s, budget_s=budget_s)
+    with kept_state(model):
         # What looks at a batch as a whole is measured in parts, and said to be.
-        Accumulation(half, moments_every=1).apply(model)
-        watch = _Stretches(ends_s=ends_s, budget_s=budget_s)
+        Accumulation((batch_size + 1) // 2, moments_every=1).apply(model)
         # All of it is one epoch to Keras: starting one takes as long as tens of updates.
         model.fit(
-            dataset.repeat(),
-            steps_per_epoch=2**31,
-            callbacks=[watch],
-            verbose=0,
-            shuffle=False,
+            dataset.repeat(), steps_per_epoch=2**31, callbacks=[watch], verbose=0, shuffle=False
         )
     updates, losses, variances, squared_norms = zip(*watch.stretches, strict=True)
     if any(map(math.isnan, losses)):
@@ -61,9 +61,7 @@ def run_pilot(
             f"The pilot's loss became NaN within {pluralize(sum(updates), 'update')}: look for "
             "values in the data that are not finite, or give the model a smaller learning rate"
         )
-    return PilotRecord(
-        batch_size, half, updates, losses, variances, squared_norms, watch.ended_by, seed
-    )
+    return PilotRecord(batch_size, updates, losses, variances, squared_norms, seed)
 
 
 def searched_batches(
@@ -86,7 +84,6 @@ class _Stretches(keras.callbacks.Callback):
     def __init__(self, *, ends_s: float, budget_s: float):
         super().__init__()
         self.stretches: list[tuple[int, float, float | None, float | None]] = []
-        self.ended_by = "budget"
         self._ends_s, self._budget_s = ends_s, budget_s
         self._made = self._counted = 0
         self._read_s: float | None = None
@@ -116,8 +113,6 @@ class _Stretches(keras.callbacks.Callback):
         self._made, self._counted, self._read_s = 0, made, time.perf_counter()
         losses = [stretch[1] for stretch in self.stretches]
         enough = loss is None or len(losses) >= max(_FEWEST_STRETCHES, 2 * useful_stretches(losses))
-        if enough:
-            self.ended_by = "progress"
         model.stop_training = enough or spent
 
 

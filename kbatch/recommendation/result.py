@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -13,9 +14,10 @@ from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.result import InputPipelineProfile
-from kbatch.memory.result import MaxBatchSizeResult
+from kbatch.memory.result import MemoryRecord
+from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.page.content import Figure
-from kbatch.page.numbers import format_number, memory_text, pluralize, setting
+from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Result
 from kbatch.recommendation.limits import (
     INPUT,
@@ -24,6 +26,7 @@ from kbatch.recommendation.limits import (
     SATURATION,
     binding_limits,
     fastest_of_each,
+    most_at_once,
     relative_time,
     sizes_to_search,
     starting_size,
@@ -46,14 +49,12 @@ _FEWEST_STRETCHES = 6
 class PilotRecord:
     """A short training at the base batch size, in stretches of some updates."""
 
-    batch_size: int  #: Examples of an update.
-    micro_batch_size: int  #: Examples of each gradient that was measured.
+    batch_size: int  #: Examples of an update; half of them make each gradient that was measured.
     updates: tuple[int, ...]  #: Of each stretch.
     losses: tuple[float, ...]  #: Mean training loss over it.
     #: Mean estimate of tr(Sigma), in squared gradient units; None where it was not measured.
     gradient_variances: tuple[float | None, ...]
     gradient_squared_norms: tuple[float | None, ...]  #: Mean estimate of |G|^2, or None.
-    ended_by: str  #: "progress", where the later half brought little, or "budget".
     seed: int  #: Of weights and order.
 
     @property
@@ -93,13 +94,12 @@ class Recommendation(Result):
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
     learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
-    examples: int | None  #: Training examples, None where the data do not tell.
     updates: tuple[TimedUpdate, ...]  #: All in the same rounds, or why they were not timed.
-    memory: MaxBatchSizeResult | None  #: The search for the largest batch, or None.
+    memory: tuple[MemoryRecord, ...]  #: Of some batch sizes, ascending.
+    memory_limit_bytes: int  #: Memory that they could take.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
     pipeline: InputPipelineProfile | None  #: What the data deliver at one batch size, or None.
     unknown: Mapping[str, str]  #: Why a limit was not measured, by its name.
-    durations_s: Mapping[str, float]  #: Seconds that each measurement took, by its limit.
     budget_s: float  #: Seconds that it was given.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     environment: EnvironmentRecord  #: The machine and the software.
@@ -148,12 +148,11 @@ class Recommendation(Result):
                 begins: [one.value for one in known],
                 f"{begins}, low": [one.low for one in known],
                 f"{begins}, high": [one.high for one in known],
-                "time (s)": [self.durations_s.get(limit.name) for limit in limits],
                 "outcome": [limit.words for limit in limits],
             }
         )
         table.attrs["answer"] = [i for i, one in enumerate(limits) if one.name in self.binding]
-        table.attrs["digits"] = {begins: 2, "time (s)": 2}
+        table.attrs["digits"] = {begins: 2}
         return table
 
     @property
@@ -234,13 +233,16 @@ class Recommendation(Result):
         """The limit that binds; several where they cannot be separated, none without timings."""
         if not self.timings:
             return ()
-        largest = max(timed.batch_size for timed in self.timings) if self.memory_ends else 0
+        most, largest = self._most_at_once, max(timed.batch_size for timed in self.timings)
+        ends = most is not None and most < largest  # Memory, not the data or the sizes.
         return binding_limits(
             self.timings,
             self.noise_scale,
             saturation=self.saturation and self.saturation.ends,
             rates=self._rate_bounds,
-            without_memory_limit=with_more_memory(self.timings, largest_batch_size=largest),
+            without_memory_limit=with_more_memory(
+                self.timings, largest_batch_size=largest if ends else 0
+            ),
         )
 
     @property
@@ -290,17 +292,11 @@ class Recommendation(Result):
         return None if found.value is not None and found.ends is None else found
 
     @property
-    def memory_ends(self) -> bool:
-        """Whether memory, and not the data or the sizes asked for, end the sizes that fit."""
-        largest = max((t.batch_size for t in self.timings), default=0)
-        return self.memory is not None and self.memory.max_batch_size < largest
-
-    @property
     def input_rate(self) -> float:
         """Examples per second that the data deliver; infinite where that is not known."""
         bounds = self._rate_bounds
         if self.pipeline is None or not bounds:
-            return float("inf")
+            return math.inf
         # Short rounds may miss the pauses that a long reading has seen.
         (low, high), rate = bounds, self.pipeline.pipeline.samples_per_second
         return low if rate is None else min(max(rate.value, low), high)
@@ -319,56 +315,65 @@ class Recommendation(Result):
         )
 
     @property
+    def _most_at_once(self) -> int | None:
+        return most_at_once(self.memory, self.memory_limit_bytes)
+
+    @property
     def limits(self) -> tuple[Limit, ...]:
         """The four limits, from memory to the input pipeline."""
-        return self._memory_limit, self._saturation_limit, self._noise_limit, self._input_limit
+        found = {
+            MEMORY: self._memory_limit(),
+            SATURATION: self._saturation_limit(),
+            NOISE: self._noise_limit(),
+            INPUT: self._input_limit(),
+        }
+        return tuple(
+            Limit(name, one[0], one[1])
+            if isinstance(one, tuple)
+            else Limit(name, None, f"cannot tell, because {self.unknown.get(name, one)}")
+            for name, one in found.items()
+        )
 
-    def _unknown_limit(self, name: str, otherwise: str) -> Limit:
-        return Limit(name, None, f"cannot tell, because {self.unknown.get(name, otherwise)}")
+    # Each limit: where it begins, and what was measured; or why it is not known.
 
-    @property
-    def _memory_limit(self) -> Limit:
-        memory = self.memory
-        if memory is None:
-            return self._unknown_limit(MEMORY, "it was not measured")
-        peak = f"{memory_text(memory.peak_memory_bytes)} of {memory_text(memory.limit_bytes)}"
-        more = "" if self.memory_ends else " or more"
-        words = f"{pluralize(memory.max_batch_size, 'example')}{more} at once ({peak})"
-        return Limit(MEMORY, Estimate(memory.max_batch_size), words)
+    def _memory_limit(self) -> "_Found":
+        most = self._most_at_once
+        if most is None:
+            return "it hardly grows with the batch"
+        words = f"about {format_number(most, 2)} examples at once in {MEMORY_WINDOW[1]:.0%} of "
+        return Estimate(most), f"{words}{memory_text(self.memory_limit_bytes)}"
 
-    @property
-    def _saturation_limit(self) -> Limit:
+    def _saturation_limit(self) -> "_Found":
         found = self.saturation
         if found is None:
-            return self._unknown_limit(SATURATION, "that takes two sizes that were timed whole")
+            return "that takes two sizes that were timed whole"
         whole = [timed for timed in self.timings if not timed.accumulated]
         best = max(whole, key=lambda timed: timed.samples_per_second)
         fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
         if found.value is None:
-            why = f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
-            return self._unknown_limit(SATURATION, why)
+            return f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
         beyond = " (not timed)" if found.value > whole[-1].batch_size else ""
         size = format_number(found.value, 2)
-        words = f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
-        return Limit(SATURATION, found, words)
+        return found, f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
 
-    @property
-    def _noise_limit(self) -> Limit:
+    def _noise_limit(self) -> "_Found":
         noise, size = self.noise_scale, self._known_noise
         if size is None:
-            return self._unknown_limit(NOISE, "the mean gradient was lost in its noise")
+            return "the mean gradient was lost in its noise"
         more = " or more" if noise.value is None else ""
         words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
-        return Limit(NOISE, dataclasses.replace(noise, value=size), words)
+        return dataclasses.replace(noise, value=size), words
 
-    @property
-    def _input_limit(self) -> Limit:
+    def _input_limit(self) -> "_Found":
         rate, ways = self.input_rate, self.fastest
         if not self._rate_bounds or not ways:
-            return self._unknown_limit(INPUT, "it was not measured")
+            return "it was not measured"
         waits = [way for way in ways if rate * CLOSEST_RATIO < way.samples_per_second]
         delivered = f"{format_number(rate, 2)} samples/s"
         if not waits:
-            return Limit(INPUT, UNRESOLVED, f"{delivered}, enough for every size")
+            return UNRESOLVED, f"{delivered}, enough for every size"
         size = waits[0].batch_size
-        return Limit(INPUT, Estimate(size), f"{delivered}: the device waits from {size:,} on")
+        return Estimate(size), f"{delivered}: the device waits from {size:,} on"
+
+
+_Found = tuple[Estimate[float | None], str] | str

@@ -340,8 +340,7 @@ class SearchPlan:
                 probes,
                 memory_window=MEMORY_WINDOW,
                 max_batch_size=rows,
-                confirm=False,
-                largest_first=True,
+                quick=True,
             )
         most = found.max_batch_size
         if own or not found.memory_bound or most >= rows:

@@ -296,11 +296,10 @@ def test_a_py_dataset_is_measured_with_its_workers(coarse):
     assert rows.workers == 2
 
 
-def test_arrays_have_costs_of_slicing_and_copying(coarse):
+def test_arrays_are_measured_as_a_search_feeds_them(coarse):
     found = profile(models.linear(), models.rows(100), batch_size=16)
     assert (found.source, found.batch_size) == ("arrays", 16)
-    assert [name.split()[0] for name in found.costs] == ["slicing", "gathering", "copying"]
-    assert all(len(times_s) == 9 and min(times_s) > 0 for times_s in found.costs.values())
+    assert found.changes == ()
 
 
 @pytest.mark.parametrize("at", [0, 3])

@@ -35,7 +35,6 @@ def test_the_most_bytes_of_each_size_count():
     found = result()
     assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
     assert found.peak_memory_bytes == 890
-    assert found.duration_s == 8.5
 
 
 def test_a_prediction_is_read_off_the_line():

@@ -8,8 +8,11 @@ from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
+from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.recommendation.measure import Budget, reason_kept
+from kbatch.training.data.sample_rows import DataEnded
 
-STEPS = ["memory", "gradient noise", "hardware saturation", "input pipeline"]
+STEPS = [MEMORY, NOISE, SATURATION, INPUT]
 
 
 def learnable(count=400):
@@ -33,24 +36,20 @@ def found(told):
     return recommend(on_progress=told.append, memory_limit_bytes=2**30)
 
 
-def test_every_limit_is_measured(found, told):
-    assert set(found.unknown) <= {"memory", "input pipeline"}
-    assert list(found.durations_s) == STEPS
+def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
+    assert set(found.unknown) <= {INPUT}
     assert [line.split(":")[0] for line in told] == STEPS
-    if found.memory is not None:  # Where there was time for it.
-        assert found.memory.max_batch_size == 400
-        assert found.memory.limit_bytes == 2**30
-    assert (found.pilot.batch_size, found.pilot.micro_batch_size) == (32, 16)
-    if found.pipeline is not None:
+    sizes = [one.batch_size for one in found.memory if one.peak_bytes]
+    assert sizes[:2] == [1, 8]
+    assert found.memory_limit_bytes == 2**30
+    assert found.pilot.batch_size == 32
+    if found.pipeline is not None:  # Where there was time for it.
         assert found.pipeline.source == "tf.data.Dataset"
-    assert found.environment.cpu_count >= 1
-
-
-def test_sizes_are_powers_of_two_that_the_data_fill(found):
     sizes = {timed.batch_size for timed in found.timings}
     assert {32} <= sizes <= {8, 16, 32, 64, 128, 256}  # As many as there was time to build.
-    for timed in found.timings:
-        assert len(timed.rounds) == len(timed.durations_s)
+    assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
+    assert found.base_learning_rate == pytest.approx(1e-3)
+    assert (found.dtype_policy, found.scheduled) == ("float32", False)
 
 
 def test_the_answer_follows_from_the_record(found, tmp_path):
@@ -59,14 +58,6 @@ def test_the_answer_follows_from_the_record(found, tmp_path):
     assert (read.batch_sizes, read.binding) == (found.batch_sizes, found.binding)
     assert {32, found.batch_size} <= set(found.batch_sizes)
     assert str(read).startswith(f"Start with batch size {found.batch_size}")
-    assert kbatch.plot_limits(read).get_title(loc="left").startswith("Start with batch size")
-
-
-def test_the_model_is_told(found):
-    assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
-    assert found.base_learning_rate == pytest.approx(1e-3)
-    assert (found.dtype_policy, found.scheduled) == ("float32", False)
-    assert found.examples == 400
 
 
 @pytest.mark.slow
@@ -81,25 +72,20 @@ def test_a_given_model_stays_as_it_is():
     assert int(model.optimizer.iterations) == 0
     assert "train_step" not in vars(model)
     assert (found.learning_rate_rule, found.scheduled) == ("linear", True)
-    assert found.examples == 200
-    if found.pipeline is not None:  # Where there was time for it.
-        assert found.pipeline.source == "tf.data.Dataset"
 
 
 @pytest.mark.slow
 def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
     found = recommend(data=learnable(16), budget_s=1.0, base_batch_size=16)
     assert found.pilot is None
-    assert "a pilot needs data for two updates" in found.unknown["gradient noise"]
+    assert "a pilot needs data for two updates" in found.unknown[NOISE]
     assert (found.noise_scale.value, found.batch_size) == (None, 16)
-    assert "because a pilot needs data" in " ".join(str(found).split())
 
 
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [
         ({"budget_s": 0.0}, ValueError, "`budget_s` must be a positive number"),
-        ({"budget_s": float("nan")}, ValueError, "`budget_s` must be a positive number"),
         ({"batch_sizes": (32, 8)}, ValueError, "ascending"),
         ({"base_batch_size": 0}, ValueError, "`base_batch_size` must be a positive"),
         ({"seed": -1}, ValueError, "`seed` must be"),
@@ -117,51 +103,45 @@ def test_mistakes_are_told_before_anything_is_measured(arguments, error, words):
     assert told == []
 
 
-class Begun(Exception):
-    """Measuring has begun."""
+X, Y = models.rows(64)
+ONE_HOT = keras.utils.to_categorical(Y, 3)
 
 
-@pytest.mark.parametrize("examples", [2, 3, 5, 7, 9])
-def test_few_examples_are_no_mistake(examples):
-    def begin(line):
-        raise Begun
-
-    with pytest.raises(Begun):
-        recommend(data=learnable(examples), on_progress=begin, memory_limit_bytes=2**30)
+def eager(**changed):
+    """A model whose few steps take less time than tracing one."""
+    return models.mlp(run_eagerly=True, **changed)
 
 
-def large():
+def categorical():
+    return eager(loss="categorical_crossentropy")
+
+
+def broken():
+    return eager(loss=lambda y, p: 1 / 0)
+
+
+def mostly_weights():
     model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(2**16)])
     model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
     return model
 
 
-def long():
-    inputs = keras.Input((8,))
-    x = keras.layers.RepeatVector(2**20)(keras.layers.Dense(8)(inputs))
-    x = keras.layers.GlobalAveragePooling1D()(keras.layers.Activation("tanh")(x))
-    model = keras.Model(inputs, keras.layers.Dense(3, activation="softmax")(x))
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
-
-
-def uncompiled():
-    return keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-
-
-@pytest.mark.slow
 @pytest.mark.parametrize(
-    ("build", "arguments", "error", "words"),
+    ("build", "data", "error", "words"),
     [
-        (uncompiled, {}, ValueError, "must be compiled"),
-        (large, {"memory_limit_bytes": 2**20}, OutOfMemoryError, "below the weights"),
-        (long, {"memory_limit_bytes": 2**24}, OutOfMemoryError, "One example does not fit"),
-        (models.mlp, {"data": learnable(1)}, InputError, "one example"),
+        (eager, (X, ONE_HOT), InputError, r"argmax\(axis=-1\)`.* shape \(examples, 3\)"),
+        (categorical, (X, Y), InputError, r"to_categorical\(y\)`, .*y of shape \(examples\)"),
+        (eager, (X, np.array(["a", "b", "c"])[Y]), InputError, "return_inverse"),
+        (eager, (X[:, :5], Y), InputError, r"\(examples, 8\): reshape it"),
+        (eager, (X, Y + 7), InputError, "must run on the data.*label value of"),
+        (eager, (X[:1], Y[:1]), InputError, "one example"),
+        (broken, (X, Y), ZeroDivisionError, "division"),
+        (mostly_weights, (X, Y), OutOfMemoryError, "below the weights"),
     ],
 )
-def test_what_cannot_be_trained_is_told(build, arguments, error, words):
+def test_what_cannot_be_trained_is_told_by_the_first_measurement(build, data, error, words):
     with pytest.raises(error, match=words):
-        recommend(Here(build), **arguments)
+        recommend(Here(build), data, memory_limit_bytes=2**20 if build is mostly_weights else None)
 
 
 @pytest.mark.slow
@@ -172,3 +152,34 @@ def test_under_xla_it_is_told_what_limits(monkeypatch):
     found = recommend(build, budget_s=6.0, batch_sizes=(16, 32))
     assert found.pilot.batch_size == 32
     assert {32} <= {timed.batch_size for timed in found.timings}
+
+
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (InputError("Give more rows."), "give more rows"),
+        (DataEnded(5), "the data ended after 5 examples of a batch"),
+        (MemoryError(), "it ran out of memory"),
+    ],
+)
+def test_data_and_memory_that_do_not_allow_it_are_a_reason_and_other_errors_are_raised(
+    error, reason
+):
+    unknown = {}
+    with reason_kept(INPUT, unknown):
+        raise error
+    assert unknown == {INPUT: reason}
+    with pytest.raises(RuntimeError), reason_kept(INPUT, unknown):
+        raise RuntimeError("a mistake")
+
+
+def test_each_part_is_a_share_of_what_is_left_and_never_nothing(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr("time.perf_counter", lambda: now[0])
+    budget = Budget(100.0, None)
+    assert budget.begin(MEMORY) == pytest.approx(30)
+    now[0] = 30.0
+    assert budget.begin(NOISE) == pytest.approx(30)
+    assert budget.begin(INPUT) == pytest.approx(70)
+    now[0] = 300.0
+    assert [budget.begin(name) for name in (MEMORY, NOISE, INPUT)] == [5.0, 5.0, 5.0]

@@ -1,6 +1,7 @@
 import dataclasses
 import itertools
 
+import numpy as np
 import pytest
 from input_profile_factory import make_long_run, make_profile
 from recommendation_factory import (
@@ -14,6 +15,8 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.plotting.palette import ALARM_TEXT
+from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
 from kbatch.recommendation.result import useful_stretches
 from kbatch.throughput.result import TimedUpdate
 
@@ -34,12 +37,10 @@ def test_the_size_and_the_limit_follow_the_device_and_the_noise():
 def test_memory_binds_where_it_ends_the_sizes():
     device = {"n_half": 300, "noise_scale": 2000.0, "updates": make_timings(300, fits=32)}
     few = make_recommendation(**device, memory=make_memory(40))
-    assert few.memory_ends
     assert few.binding == ("memory",)
     assert few.micro_batch_size == 32
     # The same times, where the data and not memory end the sizes that were run whole.
     enough = make_recommendation(**device, memory=make_memory(2000))
-    assert not enough.memory_ends
     assert "memory" not in enough.binding
 
 
@@ -47,6 +48,7 @@ def test_a_slow_pipeline_binds_and_takes_the_batch_down():
     slow = make_recommendation(input_rate=15_000.0)
     assert slow.binding == ("input pipeline",)
     assert slow.batch_size < make_recommendation().batch_size
+    assert "input_binds" in [note.code for note in slow.notes]
 
 
 def test_a_long_reading_of_the_pipeline_bounds_its_rounds():
@@ -141,16 +143,8 @@ def test_the_answer_has_the_start_and_what_binds_and_the_table_the_limits():
     assert table.attrs["answer"] == [2]
     assert table["begins at (examples)"][2] == pytest.approx(found.noise_scale.value)
     assert table["begins at (examples), low"][2] == found.noise_scale.low
-    assert table["time (s)"][[0, 2, 3]].tolist() == [12.0, 9.0, 5.0]
-    assert "1,437 examples or more at once" in table["outcome"][0]
+    assert table["begins at (examples)"][0] == 1437
     assert f"start with batch size {size}, search {first} to {last}; gradient noise" in repr(found)
-
-
-def test_a_size_that_was_not_timed_has_its_reason_in_the_settings():
-    slow = TimedUpdate(2048, 2048, outcome="too slow for the time budget")
-    found = make_recommendation(updates=(*make_timings(), slow))
-    assert found.settings["batch size 2,048"] == "not timed: too slow for the time budget"
-    assert 2048 not in found.batch_sizes
 
 
 def outcome(name):
@@ -179,12 +173,6 @@ def test_what_is_known_and_what_is_not_is_said(changed, text, words):
     assert words in text(make_recommendation(**changed))
 
 
-def test_where_the_input_binds_a_note_names_what_to_do():
-    codes = [note.code for note in make_recommendation(input_rate=5_000.0).notes]
-    assert "input_binds" in codes
-    assert "input_binds" not in [note.code for note in make_recommendation().notes]
-
-
 def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
     few = dataclasses.replace(make_pilot(), losses=(2.0, *[0.1] * 39))
     rows = {"gradient_variances": (200.0,) * 40, "gradient_squared_norms": (1.0, 1.0, -0.9) * 13}
@@ -208,3 +196,39 @@ def test_parts_that_run_faster_than_the_whole_batch_are_the_way():
     assert str(found).startswith(f"Start with batch size {found.batch_size} in micro-batches of 32")
     rates = {way.batch_size: way.samples_per_second for way in found.fastest}
     assert rates[256] == pytest.approx(2 * 256 / (PER_EXAMPLE_S * 356), rel=0.02)
+
+
+def test_progress_is_throughput_times_worth():
+    found = make_recommendation()
+    curves = limit_curves(found)
+    throughput, worth, progress = (
+        [value for value, _ in curves[name].values()] for name in (THROUGHPUT, WORTH, PROGRESS)
+    )
+    assert all(tuple(curve) == tuple(SIZES) for curve in curves.values())
+    product = np.array(throughput) * worth
+    np.testing.assert_allclose(progress, product / product.max())
+    assert max(throughput) == worth[0] == 1
+    for value, (low, high) in curves[WORTH].values():
+        assert low <= value <= high
+    # Without a noise scale throughput is drawn alone.
+    curves = limit_curves(make_recommendation(pilot=UNRESOLVED))
+    assert len(curves[THROUGHPUT]) == len(SIZES)
+    assert curves[WORTH] == curves[PROGRESS] == {}
+    assert not any(limit_curves(make_recommendation(**NOTHING)).values())
+
+
+def test_the_drawing_has_the_limits_the_start_and_the_range():
+    found = make_recommendation()
+    upper = plot_limits(found)
+    (lower,) = [axes for axes in upper.figure.axes if axes is not upper]
+    colors = [tick.get_color() for tick in lower.get_yticklabels()]
+    assert [color == ALARM_TEXT for color in colors] == [False, False, True, False]
+    for panel in (upper, lower):
+        lines = [line.get_xdata()[0] for line in panel.lines if len(line.get_xdata()) == 2]
+        assert found.batch_size in lines
+        ends = [patch.get_bbox().intervalx.tolist() for patch in panel.patches]
+        assert [found.batch_sizes[0], found.batch_sizes[-1]] in ends
+    # The device makes as much from 100 examples on.
+    assert make_recommendation(input_rate=50_000.0).limits[-1].begins.value == 128
+    assert all(limit.begins for limit in found.limits)
+    assert not any(limit.begins for limit in make_recommendation(**NOTHING).limits)

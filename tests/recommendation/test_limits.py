@@ -1,0 +1,208 @@
+"""Which limit binds, the size to start with and the sizes to search, by what they must fulfil."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+
+from kbatch.analysis.goodput import goodput
+from kbatch.analysis.intervals import Estimate
+from kbatch.memory.result import MemoryRecord
+from kbatch.recommendation.limits import (
+    INPUT,
+    MEMORY,
+    NOISE,
+    SATURATION,
+    binding_limits,
+    fastest_of_each,
+    most_at_once,
+    relative_time,
+    sizes_to_search,
+    starting_size,
+    with_more_memory,
+)
+from kbatch.throughput.result import TimedUpdate
+
+SIZES = [2**k for k in range(13)]
+SCALES = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9, math.inf]
+PER_EXAMPLE_S = 1e-5
+
+
+def timed(batch_size, micro_batch_size, seconds):
+    return TimedUpdate(batch_size, micro_batch_size, (0,), (seconds,))
+
+
+def noise_scale(value=None, low=None, high=None, *, at_least=None):
+    return Estimate(value, at_least or low or value, high or value)
+
+
+def device(n_half, *, fits=SIZES[-1]):
+    """Whole batches as far as they fit, and accumulated ones at the rate of the largest."""
+
+    def time_s(size):
+        return PER_EXAMPLE_S * (n_half + size)
+
+    whole = [timed(b, b, time_s(b)) for b in SIZES if b <= fits]
+    parts = [timed(b, fits, b // fits * time_s(fits)) for b in SIZES if b > fits]
+    return whole + parts
+
+
+def random_updates(seed):
+    times = np.cumsum(np.random.default_rng(seed).uniform(0.1, 3, len(SIZES)))
+    return [timed(b, b, float(t)) for b, t in zip(SIZES, times, strict=True)]
+
+
+def limits(updates, noise, *, saturation=None, input_rate=None):
+    return binding_limits(
+        updates,
+        noise,
+        saturation=saturation,
+        rates=input_rate or (),
+        without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
+    )
+
+
+def exactly(value):
+    return value, value
+
+
+def test_what_the_intervals_do_not_tell_apart_is_named_together():
+    both, updates = (SATURATION, NOISE), device(100)
+    assert limits(updates, noise_scale(90, 50, 150), saturation=exactly(100)) == both
+    assert limits(updates, noise_scale(90), saturation=(50, 150)) == both
+    assert limits(updates, noise_scale(90), saturation=None) == both
+    assert limits(updates, noise_scale(at_least=20), saturation=exactly(100)) == both
+    # A lower bound is enough where it lies above.
+    assert limits(updates, noise_scale(at_least=200), saturation=exactly(100)) == (SATURATION,)
+    vague = limits(
+        updates, noise_scale(300), saturation=exactly(100), input_rate=(20_000.0, 200_000.0)
+    )
+    assert vague == (SATURATION, INPUT)
+
+
+def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way():
+    bound = set()
+    cases = itertools.product(
+        [1, 30, 1000], [2, 100, 5000], [2, 64, 4096], [500.0, 20_000.0, 95_000.0, 1e7]
+    )
+    as_slow = device(500, fits=4)[2].samples_per_second  # As the device with so little memory.
+    for n_half, scale, fits, rate in [*cases, (500, 1000, 4, as_slow)]:
+        updates, free = device(n_half, fits=fits), device(n_half)
+        found = limits(
+            updates, noise_scale(scale), saturation=exactly(n_half), input_rate=exactly(rate)
+        )
+
+        def least(ways, rate, scale=scale):
+            return min(relative_time(w, noise_scale=scale, rate=rate) for w in ways)
+
+        now = least(updates, rate)
+        gains = {MEMORY: now / least(free, rate), INPUT: now / least(updates, math.inf)}
+        if max(gains.values()) > 1.05:
+            assert len(found) == 1
+            assert gains[found[0]] == max(gains.values())
+        elif now / least(free, math.inf) > 1.05:
+            assert found == (MEMORY, INPUT)
+        else:
+            assert found == ((SATURATION,) if n_half < scale else (NOISE,))
+        bound |= {found}
+    assert bound == {(MEMORY,), (INPUT,), (SATURATION,), (NOISE,), (MEMORY, INPUT)}
+
+
+def test_more_memory_goes_on_as_the_last_two_sizes_do():
+    updates = device(100, fits=64)
+    found = with_more_memory(updates, largest_batch_size=300)
+    assert [u.batch_size for u in found] == [128, 256]
+    for update in found:
+        assert update.micro_batch_size == update.batch_size
+        assert update.median_s == pytest.approx(PER_EXAMPLE_S * (100 + update.batch_size))
+    assert with_more_memory(updates[:1], largest_batch_size=300) == ()
+    falling = [timed(1, 1, 2.0), timed(2, 2, 1.9)]
+    assert with_more_memory(falling, largest_batch_size=300) == ()
+
+
+def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_closed_form():
+    for n_half, scale in itertools.product([3.0, 50.0, 900.0], [1.0, 40.0, 300.0, 4000.0]):
+        exact = max(1.0, math.sqrt(n_half * scale))
+        start = starting_size(device(n_half), noise_scale=scale)
+        assert -2 <= math.log2(start / min(exact, SIZES[-1])) <= 0.6
+    for seed, scale, rate in itertools.product(range(20), SCALES, [0.5, 20.0, math.inf]):
+        ways = random_updates(seed)
+        times = {w.batch_size: relative_time(w, noise_scale=scale, rate=rate) for w in ways}
+        start = starting_size(ways, noise_scale=scale, rate=rate)
+        assert start == next(b for b, t in times.items() if t <= 1.05 * min(times.values()))
+
+
+def test_the_start_falls_neither_with_the_noise_nor_with_the_rate_of_the_data():
+    rates = [0.5, 2.0, 20.0, 400.0, math.inf]
+    for seed in range(20):
+        sizes = [
+            [starting_size(random_updates(seed), noise_scale=s, rate=r) for s in SCALES]
+            for r in rates
+        ]
+        assert sizes == [sorted(row) for row in sizes]
+        assert [*zip(*sizes, strict=True)] == [tuple(sorted(c)) for c in zip(*sizes, strict=True)]
+
+
+def test_the_range_holds_the_base_size_and_one_more_than_the_starts_at_each_end():
+    for seed, base in itertools.product(range(10), (1, 32, 2048)):
+        ways, noise = random_updates(seed), noise_scale(60.0, 40.0, 300.0)
+        found = sizes_to_search(ways, noise, base_batch_size=base)
+        starts = [starting_size(ways, noise_scale=scale) for scale in (15, 40, 60, 240, 300)]
+        around = {max(1, min(starts) // 2), min(SIZES[-1], 2 * max(starts))}
+        assert {base, *starts, *around} <= set(found)
+        assert list(found) == [b for b in SIZES if found[0] <= b <= found[-1]]
+    # A wide interval counts more than the factor of four.
+    ways = device(100)
+    found = sizes_to_search(ways, noise_scale(100.0), base_batch_size=64)
+    wide = sizes_to_search(ways, noise_scale(100.0, 1.0, 1e6), base_batch_size=64)
+    assert wide[0] < found[0] < found[-1] < wide[-1]
+    slow, fast, both = (
+        sizes_to_search(ways, noise_scale(2000.0), base_batch_size=64, rates=rates)
+        for rates in ([5e3], [1e6], [5e3, 1e6])
+    )
+    assert both == tuple(b for b in SIZES if slow[0] <= b <= fast[-1])
+
+
+def test_times_are_one_over_goodput_and_a_pipeline_makes_an_update_last():
+    for update, scale in itertools.product(device(100), [0.0, 3.0, 500.0]):
+        value = goodput(update.batch_size, update.median_s, noise_scale=scale, base_batch_size=1)
+        assert relative_time(update, noise_scale=scale) == pytest.approx(1 / value)
+    update = timed(100, 100, 0.5)
+    plain = relative_time(update, noise_scale=7.0)
+    assert relative_time(update, noise_scale=math.inf) == pytest.approx(0.005)
+    assert relative_time(update, noise_scale=7.0, rate=201.0) == plain
+    assert relative_time(update, noise_scale=7.0, rate=100.0) == pytest.approx(2 * plain)
+
+
+def test_the_fastest_micro_batch_stands_for_a_size_and_the_larger_of_equals():
+    updates = [timed(64, 64, 1.0), timed(64, 16, 0.5), timed(64, 32, 0.505), timed(32, 32, 0.4)]
+    found = [(u.batch_size, u.micro_batch_size) for u in fastest_of_each(updates)]
+    assert found == [(32, 32), (64, 32)]
+
+
+def memory(*peaks, ended=None):
+    """Sizes of 1, 4, 16, ... that took these bytes, and how the next one ended."""
+    found = [MemoryRecord("float32", 4**k, "fits", None, p) for k, p in enumerate(peaks)]
+    return [*found, *([] if ended is None else [ended])]
+
+
+OUT = MemoryRecord("float32", 64, "out_of_memory")
+GUARDED = MemoryRecord("float32", 64, "not_run", "too much", None, 1640.0, guarded=True)
+UNTIMED = MemoryRecord("float32", 64, "not_run", "the time was spent", None, 1640.0)
+
+
+@pytest.mark.parametrize(
+    ("records", "most"),
+    [
+        (memory(125, 200, 500), 32),  # 100 and 25 each, up to 90 % of 1,000.
+        (memory(125, 200, 500, ended=GUARDED), 32),
+        (memory(125, 200, 500, ended=UNTIMED), 16),  # Up to half of it, 16 was run.
+        (memory(125, 200, 500, ended=OUT), 32),
+        (memory(101, 104, 116, ended=OUT), 63),  # Less than it ran out at.
+        (memory(100, 100, 100), None),
+        (memory(125), None),
+    ],
+)
+def test_what_fits_at_once_follows_from_the_line_and_from_what_ran(records, most):
+    assert most_at_once(records, 1000) == most
