@@ -34,9 +34,9 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.records.json_codec import record_text
+from kbatch.records.search import RECORD_NAME
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.search.executors import TaskResult
-from kbatch.study.study import RECORD_NAME
 from kbatch.study.trial import Objective, TrialRecord
 
 BATCHES = 40

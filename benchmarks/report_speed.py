@@ -21,8 +21,8 @@ from pathlib import Path
 
 from kbatch.records.json_codec import write_record
 from kbatch.records.record import EnvironmentRecord
+from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
-from kbatch.study.study import SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -1,9 +1,10 @@
 """Records for tests: every argument has a plausible value, a test names those it is about."""
 
 from kbatch.records.record import EnvironmentRecord
+from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
-from kbatch.study.study import SearchRecord, Study
+from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 
 VAL_ACCURACY = Objective("val_accuracy", "max")

@@ -202,7 +202,8 @@ def add_demo(commands: Any) -> None:
 def _demo(options: argparse.Namespace) -> None:
     from kbatch.analysis.batch_sizes import check_batch_sizes
     from kbatch.plotting.saving import save_figure
-    from kbatch.study.study import RECORD_NAME, load_study
+    from kbatch.records.search import RECORD_NAME
+    from kbatch.study.study import load_study
 
     sizes = options.batch_sizes or ("32,128,512" if options.quick else _DEMO_SIZES)
     batch_sizes = check_batch_sizes(integers(sizes, example="16,32,64"))

@@ -31,7 +31,6 @@ class Task(NamedTuple):
     files: dict[str, bytes]  # What it reads of the project directory, by relative path.
     trial_id: str
     executions: int = 1  # Of the trial, this one included: those before it have completed.
-    trials_left: float = 1  # That the search may still run, this one included.
     attempt: int = 0  # Some engines take equal tasks for one, and return the result of the first.
 
 

@@ -18,6 +18,7 @@ from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
 from kbatch.records.json_codec import RecordError, load_if_readable
 from kbatch.records.notes import Note
+from kbatch.records.search import IDENTITY_NAME, SearchIdentity
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
@@ -32,7 +33,6 @@ from kbatch.search.trial_files import (
     recorded_search,
     trial_files,
 )
-from kbatch.study.study import IDENTITY_NAME, SearchIdentity
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.dtype_policy import (
@@ -392,7 +392,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)
         present = SearchIdentity(objective | facts | given, values)
-        check_identity(files.project, present)
+        check_identity(files.project, files.tuner.oracle, present)
         self._compared_in = files.project
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:

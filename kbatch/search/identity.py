@@ -19,8 +19,8 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.records.json_codec import RecordError, read_record
-from kbatch.search.trial_files import ENDED, completed_trials, read_trial_states, write_needed
-from kbatch.study.study import IDENTITY_NAME, SearchIdentity
+from kbatch.records.search import IDENTITY_NAME, SearchIdentity
+from kbatch.search.trial_files import ENDED, completed_trials, write_needed
 from kbatch.training.data.forms import is_composite
 from kbatch.training.fingerprint import config_of, function_code, model_description
 from kbatch.training.fit_call import FitCall
@@ -97,7 +97,7 @@ def objective_facts(objective: Any) -> dict[str, str]:
     return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
 
 
-def check_identity(project: Path, present: SearchIdentity) -> None:
+def check_identity(project: Path, oracle: Any, present: SearchIdentity) -> None:
     """Write the identity of a search, or compare it with the one that has trials there."""
     known, damage, file = None, None, project / IDENTITY_NAME
     try:
@@ -105,8 +105,8 @@ def check_identity(project: Path, present: SearchIdentity) -> None:
     except RecordError as error:
         damage = str(error)
     difference = None if known is None else known.difference(present)
-    completed = any(completed_trials(project))
-    if not completed and not any(t.status in ENDED for t in read_trial_states(project)):
+    ended = any(trial.status in ENDED for trial in getattr(oracle, "trials", {}).values())
+    if not ended and not any(completed_trials(project)):
         write_needed(present, file)
     elif known is None or difference is not None:
         holds = "another search"

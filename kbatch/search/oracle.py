@@ -12,16 +12,8 @@ from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.library_internals import keras_metric_kind, project_directory
-from kbatch.search.trial_files import (
-    CHECKPOINT_NAME,
-    DRAFT_NAME,
-    ENDED,
-    check_not_moved,
-    decided_trials,
-    open_trials,
-    read_trial_states,
-    write_trial_state,
-)
+from kbatch.search.trial_files import CHECKPOINT_NAME, DRAFT_NAME, ENDED, check_not_moved
+from kbatch.search.trial_states import decided_trials, open_trials, read_trials, write_trial
 from kbatch.study.comparison import other_hyperparameters
 from kbatch.study.trial import Objective
 
@@ -193,7 +185,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def reload(self) -> None:
         """Read the trials of the project directory, which may hold none."""
-        self.trials = {trial.trial_id: trial for trial in read_trial_states(self._project)}
+        self.trials = {trial.trial_id: trial for trial in read_trials(self._project)}
         for trial in self.trials.values():
             self.update_space(trial.hyperparameters)
         for trial in self.trials.values():
@@ -241,7 +233,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
         project = self._project
         if self._begun is not None:
             check_not_moved(project, self._begun)
-        write_trial_state(trial, project)
+        write_trial(trial, project)
         self._begun = trial.trial_id
 
 

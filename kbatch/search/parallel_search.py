@@ -12,7 +12,6 @@ import textwrap
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +26,7 @@ from kbatch.device.worker import MappedPickles, WorkerDied
 from kbatch.errors import InputError
 from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.records.plan import PLAN_NAME, Plan
+from kbatch.records.search import RECORD_NAME
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.progress import FitProgress
@@ -39,7 +39,6 @@ from kbatch.search.trial_files import (
     same_settings,
 )
 from kbatch.search.trial_process import execute
-from kbatch.study.study import RECORD_NAME
 from kbatch.training.fit_call import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.
@@ -59,8 +58,8 @@ class _OpenTrial:
     files: TrialFiles
     completed: int  # Executions, of those that it is to have.
     begun_s: float
-    future: Any = None  # Of the present execution.
-    lost: list[TaskResult] = dataclasses.field(default_factory=list)  # Of the present execution.
+    future: Any = None  # Of the execution that runs; None where the next is to be submitted.
+    lost: TaskResult | None = None  # How the present execution was lost, the first time.
 
 
 class ParallelTrials:
@@ -77,15 +76,13 @@ class ParallelTrials:
         travelling = [one for one in call.callbacks if not isinstance(one, LivePlot)]
         self._given = call.arguments, {**call.keywords, "verbose": 0, "callbacks": travelling}
         self._tuner, self._project = tuner, Path(tuner.project_dir)
-        self._say = tuner._progress.say
         executor, max_parallel = tuner._executor, tuner._max_parallel
         self._own = LocalExecutor(max_parallel) if executor == "local" else None
         self._executor: Any = self._own or executor
         self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
-        self._open: list[_OpenTrial] = []  # Those whose execution was submitted.
-        # Its record of the search holds for all.
-        self._first_completed: str | None = None
+        self._open: list[_OpenTrial] = []
+        self._first_completed: str | None = None  # Its record of the search holds for all.
         self._error: Exception | None = None  # After which no other trial would fare better.
 
     def close(self) -> None:
@@ -97,27 +94,35 @@ class ParallelTrials:
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
 
     def run(self) -> None:
+        """Submit executions and keep their results, until no trial is left."""
         self._search = self._pickle_search()
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         completed = next(completed_trials(self._project), None)
         self._first_completed = completed and completed.trial_id
-        while True:
-            while len(self._open) < self._max_open and not self._is_deciding():
-                one = self._open_next_trial()
-                if one is None:
-                    break
-                self._submit_next(one)
-            if not self._open:
-                return
-            ended = self._ended_trials()
-            self._show()
+        while self._submit():
             # All that has completed is written before more is asked of an executor that may fail.
-            self._open = [one for one in self._open if one not in ended]
-            again = [one for one in ended if self._record_result(one)]
+            for one in self._ended():
+                self._keep_result(one)
             if self._error is not None:
                 raise self._error
-            for one in again:
+
+    def _submit(self) -> bool:
+        """Submit the next execution of each trial, and open further trials; False at the end."""
+        for one in list(self._open):
+            if one.future is None:
                 self._submit_next(one)
+        while len(self._open) < self._max_open and not self._is_deciding():
+            # None where results decide on it too.
+            trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
+            if trial.status != TrialStatus.RUNNING:
+                break
+            self._tuner._plan_executions(trial)
+            files = TrialFiles(self._tuner, trial)
+            completed = len(files.begin_attempt())
+            self._tuner.on_trial_begin(trial)
+            self._open.append(_OpenTrial(trial, files, completed, time.monotonic()))
+            self._submit_next(self._open[-1])
+        return bool(self._open)
 
     def _is_deciding(self) -> bool:
         """Return whether an execution runs that makes the plan for all."""
@@ -128,41 +133,24 @@ class ParallelTrials:
         asked = (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
         return "auto" in asked or not hypermodel.dtype_policies
 
-    def _open_next_trial(self) -> _OpenTrial | None:
-        """Open the next trial; None where there is none, or results decide on it."""
-        trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
-        if trial.status != TrialStatus.RUNNING:
-            return None
-        self._tuner._plan_executions(trial)
-        files = TrialFiles(self._tuner, trial)
-        completed = len(files.begin_attempt())
-        self._tuner.on_trial_begin(trial)
-        return _OpenTrial(trial, files, completed, time.monotonic())
-
     def _submit_next(self, one: _OpenTrial) -> None:
         """Submit the next execution of a trial, or end the trial."""
         number, executions = one.completed + 1, one.files.executions
         if number > executions:
             self._end_trial(one)
             return
-        sent = self._files_for(self._trials_to_send(one.trial))
-        if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
-            sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
         task = Task(
-            sent,
+            self._files_for(one),
             one.trial.trial_id,
             executions=number,
-            # As a process sees it that knows of so many executions a trial.
-            trials_left=self._tuner.oracle.remaining_trials() * executions / number,
-            attempt=len(one.lost),
+            attempt=0 if one.lost is None else 1,
         )
         try:
             one.future = self._executor.submit(run_task, self._search, task)
         except Exception as error:  # Whatever the engine raises.
             raise self._engine_error("accepts no more tasks", error) from error
-        self._open.append(one)
 
-    def _ended_trials(self) -> list[_OpenTrial]:
+    def _ended(self) -> list[_OpenTrial]:
         """Find the trials whose execution has ended; wait a moment where there is none."""
         ended = []
         for one in self._open:
@@ -173,46 +161,35 @@ class ParallelTrials:
                 self._error = self._engine_error("does not answer", error)
         if not ended and self._error is None:
             time.sleep(_CHECK_S)
+        self._show()
         return ended
 
     def _show(self) -> None:
-        """Show how far the one trial is that this host runs, or how many an engine runs."""
+        """Show how far the one trial is that this host runs, or how many there are."""
         progress = self._tuner._progress
-        if self._own is not None and self._own.workers == 1:
-            while not self._own.told.empty():
-                told, (one,) = FitProgress(**self._own.told.get()), self._open
-                # Its process knows of no later execution.
-                part = (one.completed + 1) / one.files.executions
-                progress.show(dataclasses.replace(told, share=told.share * part))
+        if self._own is None or self._own.workers > 1:
+            progress.show_counts(len(self._open), ended=len(self._tuner.oracle.ended_trials))
             return
-        running = [_is_running(one.future) for one in self._open]
-        progress.show_counts(
-            submitted=len(running),
-            running=None if None in running else sum(map(bool, running)),
-            ended=len(self._tuner.oracle.ended_trials),
-        )
+        while not self._own.told.empty():
+            told, (one,) = FitProgress(**self._own.told.get()), self._open
+            # Its process knows of no later execution.
+            part = (one.completed + 1) / one.files.executions
+            progress.show(dataclasses.replace(told, share=told.share * part))
 
-    def _record_result(self, one: _OpenTrial) -> bool:
-        """Record the result of an execution; return whether the trial continues."""
+    def _keep_result(self, one: _OpenTrial) -> None:
+        """Keep the result of an execution, and end its trial where none follows."""
         files, trial = one.files, one.trial
-        try:
-            result = one.future.result()
-            if not isinstance(result, TaskResult):
-                raise TypeError(f"a task returned {type(result).__name__} instead of its result")
-        except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            if one.lost and isinstance(error, ConnectionError):
-                self._error = self._engine_error("does not answer", error)
-                return False
-            text = f"{type(error).__name__}: {error}".strip(" :")
-            known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
-            result = TaskResult({}, "lost", text, out_of_memory=known)
-        if result.status == "lost":
-            one.lost.append(result)
-            if len(one.lost) == 1:
-                size = f"batch size {trial.hyperparameters.get('batch_size')}"
-                cause = textwrap.shorten(result.text, 300)
-                self._say(f"An execution of {size} was lost and is submitted again: {cause}")
-                return True
+        result, one.future = self._result_of(one), None
+        if result is None:
+            return
+        if result.status == "lost" and one.lost is None:
+            one.lost = result
+            size = f"batch size {trial.hyperparameters.get('batch_size')}"
+            cause = textwrap.shorten(result.text, 300)
+            self._tuner._progress.say(
+                f"An execution of {size} was lost and is submitted again: {cause}"
+            )
+            return
         check_not_moved(self._project, trial.trial_id)
         self._write(result)
         if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
@@ -220,53 +197,66 @@ class ParallelTrials:
             trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
         if result.status == "mistake":
             self._error = keras_tuner.errors.FatalValueError(result.text)
-            return False
+            return
         if result.status in ("lost", "died"):
-            died = WorkerDied(result.exit_code, result.text)
-            failure = _lost_twice(one.lost) if result.status == "lost" else died
+            failure = WorkerDied(result.exit_code, result.text)
+            if result.status == "lost" and one.lost is not None:
+                failure = _lost_twice(one.lost, result)
             files.record_failure(self._tuner.hypermodel, trial.hyperparameters, failure)
         record = files.record()
         if record is not None and any(run.status == "completed" for run in record.executions):
             self._first_completed = self._first_completed or trial.trial_id
-        one.lost = []
+        one.lost = None
         one.completed += result.status == "completed"
-        if record is not None and record.status == "completed" and one.completed < files.executions:
-            return True
-        trial.message = result.text if result.status == "failed" else None
-        self._end_trial(one, result.host)
-        return False
+        whole = record is not None and record.status == "completed"
+        if not whole or one.completed == files.executions:
+            trial.message = result.text if result.status == "failed" else None
+            self._end_trial(one, result.host)
+
+    def _result_of(self, one: _OpenTrial) -> TaskResult | None:
+        """Return the result of a task; None where its engine is gone."""
+        try:
+            result = one.future.result()
+            if not isinstance(result, TaskResult):
+                raise TypeError(f"a task returned {type(result).__name__} instead of its result")
+            return result
+        except (Exception, CancelledError) as error:  # Whatever the engine raises.
+            if one.lost is not None and isinstance(error, ConnectionError):
+                self._error = self._engine_error("does not answer", error)
+                return None
+            text = f"{type(error).__name__}: {error}".strip(" :")
+            known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
+            return TaskResult({}, "lost", text, out_of_memory=known)
 
     def _end_trial(self, one: _OpenTrial, host: str = "") -> None:
         self._tuner._show_begun(
             one.trial,
             took_s=time.monotonic() - one.begun_s,
-            at_once=len(self._open) + 1,
+            at_once=len(self._open),
             where=f" on {host}" if host not in ("", socket.gethostname()) else "",
         )
+        self._open.remove(one)
         self._tuner._conclude(one.trial, one.files)
         self._tuner.on_trial_end(one.trial)
 
-    def _trials_to_send(self, trial: Any) -> list[str]:
-        """List the trials whose records an execution reads, its own first."""
-        trials = sorted(self._tuner.oracle.trials.items())
-        others = [other for trial_id, other in trials if trial_id != trial.trial_id]
-
-        def recorded(other: Any) -> bool:
-            record = self._project / f"trial_{other.trial_id}" / RECORD_NAME
-            return same_settings(other, trial) and record.exists()
-
+    def _files_for(self, one: _OpenTrial) -> dict[str, bytes]:
+        """Read what an execution needs: of its trial, and of few that it is compared with."""
+        project, own = self._project, one.trial.trial_id
+        alike = (
+            trial_id
+            for trial_id, other in sorted(self._tuner.oracle.trials.items())
+            if trial_id != own
+            and same_settings(other, one.trial)
+            and (project / f"trial_{trial_id}" / RECORD_NAME).exists()
+        )
         # Few are looked for on disk, however many trials there are.
-        first = itertools.islice(filter(recorded, others), _COMPARED)
-        named = [one.trial_id for one in (trial, *first)]
-        if self._first_completed is not None:
-            named.append(self._first_completed)
-        return list(dict.fromkeys(named))
-
-    def _files_for(self, trial_ids: Iterable[str]) -> dict[str, bytes]:
-        project, names = self._project, (RECORD_NAME, STATE_NAME)
+        trial_ids = {own, *itertools.islice(alike, _COMPARED), self._first_completed or own}
         found = [project / RECORD_NAME, project / PLAN_NAME]
-        found += [project / f"trial_{one}" / name for one in trial_ids for name in names]
-        return {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
+        found += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
+        sent = {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
+        if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
+            sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
+        return sent
 
     def _write(self, result: TaskResult) -> None:
         # A trial counts by its record, which is written after its weights.
@@ -324,13 +314,6 @@ class ParallelTrials:
             raise self._engine_error("did not accept the data", error) from error
 
 
-def _is_running(future: Any) -> bool | None:
-    try:
-        return future.running()
-    except Exception:  # Few engines know; one that is gone is found by `done`.
-        return None
-
-
 def _travels(value: Any) -> bool:
     try:
         cloudpickle.dumps(value)
@@ -339,7 +322,7 @@ def _travels(value: Any) -> bool:
     return True
 
 
-def _lost_twice(lost: Sequence[TaskResult]) -> Exception:
+def _lost_twice(*lost: TaskResult) -> Exception:
     """Make the failure of an execution that was lost twice, with both causes."""
     causes = " and by ".join(textwrap.shorten(one.text, 120) for one in lost)
     known = any(one.out_of_memory for one in lost)

@@ -13,7 +13,8 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.records.json_codec import write_record
-from kbatch.study.study import PLAIN_NAME, PlainEpochs, load_study
+from kbatch.records.search import PLAIN_NAME, PlainEpochs
+from kbatch.study.study import load_study
 from kbatch.training.applied_settings import apply_settings
 from kbatch.training.data.forms import FitData
 from kbatch.training.state import kept_seeds

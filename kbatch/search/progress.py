@@ -233,15 +233,11 @@ class SearchProgress:
             self._first, self._memory_bytes = None, None
             self._update(self._name, None, "starting")
 
-    def show_counts(self, *, submitted: int, running: int | None, ended: int) -> None:
-        """Show how many trials an executor runs, and how many wait there, where it says so."""
-        if self._line is None:
-            return
-        known = [f"{submitted} submitted"]
-        if running is not None:
-            known = [f"{running} running", f"{submitted - running} queued"]
+    def show_counts(self, submitted: int, *, ended: int) -> None:
+        """Show how many trials an executor has, and how many have ended."""
         left = self._search_left_s(trial_left_s=0.0)
-        known += [f"{ended} done", *([] if left is None else [f"{duration(left)} left"])]
+        known = [f"{submitted} submitted", f"{ended} done"]
+        known += [] if left is None else [f"{duration(left)} left"]
         self._update("search", None, ", ".join(known))
 
     def show(self, progress: FitProgress) -> None:

@@ -17,7 +17,8 @@ from kbatch.library_internals import build_and_fit, move_project, trial_callback
 from kbatch.search.executors import Task
 from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitProgress, FitReporter
-from kbatch.search.trial_files import TrialFiles, write_trial_state
+from kbatch.search.trial_files import TrialFiles
+from kbatch.search.trial_states import write_trial
 
 
 def explored_space(tuner: Any) -> tuple[keras_tuner.HyperParameters, Any]:
@@ -38,7 +39,6 @@ def execute(
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
     oracle.reload()
-    oracle.remaining_trials = lambda: task.trials_left
     hypermodel._take_over(project)
     tuner.executions_per_trial = task.executions
     trial = oracle.trials.get(task.trial_id)
@@ -51,7 +51,7 @@ def execute(
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
         return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
     finally:
-        write_trial_state(trial, project)  # Training may have declared more hyperparameters.
+        write_trial(trial, project)  # Training may have declared more hyperparameters.
     return "completed", ""
 
 

@@ -20,8 +20,9 @@ from kbatch.device.failures import device_is_lost, failure_text, failure_traceba
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError
 from kbatch.page.numbers import pluralize
-from kbatch.records.json_codec import RecordError, load_if_readable
-from kbatch.search import identity, trial_files, tuner_arguments
+from kbatch.records.json_codec import RecordError
+from kbatch.records.search import RECORD_NAME, SearchIdentity
+from kbatch.search import identity, trial_files, trial_states, tuner_arguments
 from kbatch.search.default_batch_sizes import default_batch_sizes
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
@@ -30,10 +31,11 @@ from kbatch.search.parallel_search import ParallelTrials
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.progress import SearchProgress
 from kbatch.search.strategies import RaceStrategy, Strategy
-from kbatch.search.trial_files import CHECKPOINT_NAME, decided_trials, search_lock
+from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.search.trial_process import explored_space, run_executions
+from kbatch.search.trial_states import decided_trials, no_best_trial, search_lock, trial_result
 from kbatch.study.comparison import check_tolerance
-from kbatch.study.study import IDENTITY_NAME, RECORD_NAME, SearchIdentity, Study, load_study
+from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.fit_call import FitCall
 
@@ -183,10 +185,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
-        # What is said when a search begins.
-        self._found: list[str] = []
         # What it holds is looked at before keras-tuner deletes or reads it.
-        if overwrite and (project / trial_files.LOCK_NAME).exists():
+        if overwrite and (project / trial_states.LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         if hypermodel is not None:
@@ -327,7 +327,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
-        self._progress.trial_ends(trial_files.TrialFiles(self, trial).record())
+        self._progress.trial_ends(TrialFiles(self, trial).record())
         self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
@@ -337,7 +337,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().on_search_end()
         self._say_news()
         if not self.oracle.get_best_trials(1):
-            self._progress.say(trial_files.no_best_trial(Path(self.project_dir)))
+            self._progress.say(no_best_trial(Path(self.project_dir)))
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -345,7 +345,20 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def reload(self) -> None:
         trial_files.compare_settings(Path(self.project_dir), self.hypermodel.settings)
         self.oracle.reload()
-        self._found += trial_files.reopen_trials(self)
+        for trial in self.oracle.ended_trials:
+            files = TrialFiles(self, trial)
+            record = files.record()
+            assert record is not None
+            if files.objective != record.objective:
+                raise InputError(
+                    f"The project directory {self.project_dir} holds a search with another "
+                    "objective: give another `project_name`, or `overwrite=True` to start over. "
+                    f"Received: objective={files.objective}, there: {record.objective}."
+                )
+            completed = sum(run.status == "completed" for run in record.executions)
+            # Further executions were asked for.
+            if completed < files.executions and trial.status == TrialStatus.COMPLETED:
+                trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the executor behind where a copy travels."""
@@ -370,7 +383,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
-        files = trial_files.TrialFiles(self, trial)
+        files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
         except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
@@ -414,8 +427,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
             **beside,
         )
 
-    def _conclude(self, trial: Any, files: trial_files.TrialFiles) -> None:
-        result = trial_files.trial_result(files.record())
+    def _conclude(self, trial: Any, files: TrialFiles) -> None:
+        result = trial_result(files.record())
         if isinstance(result, str):
             trial.status, trial.message = TrialStatus.FAILED, trial.message or result
             return
@@ -434,7 +447,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         running = {i: trial for i, trial in self.oracle.trials.items() if trial not in found}
         found += [running[trial_id] for trial_id in decided if trial_id in running]
         if not found:
-            raise RuntimeError(trial_files.no_best_trial(Path(self.project_dir)))
+            raise RuntimeError(no_best_trial(Path(self.project_dir)))
         return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
 
     def _say_news(self) -> None:
@@ -442,11 +455,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._progress.say(text)
 
     def _compare_search(self, call: FitCall) -> None:
-        """Compare the search with the one in the directory, and say what was found there."""
+        """Compare the search with the one in the directory."""
         project, (facts, values) = Path(self.project_dir), self._explored
         given = facts | identity.fit_facts(call)
         present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
-        identity.check_identity(project, present)
+        identity.check_identity(project, self.oracle, present)
         known = trial_files.recorded_search(project)
         settings = {**self.hypermodel.settings, **self.decides_by}
         # What only decisions use may change where no trial is left to run.
@@ -454,12 +467,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial_files.write_needed(
                 dataclasses.replace(known, settings=settings), project / RECORD_NAME
             )
-        for line in self._found:
-            kept = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
-            if kept is not None:
-                trial_files.write_needed(kept.with_note(line), project / IDENTITY_NAME)
-            self._progress.say(line)
-        self._found = []
 
     def _elsewhere(self, call: FitCall) -> contextlib.AbstractContextManager[ParallelTrials | None]:
         """Open what runs trials in other processes, where they run there."""

@@ -9,7 +9,7 @@ from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
-from kbatch.study.study import RECORD_NAME
+from kbatch.records.search import RECORD_NAME
 from kbatch.training.callbacks import StopAtTarget
 
 

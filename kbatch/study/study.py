@@ -16,6 +16,15 @@ from kbatch.records import json_codec
 from kbatch.records.notes import Note, most_important
 from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.record import EnvironmentRecord
+from kbatch.records.search import (
+    IDENTITY_NAME,
+    PLAIN_NAME,
+    RECORD_NAME,
+    SETTINGS_REMEDY,
+    PlainEpochs,
+    SearchIdentity,
+    SearchRecord,
+)
 from kbatch.study.caveats import caveats
 from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
 from kbatch.study.decision import Decision, decide, frame_of
@@ -26,57 +35,6 @@ from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
     import pandas as pd
-
-
-_READ_SETTINGS: Mapping[str, Any] = {
-    "batch_sizes": tuple[int, ...],
-    "base_batch_size": int,
-    "validation_batch_size": int,
-    "max_executions": int,
-    "tolerance": float,
-    "confidence": float,
-    "strategy": str,
-    "search_learning_rate": bool,
-}
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchRecord:
-    """What holds for all trials of a search."""
-
-    settings: Mapping[str, object]  # Of the hypermodel, and what its tuner decides by.
-    environment: EnvironmentRecord
-
-    def __post_init__(self):
-        # What a decision or a search that goes on takes from a file; other settings are shown.
-        for name in _READ_SETTINGS.keys() & self.settings.keys():
-            json_codec.decode(_READ_SETTINGS[name], self.settings[name])
-
-    def difference(self, settings: Mapping[str, Any]) -> str | None:
-        """Return how other settings differ, None if they do not; more batch sizes extend these."""
-        differing = []
-        for name, here in settings.items():
-            there: Any = self.settings.get(name)
-            extends = name == "batch_sizes" and set(there or ()) <= set(here)
-            if there != here and not extends:
-                differing.append(f"{name}: {there} there, {here} here")
-        return "; ".join(differing) or None
-
-
-PLAIN_NAME = "kbatch-plain-epochs.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class PlainEpochs:
-    """One epoch by plain `fit` with the settings of some trials, measured in turns.
-
-    They are the base size and the one that was named, and sizes that the executions did not tell
-    apart in time.
-    """
-
-    batch_sizes: tuple[int, ...]  #: Ascending.
-    epoch_s: tuple[float, ...]  #: Seconds of an epoch of each, without tracing.
-    examples: int  #: Examples of these epochs.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -322,13 +280,6 @@ class Study(Result):
         return log_runs(runs, tracker, machine)
 
 
-RECORD_NAME = "kbatch.json"
-SETTINGS_REMEDY = (
-    "It holds the settings of the search, and no result: delete it, and run the same script with "
-    "the same arguments, which keeps the trials."
-)
-
-
 class _HasProjectDir(Protocol):
     """A keras-tuner tuner; the settings of its hypermodel are read where it has any."""
 
@@ -398,7 +349,7 @@ def _read_project(path: Path) -> Study:
             problems.append(f"{error}{remedy}")
 
     search = read(SearchRecord, path / RECORD_NAME)
-    identity = read(SearchIdentity, path / IDENTITY_NAME)
+    read(SearchIdentity, path / IDENTITY_NAME)
     plain = read(PlainEpochs, path / PLAIN_NAME)
     # Those of keras-tuner alone have no record.
     searched = any((path / name).exists() for name in (RECORD_NAME, IDENTITY_NAME))
@@ -421,7 +372,7 @@ def _read_project(path: Path) -> Study:
             trials.append(trial)
     trials.sort(key=lambda trial: (trial.batch_size, trial.trial_id))
     missing = len(problems) - before
-    texts = map(json_codec.printable, [*problems, *failed, *(identity.notes if identity else ())])
+    texts = map(json_codec.printable, [*problems, *failed])
     # A folder's name may hold bytes that are no text, and lines that would break a title.
     name = " ".join(json_codec.printable(os.path.basename(os.path.realpath(path))).split())
     plan = json_codec.load_if_readable(Plan, path / PLAN_NAME)
@@ -438,29 +389,3 @@ def _end_of_lost(file: Path) -> tuple[str, str]:
         return str(state["status"]), ([""] + [one for one in lines if one.strip()])[-1][:200]
     except (json_codec.RecordError, AttributeError, KeyError):
         return "damaged", ""
-
-
-IDENTITY_NAME = "kbatch-search.json"
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchIdentity:
-    """What decides the results of a search, written once when it begins."""
-
-    facts: Mapping[str, str]  # What was given; "optimizer.epsilon" is a part of "optimizer".
-    hyperparameters: Mapping[str, bool | int | float | str | None]  # That the model was built with.
-    notes: tuple[str, ...] = ()  # What a reader must know, such as trials that were run again.
-
-    def difference(self, present: "SearchIdentity") -> str | None:
-        """Return how the present search differs from this one, None where it does not."""
-        names = [*self.facts, *(name for name in present.facts if name not in self.facts)]
-        differing = [n for n in names if self.facts.get(n) != present.facts.get(n)]
-        # Another optimizer has other parts.
-        told = [n for n in differing if n.rpartition(".")[0] not in differing]
-        pairs = [(n, self.facts.get(n, "none"), present.facts.get(n, "none")) for n in told]
-        return "; ".join(f"{n}: {then} then, {now} now" for n, then, now in pairs) or None
-
-    def with_note(self, note: str) -> "SearchIdentity":
-        """Return the identity with another note, unless it has that one."""
-        notes = self.notes if note in self.notes else (*self.notes, note)
-        return dataclasses.replace(self, notes=notes)

@@ -14,8 +14,9 @@ from records_factory import make_search, make_study, make_trial
 import kbatch
 from kbatch.cli.study import load_result
 from kbatch.records.json_codec import RecordError, write_record
+from kbatch.records.search import SearchIdentity
 from kbatch.study.figures import STUDY_FIGURES
-from kbatch.study.study import SearchIdentity, load_study
+from kbatch.study.study import load_study
 
 STUDIES = {
     "learned": lambda: learned_study(3, sizes=(16, 64, 256)),

@@ -21,9 +21,9 @@ from stub_executor import StubExecutor
 
 import kbatch
 from kbatch.device.worker import WorkerDied
+from kbatch.records.search import RECORD_NAME
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task, train
 from kbatch.search.trial_files import CHECKPOINT_NAME
-from kbatch.study.study import RECORD_NAME
 
 SIZES = (8, 16, 32, 64)
 

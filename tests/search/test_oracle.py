@@ -6,7 +6,7 @@ import pytest
 from keras_tuner.src.engine.trial import Trial, TrialStatus
 
 from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.trial_files import trial_of, trial_result
+from kbatch.search.trial_states import trial_of, trial_result
 from kbatch.study.trial import Objective
 from tests.records_factory import make_execution, make_study, make_trial
 

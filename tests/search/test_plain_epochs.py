@@ -10,8 +10,8 @@ import searches
 import small_models as models
 
 import kbatch
+from kbatch.records.search import PlainEpochs
 from kbatch.search.plain_epochs import measure_plain_epochs
-from kbatch.study.study import PlainEpochs
 from kbatch.training.applied_settings import apply_settings
 from kbatch.training.data.forms import FitData
 

@@ -13,7 +13,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
-from kbatch.search.trial_files import read_trial_states
+from kbatch.search.trial_states import read_trials
 
 schedules = keras.optimizers.schedules
 
@@ -78,7 +78,7 @@ def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
     assert numbers(ended) == {8: [0, 1, 2, 3], 32: [0, 1, 2, 3]}
     settings = kbatch.load_study(ended).search.settings
     assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
-    states = read_trial_states(Path(ended.project_dir))
+    states = read_trials(Path(ended.project_dir))
     assert [state.status for state in states] == ["COMPLETED"] * 2
 
 
