@@ -44,7 +44,7 @@ class Case(NamedTuple):
     tuner: dict[str, object]
     rows: Callable[..., tuple]
     validation_rows: int
-    operations: int  # A quarter of the file operations of the whole search.
+    operations: int  # About as many as the whole search has on files.
 
 
 CASES = {
@@ -55,7 +55,7 @@ CASES = {
         {"executions_per_trial": 2},
         models.rows,
         40,
-        25,
+        100,
     ),
     # Sizes of 24 updates an epoch and of 1, so that no clock decides what runs next.
     "race": Case(
@@ -65,7 +65,7 @@ CASES = {
         {"strategy": "race", "max_executions": 11},
         learnable,
         100,
-        130,
+        520,
     ),
 }
 

@@ -6,6 +6,7 @@ import multiprocessing
 import os
 
 import numpy as np
+import pytest
 import searches
 
 import kbatch
@@ -25,6 +26,7 @@ def search(directory, sizes=(32,), **arguments):
     return searches.search(directory, hypermodel, kbatch.BatchSizeTuner, fit=FIT, **arguments)
 
 
+@pytest.mark.slow
 def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
     with pool() as processes:
         there = search(tmp_path, executor=processes)

@@ -253,12 +253,8 @@ class OwnObjective(keras_tuner.HyperModel):
 
 
 def test_training_writes_no_checkpoint_an_epoch(tmp_path):
-    objective, hypermodel = (
-        keras_tuner.Objective("mine", "max"),
-        searches.stock(OwnObjective(), (8,)),
-    )
-    fit = {"callbacks": [Watches(tmp_path)]}
-    tuner = search(tmp_path, hypermodel, objective=objective, fit=fit)
+    fit, objective = {"callbacks": [Watches(tmp_path)]}, keras_tuner.Objective("mine", "max")
+    tuner = search(tmp_path, searches.stock(OwnObjective(), (8,)), objective=objective, fit=fit)
     assert kbatch.load_study(tuner).trials[0].failure is None
     assert len(list(tmp_path.glob("**/*.h5"))) == 1
     assert len(tuner.get_best_models()) == 1
@@ -279,33 +275,33 @@ def test_a_checkpoint_leaves_the_model_with_its_last_weights(tmp_path):
     assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
 
 
+ACCURACY, LOSS = Objective("val_accuracy", "max"), Objective("val_loss", "min")
+ACCURACIES = [{"val_accuracy": value} for value in (0.3, 0.5, 0.4, float("nan"))]
+LATE = [{"val_loss": 0.1}, {"val_loss": 0.2, "f1": 0.7}, {"val_loss": 0.3, "f1": 0.6}]
+# The best accuracy, the best loss, the least sum (-1.2), and the last epoch.
+BOTH = [
+    {"val_accuracy": accuracy, "val_loss": loss}
+    for accuracy, loss in ((0.9, 0.5), (0.2, -0.6), (0.8, -0.4), (0.5, -0.5))
+]
+SUM = (Objective("multi_objective", "min"), (ACCURACY, LOSS))
+
+
 @pytest.mark.parametrize(
-    ("metric", "before", "kept"),
+    ("objective", "epochs", "before", "kept"),
     [
-        ("val_accuracy", 0.4, 1.0),
-        ("val_accuracy", 0.5, None),
-        ("mine", 0.4, 3.0),
+        ((ACCURACY,), ACCURACIES, 0.4, 1.0),
+        ((ACCURACY,), ACCURACIES, 0.5, None),
+        # The last one, where the objective is known only after training.
+        ((Objective("mine", "max"),), ACCURACIES, 0.4, 3.0),
+        ((Objective("f1", "max"),), LATE, None, 1.0),
+        (SUM, BOTH, -1.1, 2.0),
+        (SUM, BOTH, -1.3, None),
     ],
 )
-def test_a_checkpoint_is_the_best_epoch_of_all_executions(tmp_path, metric, before, kept):
-    """Or the last epoch where the objective is known only after training."""
-    epochs = [{"val_accuracy": value} for value in (0.3, 0.5, 0.4, float("nan"))]
-    assert checkpoint_of(BestEpoch(Objective(metric, "max")), epochs, tmp_path, before) == kept
-
-
-@pytest.mark.parametrize(("before", "kept"), [(None, 2.0), (-1.1, 2.0), (-1.3, None)])
-def test_a_checkpoint_of_several_objectives_is_the_epoch_of_the_least_sum(tmp_path, before, kept):
-    parts = (Objective("val_accuracy", "max"), Objective("val_loss", "min"))
-    best = BestEpoch(Objective("multi_objective", "min"), parts)
-    # The best accuracy, the best loss, the least sum (-1.2), and the last epoch.
-    values = [(0.9, 0.5), (0.2, -0.6), (0.8, -0.4), (0.5, -0.5)]
-    epochs = [{"val_accuracy": accuracy, "val_loss": loss} for accuracy, loss in values]
-    assert checkpoint_of(best, epochs, tmp_path, before) == kept
-
-
-def test_an_objective_that_comes_after_the_first_epoch_decides_the_checkpoint(tmp_path):
-    epochs = [{"val_loss": 0.1}, {"val_loss": 0.2, "f1": 0.7}, {"val_loss": 0.3, "f1": 0.6}]
-    assert checkpoint_of(BestEpoch(Objective("f1", "max")), epochs, tmp_path, None) == 1.0
+def test_a_checkpoint_is_the_best_epoch_of_all_executions(
+    tmp_path, objective, epochs, before, kept
+):
+    assert checkpoint_of(BestEpoch(*objective), epochs, tmp_path, before) == kept
 
 
 def checkpoint_of(best, epochs, folder, before):
