@@ -3,12 +3,15 @@
 python notebooks/execute.py [NOTEBOOK ...]     all beside this file if none is named
 """
 
+import base64
+import io
 import sys
 import tempfile
 from pathlib import Path
 
 import nbformat
 from nbclient import NotebookClient
+from PIL import Image
 
 HERE = Path(__file__).parent
 
@@ -27,11 +30,22 @@ def executed(path):
     return notebook
 
 
+def shrink_pictures(notebook):
+    """Gives pictures few colours: a quarter of the size, and no reader sees the difference."""
+    for output in (one for cell in notebook.cells for one in cell.get("outputs", [])):
+        if "image/png" in output.get("data", {}):
+            content = io.BytesIO(base64.b64decode(output.data["image/png"]))
+            picture, smaller = Image.open(content).convert("RGB").quantize(64), io.BytesIO()
+            picture.save(smaller, "png", optimize=True)
+            output.data["image/png"] = base64.b64encode(smaller.getvalue()).decode()
+
+
 def main(paths):
     """Executes notebooks in place."""
     for path in paths or sorted(HERE.glob("[0-9]*.ipynb")):
         print(path, flush=True)
         notebook = executed(path)
+        shrink_pictures(notebook)
         notebook.metadata = {"kernelspec": notebook.metadata.kernelspec}
         nbformat.write(notebook, path)
 
