@@ -25,7 +25,6 @@ def make_timing(
         "outcome": "measured",
         "examples_per_call": batch_size,
         "first_call_s": 0.5,
-        "calls": calls,
         "block_medians_s": tuple(float(v) for v in blocks),
         "latencies_s": tuple(float(v) for v in latencies),
     }

@@ -97,6 +97,16 @@ class Latency:
         """Return the seconds of b examples by the line, or by the curve where no line holds."""
         return self.line(batch_size) if self.follows_line else self.curve.latency_s(batch_size)
 
+    @property
+    def drawn(self) -> list[tuple[float, float]]:
+        """Sizes and seconds along the line, as a figure draws it; none where no line holds."""
+        if not self.follows_line:
+            return []
+        # A line looks curved on logarithmic axes.
+        smallest, largest = self.curve.batch_sizes[[0, -1]]
+        sizes = np.geomspace(smallest, largest, 60).tolist()
+        return [(size, self.line(size)) for size in sizes]
+
 
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     """Fit the latency of one call path, in seconds, to measurements at several batch sizes.

@@ -2,17 +2,17 @@
 
 import contextlib
 import functools
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
+from kbatch.memory.figure import draw_peaks
 from kbatch.memory.result import peaks_under
-from kbatch.memory.search import GUARD_SHARE, fit_memory
 from kbatch.page.content import Figure
 from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range, format_number, join_words, memory_text
+from kbatch.page.numbers import count_range, format_number, join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
 _BATCH_LABEL = "Batch size (examples per call)"
 _TALL_IN, _LOW_IN = 5.4, 3.8
-# A line looks curved on logarithmic axes.
-_LINE_POINTS = 60
 
 
 def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = None) -> Axes:
@@ -47,7 +45,10 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     shown = [t.batch_size for t in profile.timings if t.outcome in (MEASURED, OUT_OF_MEMORY)]
     batch_axis(lower, shown, _BATCH_LABEL)
     for index, (label, part) in enumerate(timed.items()):
-        rows, line_s = [timing.row for timing in part.answering], _line_s(part)
+        line_s = []
+        with contextlib.suppress(ValueError):  # Too little was timed.
+            line_s = part.latency.drawn
+        rows = [timing.row for timing in part.answering]
         draw.rates_and_times(upper, lower, index, rows, label=label, line_s=line_s)
         for timing in part.timings:
             if timing.outcome == OUT_OF_MEMORY:
@@ -55,12 +56,10 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     for target_ms, words in _targets(profile):
         draw.limit(lower, target_ms, words)
     rate_and_time_axes(upper, lower, "batch")
-    canvas.write_title(upper, profile.model_name, columns=4)
-    answers = profile.answers
-    named = ((name, found.batch_size, not found.extrapolated) for name, found in answers.items())
+    answers = profile.answers.items()
+    named = [(name, found.batch_size, not found.extrapolated) for name, found in answers]
     draw.answers(upper, named, min(shown), max(shown))
-    canvas.write_caption(lower, f"{_conditions(profile)}, bars: 95 % interval of the median")
-    upper.set_label(_described(profile, "throughput and time of a batch over batch size"))
+    _describe(profile, upper, lower, "throughput and time of a batch over batch size")
     return upper
 
 
@@ -91,9 +90,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    canvas.write_title(panel, profile.model_name, columns=4)
-    canvas.write_caption(panel, _conditions(profile))
-    panel.set_label(_described(profile, "throughput against the time of a batch"))
+    _describe(profile, panel, panel, "throughput against the time of a batch")
     return panel
 
 
@@ -110,32 +107,13 @@ def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -
             "The profile holds no memory: profile with `measure_memory=True`. "
             f"Received: {len(profile.memory)} probes of memory."
         )
-    sizes = [record.batch_size for record in profile.memory]
     (panel,) = canvas.panels(ax, _LOW_IN)
-    batch_axis(panel, sizes, _BATCH_LABEL)
-    for index, (policy, known) in enumerate(peaks.items()):
-        if (fit := fit_memory(known)) is not None:
-            places = np.geomspace(min(sizes), max(sizes), _LINE_POINTS)
-            values = fit.fixed_bytes + places * fit.bytes_per_example
-            shown, color = values > 0, series_style(index).color
-            panel.plot(places[shown], values[shown], color=color, linewidth=1.0, linestyle=":")
-        draw.series(panel, index, list(known), list(known.values()), label=policy, joined=False)
+    batch_axis(panel, [record.batch_size for record in profile.memory], _BATCH_LABEL)
+    draw_peaks(panel, peaks, profile.memory_limit_bytes)
     for record in profile.memory:
         if record.outcome == "out_of_memory":
             draw.missing(panel, record.batch_size, words="out of memory")
-    if (limit_bytes := profile.memory_limit_bytes) is not None:
-        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}")
-        guard_bytes, words = GUARD_SHARE * limit_bytes, "80 %: nothing expected above is run"
-        draw.limit(panel, guard_bytes, words, color=MUTED, below=True)
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
-    panel.set_ylabel("Peak memory, weights included")
-    canvas.write_title(panel, profile.model_name, columns=4)
-    canvas.write_caption(panel, _conditions(profile))
-    panel.set_label(
-        f"A chart of peak memory over batch size, {min(sizes):,} to {max(sizes):,}, for "
-        f"{join_words(policies)}. Its numbers are in the table."
-    )
+    _describe(profile, panel, panel, f"peak memory over batch size, for {join_words(policies)}")
     return panel
 
 
@@ -157,17 +135,6 @@ def _timed(profile: "InferenceProfile") -> "dict[str, InferenceProfile]":
     return timed
 
 
-def _line_s(profile: "InferenceProfile") -> tuple[tuple[float, float], ...]:
-    """Return fitted seconds along the axis, none where no line holds."""
-    with contextlib.suppress(ValueError):  # Too little was timed.
-        latency = profile.latency
-        if latency.follows_line:
-            smallest, largest = latency.curve.batch_sizes[[0, -1]]
-            places = np.geomspace(smallest, largest, _LINE_POINTS)
-            return tuple((float(size), latency.latency_s(size)) for size in places)
-    return ()
-
-
 def _targets(profile: "InferenceProfile") -> list[tuple[float, str]]:
     """Return the latency target in ms and what was found for it, none without a target."""
     if profile.target_ms is None:
@@ -179,54 +146,44 @@ def _targets(profile: "InferenceProfile") -> list[tuple[float, str]]:
     return [(profile.target_ms, f"{within}: {found}")]
 
 
-def _conditions(profile: "InferenceProfile") -> str:
-    """Write where and how often it was measured, parts separated by a middle dot."""
+def _describe(profile: "InferenceProfile", upper: Axes, lower: Axes, what: str) -> None:
+    """Write title and caption, and a label for those who do not see the figure."""
+    canvas.write_title(upper, profile.model_name, columns=4)
     parts = where_measured(profile.environment)
-    rounds = [len(t.block_medians_s) for t in profile.timings if t.measured]
-    if rounds:
-        parts.append(f"{count_range(rounds, 'round')} a point")
-    return " · ".join(parts)
-
-
-def _described(profile: "InferenceProfile", what: str) -> str:
-    """Describe a figure for those who do not see it."""
-    sentences = [f"A chart of {what}, for {join_words(_timed(profile))}."]
-    for label, part in _timed(profile).items():
-        rows = [timing.row for timing in part.answering]
-        rate, size = max((row.rate.value, row.size) for row in rows if row.rate is not None)
+    measured = [timing for timing in profile.timings if timing.measured]
+    if measured:
+        rounds = count_range((len(t.block_medians_s) for t in measured), "round")
+        parts.append(f"{rounds} a point, bars: 95 % interval of the median")
+    canvas.write_caption(lower, " · ".join(parts))
+    sentences = [f"A chart of {what}."]
+    if measured:
+        best = max(measured, key=lambda t: t.row.size / (t.row.value or 1))
+        rate = format_number(best.row.size / (best.row.value or 1))
         sentences.append(
-            f"{label}: at most {format_number(rate)} samples/s, at batch size {size:,}."
+            f"At most {rate} samples/s, at batch size {best.batch_size:,} of {best.call_path}."
         )
     for name, answer in profile.answers.items():
         unmeasured = ", which was not measured" if answer.extrapolated else ""
         sentences.append(f"Marked as {name}: {answer.batch_size:,}{unmeasured}.")
     sentences += [f"Marked: {words}." for _, words in _targets(profile)]
-    return " ".join(sentences)
+    upper.set_label(" ".join(sentences))
 
 
 def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:
     """Return the figures for which a profile has data, undrawn."""
-    timed = any(timing.measured for timing in profile.timings)
-    probed = any(record.peak_bytes for record in profile.memory)
-    figures = (
-        (
-            timed,
-            "throughput",
-            "Throughput and time of a batch",
-            _TALL_IN,
-            plot_inference_throughput,
-        ),
-        (timed, "operating-curve", "Rate against time", _LOW_IN, plot_inference_operating_curve),
-        (probed, "memory", "Memory by batch size", _LOW_IN, plot_inference_memory),
-    )
-    return tuple(
-        Figure(
-            f"inference-{name}",
-            title,
-            height_in,
-            functools.partial(plot, profile),
-            "alone" if height_in == _TALL_IN else "small",
-        )
-        for known, name, title, height_in, plot in figures
-        if known
-    )
+
+    def figure(name: str, title: str, height_in: float, plot: Callable[..., Axes]) -> Figure:
+        draw = functools.partial(plot, profile)
+        shape = "alone" if height_in == _TALL_IN else "small"
+        return Figure(f"inference-{name}", title, height_in, draw, shape)
+
+    found = []
+    if any(timing.measured for timing in profile.timings):
+        title = "Throughput and time of a batch"
+        found += [
+            figure("throughput", title, _TALL_IN, plot_inference_throughput),
+            figure("operating-curve", "Rate against time", _LOW_IN, plot_inference_operating_curve),
+        ]
+    if any(record.peak_bytes for record in profile.memory):
+        found.append(figure("memory", "Memory by batch size", _LOW_IN, plot_inference_memory))
+    return tuple(found)

@@ -15,7 +15,7 @@ from typing import Any
 
 import keras
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
 from kbatch.analysis.line_fit import fit_line
 from kbatch.analysis.scaling_curve import batch_size_within
@@ -33,22 +33,18 @@ from kbatch.inference.result import (
     TimingRecord,
     check_target,
 )
-from kbatch.inference.sweep import InferencePlan, InferenceSweep
+from kbatch.inference.sweep import InferenceSweep, Series
 from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import GUARD_SHARE
 from kbatch.memory.workload import Workload
-from kbatch.page.numbers import format_number, pluralize
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import TimingPlan, check_seconds
-from kbatch.timing.sweep import Setting
+from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
 from kbatch.training.data.sample_rows import SampleRows
 from kbatch.training.state import kept_variables
 
-_LARGEST_DEFAULT = 4096
-# Where throughput still grows there and nobody waits for a batch, sizes go on up to this one.
-_LARGEST = 65536
 # Share of the time budget for the rounds where an answer is verified afterwards.
 _SHARE_BEFORE_CHECKS = 0.6
 # Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
@@ -61,53 +57,6 @@ _SLOW_ROUND = 1.645
 _LEAST_DRIFT = 0.2
 # As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
 _LEAST_CHECK_S = 0.3
-
-Progress = Callable[[str], None]
-
-
-def inference_plan(
-    *,
-    batch_sizes: Iterable[int] | None,
-    call_paths: "str | Callable[..., Any] | Iterable[Any]",
-    latency_slo_ms: float | None,
-    quantile: float,
-    time_budget_s: float,
-    bulk_examples: int,
-    memory_limit_bytes: int | None,
-) -> InferencePlan:
-    """Check the arguments of `kbatch.profile_inference`."""
-    paths = call_paths_of(call_paths)
-    if latency_slo_ms is not None:
-        check_target(latency_slo_ms, quantile)
-        if paths[0].name == BULK_PATH:
-            raise InputError(
-                "A latency target is for batches that come one by one: name another call path "
-                f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
-            )
-    needed_calls = calls_for_quantile(quantile)
-    check_seconds(time_budget_s=time_budget_s)
-    timing = TimingPlan(time_budget_s=float(time_budget_s), needed_calls=needed_calls)
-    sizes = powers_of_two(1, _LARGEST_DEFAULT)
-    larger = powers_of_two(2 * _LARGEST_DEFAULT, _LARGEST)
-    if latency_slo_ms is not None:
-        few = {"rounds_beyond": 0} if batch_sizes is None else {}
-        share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
-        timing = dataclasses.replace(timing, time_budget_s=share_s, **few)
-        sizes, larger = sizes[::_STEP_WITH_TARGET], ()
-    if batch_sizes is not None:
-        sizes, larger = check_batch_sizes(batch_sizes), ()
-    return InferencePlan(
-        paths,
-        sizes,
-        batch_sizes is not None,
-        timing,
-        check_size(bulk_examples, "bulk_examples"),
-        larger,
-        None if latency_slo_ms is None else float(latency_slo_ms),
-        float(quantile),
-        float(time_budget_s),
-        check_memory_limit(memory_limit_bytes),
-    )
 
 
 def profile_inference(
@@ -124,7 +73,7 @@ def profile_inference(
     memory_limit_bytes: int | None = None,
     bulk_examples: int = BULK_EXAMPLES,
     seed: int = 0,
-    on_progress: Progress | None = None,
+    on_progress: Callable[[str], None] | None = None,
 ) -> InferenceProfile:
     """Measure latency, throughput and memory of predictions by batch size.
 
@@ -182,51 +131,98 @@ def profile_inference(
             "`model` must be a keras.Model: build or load it first "
             f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
         )
-    plan = inference_plan(
-        batch_sizes=batch_sizes,
-        call_paths=call_paths,
-        latency_slo_ms=latency_slo_ms,
-        quantile=quantile,
-        time_budget_s=time_budget_s,
-        bulk_examples=bulk_examples,
-        memory_limit_bytes=memory_limit_bytes,
-    )
+    paths = call_paths_of(call_paths)
+    if latency_slo_ms is not None:
+        check_target(latency_slo_ms, quantile)
+        latency_slo_ms = float(latency_slo_ms)
+        if paths[0].bulk:
+            raise InputError(
+                "A latency target is for batches that come one by one: name another call path "
+                f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
+            )
+    needed_calls = calls_for_quantile(quantile)
+    check_seconds(time_budget_s=time_budget_s)
+    timing = TimingPlan(float(time_budget_s), needed_calls)
+    chosen = batch_sizes is not None
+    sizes, larger = DEFAULT_SIZES, LARGER_SIZES
+    if batch_sizes is not None:
+        sizes, larger = check_batch_sizes(batch_sizes), ()
+    if latency_slo_ms is not None:
+        share_s = _SHARE_BEFORE_CHECKS * timing.time_budget_s
+        timing = dataclasses.replace(timing, time_budget_s=share_s)
+        if not chosen:
+            sizes, larger = DEFAULT_SIZES[::_STEP_WITH_TARGET], ()
+            timing = dataclasses.replace(timing, rounds_beyond=0)
+    bulk_examples = check_size(bulk_examples, "bulk_examples")
+    limit_bytes = check_memory_limit(memory_limit_bytes)
     say = on_progress or (lambda line: None)
     with kept_variables(model):
         inputs = inference_inputs(model, x)
-    with kept_variables(model):  # Those that a first call made are kept too.
-        models, changes, notes = variants_of(model, inputs, dtype_policies, plan.paths)
+    # Those that a first call made are kept too.
+    with kept_variables(model), contextlib.ExitStack() as stack:
+        models, changes, notes = variants_of(model, inputs, dtype_policies, paths)
         memory = MemoryPass((), 0, ())
         if measure_memory:
-            memory = measure_predict_memory(models, inputs, plan, say)
-        dependence = BatchDependence(models, inputs, time_budget_s=plan.time_budget_s)
-        with InferenceSweep(models, inputs, plan, memory, seed=seed) as sweep:
-            _warm_up(sweep, dependence, say)
-            for number, live in enumerate(sweep.rounds.each_round(), start=1):
-                say(
-                    f"round {number}: {pluralize(len(live), 'setting')} to go on, "
-                    f"{sweep.rounds.spent_s:.0f} of at most {plan.timing.time_budget_s:.0f} s"
-                )
-            effects = dependence.found
-            profile = InferenceProfile(
-                model_name=model.name,
-                quantile=plan.quantile,
-                timings=tuple(
-                    dataclasses.replace(one, size_effect=effects.get(one.setting))
-                    for one in sweep.records()
-                ),
-                memory=memory.records,
-                memory_limit_bytes=memory.limit_bytes or None,
-                output_changes=changes,
-                target_ms=plan.target_ms,
-                noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
-                environment=read_environment(),
+            memory = measure_predict_memory(
+                models,
+                inputs,
+                sizes,
+                memory_limit_bytes=limit_bytes,
+                time_budget_s=time_budget_s,
+                say=say,
             )
-            return profile if plan.target_ms is None else verify_target(profile, sweep, say)
+        dependence = BatchDependence(models, inputs, time_budget_s=time_budget_s)
+        sweep = InferenceSweep(
+            {
+                Series(path.name, policy): stack.enter_context(path.open(copy, inputs))
+                for policy, copy in models.items()
+                for path in paths
+            },
+            inputs,
+            memory,
+            timing,
+            chosen=chosen,
+            bulk_examples=bulk_examples,
+            target_ms=latency_slo_ms,
+            seed=seed,
+            say=say,
+        )
+        for setting, warm_up in sweep.warm_up_all(sizes, larger):
+            if latency_slo_ms is not None and setting == Setting(sweep.first_series, sizes[0]):
+                check_reachable(sweep, setting, latency_slo_ms, quantile)
+            dependence.see(
+                setting.series,
+                setting.size,
+                warm_up.returned,
+                examples=sweep.examples_per_call(setting),
+                run=sweep.runs[setting.series],
+                call_s=warm_up.call_s,
+            )
+        sweep.run()
+        profile = InferenceProfile(
+            model_name=model.name,
+            quantile=float(quantile),
+            timings=sweep.records(sizes, larger, dependence),
+            memory=memory.records,
+            memory_limit_bytes=memory.limit_bytes or None,
+            output_changes=changes,
+            target_ms=latency_slo_ms,
+            noted=tuple(dict.fromkeys((*notes, *memory.notes, *dependence.notes()))),
+            environment=read_environment(),
+        )
+        if latency_slo_ms is None:
+            return profile
+        return verify_target(profile, sweep, time_budget_s=time_budget_s, say=say)
 
 
 def measure_predict_memory(
-    models: Mapping[str, keras.Model], inputs: InferenceInputs, plan: InferencePlan, say: Progress
+    models: Mapping[str, keras.Model],
+    inputs: InferenceInputs,
+    sizes: Sequence[int],
+    *,
+    memory_limit_bytes: int | None,
+    time_budget_s: float,
+    say: Callable[[str], None],
 ) -> MemoryPass:
     """Measure the memory of predictions in a worker process that may die of it."""
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
@@ -238,17 +234,13 @@ def measure_predict_memory(
         workload = Workload(lambda model=model: model, rows, policy, training=False)
         with open_probes(
             workload,
-            memory_limit_bytes=plan.memory_limit_bytes,
+            memory_limit_bytes=memory_limit_bytes,
             memory_window=(0.0, GUARD_SHARE),
             why_here=why_here,
         ) as probes:
             check_weights(probes.facts)
             found = memory_pass(
-                probes,
-                plan.batch_sizes,
-                dtype_policy=name,
-                time_budget_s=plan.time_budget_s,
-                say=say,
+                probes, sizes, dtype_policy=name, time_budget_s=time_budget_s, say=say
             )
             passes.append(found)
     records = tuple(record for one in passes for record in one.records)
@@ -256,71 +248,53 @@ def measure_predict_memory(
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
-def _warm_up(sweep: InferenceSweep, dependence: BatchDependence, say: Progress) -> None:
-    """Warm all settings up, and refuse at once a target far below what the smallest batch takes."""
-    for setting, warm_up in sweep.warm_up():
-        series, size = setting
-        name = f"{series.call_path} under {series.dtype_policy}, batch {size}"
-        if warm_up is None:
-            say(f"{name}: out of memory")
-            continue
-        say(f"{name}: {format_number(1000 * warm_up.call_s)} ms after warming up")
-        if setting == Setting(sweep.first_series, sweep.plan.batch_sizes[0]):
-            check_reachable(sweep, setting)
-        dependence.see(
-            series,
-            size,
-            warm_up.returned,
-            examples=sweep.examples_per_call(setting),
-            run=sweep.runs[series],
-            call_s=warm_up.call_s,
-        )
-
-
-def check_reachable(sweep: InferenceSweep, setting: Setting) -> None:
+def check_reachable(
+    sweep: InferenceSweep, smallest: Setting, target_ms: float, quantile: float
+) -> None:
     """Check that one example is not far above a target, before all is measured."""
-    target_ms = sweep.plan.target_ms
-    if target_ms is None:
-        return
 
     def median_ms(one: Setting) -> float:
-        latencies_s = sweep.rounds.fresh_calls(one, _FEW_CALLS)
+        latencies_s = sweep.fresh_calls(one, _FEW_CALLS)
         # Where memory ran out, the rounds will tell.
         return 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
 
-    found_ms, one = median_ms(setting), setting._replace(size=1)
-    if found_ms > target_ms and one != setting:
-        if sweep.sweep.admit(one) is None:
+    found_ms, one = median_ms(smallest), smallest._replace(size=1)
+    if found_ms > target_ms and one != smallest:
+        if sweep.admit(one) is None:
             return
         found_ms = median_ms(one)
-        sweep.rounds.withdraw(one)  # Not one of the sizes to sweep.
+        sweep.withdraw(one)  # Not one of the sizes to sweep.
     if found_ms > target_ms:
-        raise TargetTooLow(target_ms, sweep.plan.quantile, 1, found_ms)
+        raise TargetTooLow(target_ms, quantile, 1, found_ms)
 
 
 def verify_target(
-    profile: InferenceProfile, sweep: InferenceSweep, say: Progress
+    profile: InferenceProfile,
+    sweep: InferenceSweep,
+    *,
+    time_budget_s: float,
+    say: Callable[[str], None],
 ) -> InferenceProfile:
-    """Look for the largest batch within the target of the plan, and add the checks."""
-    series, rounds = sweep.first_series, sweep.rounds
+    """Look for the largest batch within the target, and add the checks to a profile."""
+    series, target_ms = sweep.first_series, profile.target_ms or math.inf
     if profile.answering:
         search = LatencyTargetSearch(
             _guess(profile),
-            target_s=(profile.target_ms or math.inf) / 1000,
+            target_s=target_ms / 1000,
             quantile=profile.quantile,
             largest=sweep.largest_allowed,
             drift=expected_drift(profile.answering),
             earlier=[
                 [block.durations_s for block in blocks]
-                for setting, blocks in rounds.blocks.items()
+                for setting, blocks in sweep.blocks.items()
                 if setting.series == series and blocks
             ],
         )
-        while look := search.ask(more_sizes=rounds.spent_s < sweep.plan.time_budget_s):
+        while look := search.ask(more_sizes=sweep.spent_s < time_budget_s):
             (size, calls), latencies_s = look, None
             setting = Setting(series, size)
-            if setting in rounds.warm_ups or sweep.sweep.admit(setting) is not None:
-                latencies_s = rounds.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
+            if setting in sweep.warm_ups or sweep.admit(setting) is not None:
+                latencies_s = sweep.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
             found = "memory ran out"
             if latencies_s is not None:
                 found = f"{1000 * max(latencies_s):.3g} ms at most"
@@ -331,14 +305,10 @@ def verify_target(
         return profile
     unsure = [check for check in profile.checks if check.missing_calls is not None]
     likely = max(unsure, key=lambda check: check.batch_size, default=None)
-    note = Note.of(
-        "target_not_verified",
-        target_ms=profile.target_ms,
-        quantile=profile.quantile,
-        more=""
-        if likely is None
-        else f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)",
-    )
+    more = ""
+    if likely is not None:
+        more = f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)"
+    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile, more=more)
     return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 

@@ -5,14 +5,14 @@ import dataclasses
 import math
 import numbers
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate, calls_for_quantile, quantile_upper_bound
 from kbatch.analysis.line_fit import without_slow_rounds
-from kbatch.analysis.rows import MEASURED, Row
+from kbatch.analysis.rows import MEASURED, Row, timed_columns
 from kbatch.analysis.scaling_curve import (
     Latency,
     batch_size_within,
@@ -23,11 +23,11 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.inference.target_search import TargetCheck
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.memory.search import predict_memory
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, memory_text
 from kbatch.page.result import Result
-from kbatch.records.notes import Note, most_important
+from kbatch.records.notes import Note
 from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
@@ -64,15 +64,9 @@ class TimingRecord:
     outcome: str  #: "measured", "out of memory", or why it was not run.
     examples_per_call: int = 0  #: Examples of a call: the batch, or all examples of a bulk call.
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-    calls: int = 0  #: Calls that count.
     block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each round.
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
-
-    @property
-    def setting(self) -> tuple[str, str, int]:
-        """What was timed."""
-        return self.call_path, self.dtype_policy, self.batch_size
 
     @property
     def measured(self) -> bool:
@@ -96,8 +90,8 @@ class TimingRecord:
         return Row.of(self.batch_size, self.batch_times_s, outcome=self.outcome)
 
     def latency_bound_s(self, quantile: float) -> float | None:
-        """Bound a quantile of the latency with 95 % confidence; None from too few calls."""
-        return quantile_upper_bound(self.latencies_s, quantile=quantile)
+        """Bound a quantile of the latency with 95 % confidence; None where it is not known."""
+        return None if self.bulk else quantile_upper_bound(self.latencies_s, quantile=quantile)
 
     def missing_calls(self, quantile: float) -> int:
         """Return how many calls that bound lacks."""
@@ -111,7 +105,6 @@ class InferenceAnswer:
     batch_size: int  #: The size, in examples.
     #: Its 95 % interval, whose ends are not made whole; they are None where they are not known.
     interval: Estimate[float | None]
-    reason: str  #: Where the answer comes from.
     #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
     verified: bool = False
     extrapolated: bool = False  #: Whether it lies outside the measured sizes.
@@ -193,54 +186,38 @@ class InferenceProfile(Result):
         import pandas as pd
 
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
-        table = pd.DataFrame([self._row(timing, peaks) for timing in self.timings])
-        named = None
-        with contextlib.suppress(ValueError):
-            named = self.verified or next(iter(self.answers.values()), None)
-        table.attrs["answer"] = [
-            place
-            for place, timing in enumerate(self.timings)
-            if named is not None
-            and timing.batch_size == named.batch_size
-            and (timing.call_path, timing.dtype_policy) == self.series[0]
-        ]
+        named = self.verified or next(iter(self.answers.values()), None)
+        rows, answer = [], []
+        for place, timing in enumerate(self.timings):
+            path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size
+            if named and size == named.batch_size and (path, policy) == self.series[0]:
+                answer.append(place)
+            effect, outcome = timing.size_effect, [timing.outcome]
+            missing = timing.missing_calls(self.quantile)
+            if timing.measured and not timing.bulk and missing:
+                outcome.append(f"{missing:,} calls too few for the quantile")
+            if effect and effect.depends:
+                outcome.append("outputs depend on the batch size")
+            rows.append(
+                {
+                    "call path": path,
+                    "policy": policy,
+                    "batch size": size,
+                    **timed_columns(timing.row, "batch time"),
+                    f"p{100 * self.quantile:g} at most (ms)": _times(
+                        1e3, timing.latency_bound_s(self.quantile)
+                    ),
+                    "first call (s)": timing.first_call_s,
+                    "peak memory (MiB)": _times(2.0**-20, peaks.get((policy, size))),
+                    "change by size (%)": _times(100, effect and effect.difference),
+                    "classes changed by size (%)": _times(100, effect and effect.changed_argmax),
+                    "change from float32 (%)": _times(100, self.output_changes.get(policy)),
+                    "outcome": ", ".join(outcome),
+                }
+            )
+        table = pd.DataFrame(rows)
+        table.attrs["answer"] = answer
         return table
-
-    def _row(self, timing: TimingRecord, peaks: Mapping[Any, int | None]) -> dict[str, Any]:
-        row, effect, bound_s = timing.row, timing.size_effect, None
-        outcome = timing.outcome
-        if timing.measured and not timing.bulk:
-            bound_s = timing.latency_bound_s(self.quantile)
-            if missing := timing.missing_calls(self.quantile):
-                outcome += f", {missing:,} calls too few for the quantile"
-        if effect is not None and effect.depends:
-            outcome += ", outputs depend on the batch size"
-        peak = peaks.get((timing.dtype_policy, timing.batch_size))
-
-        def scaled(value: float | None, factor: float) -> float | None:
-            return None if value is None else factor * value
-
-        return {
-            "call path": timing.call_path,
-            "policy": timing.dtype_policy,
-            "batch size": timing.batch_size,
-            "batch time (ms)": scaled(row.value, 1e3),
-            "batch time (ms), low": scaled(row.low, 1e3),
-            "batch time (ms), high": scaled(row.high, 1e3),
-            "samples/s": row.rate and row.rate.value,
-            f"p{100 * self.quantile:g} at most (ms)": scaled(bound_s, 1e3),
-            "first call (s)": timing.first_call_s,
-            "peak memory (MiB)": scaled(peak, 2.0**-20),
-            "change by size (%)": scaled(effect and effect.difference, 100.0),
-            "classes changed by size (%)": scaled(effect and effect.changed_argmax, 100.0),
-            "change from float32 (%)": scaled(self.output_changes.get(timing.dtype_policy), 100.0),
-            "outcome": outcome,
-        }
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, the most important first."""
-        return most_important(self.noted)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return throughput and time by batch size, one against the other, and memory."""
@@ -251,11 +228,7 @@ class InferenceProfile(Result):
     @property
     def settings(self) -> dict[str, str]:
         """What it was measured with, the sizes that it answers, and the fitted line."""
-        found = {
-            "call paths": ", ".join(dict.fromkeys(path for path, _ in self.series)),
-            "dtype policies": ", ".join(dict.fromkeys(policy for _, policy in self.series)),
-            "quantile of the latency": f"{self.quantile:g}",
-        }
+        found = {"quantile of the latency": f"{self.quantile:g}"}
         if self.target_ms is not None:
             found["latency target"] = f"{self.target_ms:g} ms"
             looked_at = (f"{c.batch_size:,} {c.outcome}" for c in self.checks)
@@ -336,8 +309,7 @@ class InferenceProfile(Result):
             )
         sizes = [timing.batch_size for timing in self.answering]
         outside = not min(sizes) <= found.value <= max(sizes)
-        reason = "the fit of the time of a batch"
-        return InferenceAnswer(int(found.value), found, reason, extrapolated=outside)
+        return InferenceAnswer(int(found.value), found, extrapolated=outside)
 
     @property
     def answers(self) -> dict[str, InferenceAnswer]:
@@ -371,17 +343,12 @@ class InferenceProfile(Result):
         check_target(latency_ms, quantile)
         verified = self.verified
         if verified is not None and (latency_ms, quantile) == (self.target_ms, self.quantile):
-            above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
-            reason = f"{len(verified.latencies_s)} fresh calls, {above} above the target"
-            return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
+            return InferenceAnswer(verified.batch_size, Estimate(None), verified=True)
         latency = self.latency_quantile(quantile)
         found = batch_size_within(latency, latency_s=latency_ms / 1000)
         smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
-        size, reason = int(found.value or 0), f"the fit of the {quantile:g} quantile"
-        if size >= largest:
-            size = largest
-            reason = "the largest size with calls enough; larger ones may keep to the target too"
-        elif size < smallest:
+        size = min(int(found.value or 0), largest)
+        if size < smallest:
             size = 0
         # A stricter target has no larger size than the one that was verified for a looser one, and
         # none from the smallest size on that missed it.
@@ -392,11 +359,9 @@ class InferenceProfile(Result):
             bounds += [c.batch_size - 1 for c in self.checks if c.outcome == "missed"]
             bounds += [verified.batch_size] if verified else []
         kept = max(min(bounds), least)
-        if kept != size:
-            reason = "fresh calls for another target"
         if kept < 1 or (kept < smallest and kept != least):
             raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
-        return InferenceAnswer(kept, found, reason)
+        return InferenceAnswer(kept, found)
 
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit a quantile of the latency, in (0, 1), to fresh calls of larger sizes as well.
@@ -465,19 +430,10 @@ class InferenceProfile(Result):
             return found
         return dataclasses.replace(found, target_ms=None, checks=())
 
-    @property
-    def memory_fit(self) -> MemoryFit | None:
-        """The line through the memory of the first policy, None from fewer than two sizes."""
-        return fit_memory(peaks_under(self.series[0][1], self.memory))
-
     def predict_memory_bytes(self, batch_size: int) -> float:
         """Estimate the bytes of a batch from the line through two measured sizes or more."""
-        if (fit := self.memory_fit) is None:
-            raise ValueError(
-                "A line needs the memory of two batch sizes: profile with `measure_memory=True`. "
-                f"Received: {len(self.memory)} probes of memory."
-            )
-        return fit.predict(check_size(batch_size, "batch_size"))
+        size = check_size(batch_size, "batch_size")
+        return predict_memory(peaks_under(self.series[0][1], self.memory), size)
 
 
 def check_target(latency_ms: float, quantile: float) -> None:
@@ -488,3 +444,7 @@ def check_target(latency_ms: float, quantile: float) -> None:
             f"Received: latency_ms={latency_ms!r}."
         )
     calls_for_quantile(quantile)
+
+
+def _times(factor: float, value: float | None) -> float | None:
+    return None if value is None else factor * value

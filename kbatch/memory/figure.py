@@ -1,10 +1,12 @@
 """The figure of the memory by batch size."""
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
 import numpy as np
 from matplotlib.axes import Axes
 
+from kbatch.memory.search import fit_memory
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.plotting import canvas, draw
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 HEIGHT_IN = 4.2
 _CURVE_POINTS = 200
 _TOP = 1.12
+# A limit that lies so many times above everything would press the curve to the floor.
+_FAR = 16
 _OUT_OF_MEMORY = "out of memory"
 _KINDS = ("below the limit", "above the window", "run once more to confirm", _OUT_OF_MEMORY)
 
@@ -85,6 +89,27 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     )
     panel.set_label(" ".join(filter(None, sentences)))
     return panel
+
+
+def draw_peaks(
+    panel: Axes, peaks: Mapping[str, Mapping[int, int]], limit_bytes: int | None
+) -> None:
+    """Draw the peak memory of each series by size, its fitted line, and a limit that is near."""
+    for index, (label, known) in enumerate(peaks.items()):
+        sizes, color = list(known), series_style(index).color
+        if (fit := fit_memory(known)) is not None:
+            places = np.geomspace(min(sizes), max(sizes), _CURVE_POINTS)
+            values = fit.fixed_bytes + places * fit.bytes_per_example
+            panel.plot(
+                places[values > 0], values[values > 0], color=color, linestyle=":", linewidth=1
+            )
+        draw.series(panel, index, sizes, list(known.values()), label=label, joined=False)
+    panel.set_yscale("log", base=2)
+    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
+    panel.set_ylabel("Peak memory\n(weights included)")
+    highest = max(peak for known in peaks.values() for peak in known.values())
+    if limit_bytes is not None and limit_bytes < _FAR * highest:
+        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
 
 
 def _runs_by_kind(result: "MaxBatchSizeResult") -> dict[str, list[tuple[int, float]]]:

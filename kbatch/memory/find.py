@@ -13,12 +13,13 @@ from kbatch.device.memory import FreeMemory, check_memory_limit
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
-from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord
+from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under
 from kbatch.memory.search import (
     GUARD_SHARE,
     MEMORY_WINDOW,
     REACHED_DATA,
     REACHED_MOST,
+    SURE_SHARE,
     MaxBatchAnswer,
     MaxBatchSearch,
     check_window,
@@ -245,6 +246,11 @@ class MemoryPass(NamedTuple):
     records: tuple[MemoryRecord, ...]  # One a batch size.
     limit_bytes: int  # What the probes could take.
     notes: tuple[Note, ...]
+
+    def largest_sure(self, dtype_policy: str) -> float:
+        """Return the size that the probes show to fit for sure, although it was not probed."""
+        fit = fit_memory(peaks_under(dtype_policy, self.records))
+        return 0.0 if fit is None else fit.largest_within(SURE_SHARE * self.limit_bytes)
 
 
 def memory_pass(

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory
+from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_memory
 from kbatch.page.content import Figure
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.page.result import Result
@@ -165,13 +165,7 @@ class MaxBatchSizeResult(Result):
 
     def predict(self, batch_size: int) -> float:
         """Estimate the bytes of a batch size from the line through two measured sizes or more."""
-        fit = self.fit
-        if fit is None:
-            raise ValueError(
-                "A line needs two measured sizes: search with a larger `max_batch_size` or data "
-                f"set. Received: measured sizes={sorted(self.memory_bytes)}."
-            )
-        return fit.predict(batch_size)
+        return predict_memory(self.memory_bytes, batch_size)
 
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """List the powers of two from `low` up to `max_batch_size`."""
@@ -194,7 +188,7 @@ class MemoryRecord:
     def refusal(self) -> str | None:
         """Why the size is not to be run again; None where nothing speaks against it."""
         if self.outcome == "out_of_memory":
-            return "memory ran out when it was probed"
+            return _OUTCOMES[self.outcome]
         return self.reason if self.guarded else None
 
 

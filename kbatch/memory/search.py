@@ -209,6 +209,16 @@ class MemoryFit(NamedTuple):
         return (most_bytes - self.fixed_bytes) / self.bytes_per_example
 
 
+def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
+    """Estimate the bytes of a batch size from the line through two measured sizes or more."""
+    if (fit := fit_memory(memory_bytes)) is None:
+        raise ValueError(
+            "A line needs the memory of two sizes: measure more of them, with memory. "
+            f"Received: memory of the sizes {sorted(memory_bytes)}."
+        )
+    return fit.predict(batch_size)
+
+
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     """Fit a line by least squares, each size weighted by 1 / M(b)^2."""
     # A measurement errs by a share of its value: small sizes tell the fixed part, large ones the

@@ -16,7 +16,7 @@ from kbatch.records.json_codec import (
     write_record,
     write_whole_file,
 )
-from kbatch.records.notes import Note
+from kbatch.records.notes import Note, most_important
 from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
@@ -43,6 +43,7 @@ class Result(ABC):
     - `environment`: the machine, None if it was not recorded.
     """
 
+    noted: tuple[Note, ...]
     environment: EnvironmentRecord | None
 
     @property
@@ -62,7 +63,7 @@ class Result(ABC):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        return ()
+        return most_important(self.noted)
 
     @property
     def settings(self) -> Mapping[str, str]:

@@ -2,11 +2,11 @@
 
 from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 
+from kbatch.memory.figure import draw_peaks
 from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range, format_number, memory_text
+from kbatch.page.numbers import count_range, format_number
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 
@@ -14,10 +14,6 @@ if TYPE_CHECKING:
     from kbatch.throughput.result import TrainingProfile
 
 HEIGHT_IN = 7.0
-# A line looks curved on a logarithmic axis.
-_LINE_POINTS = 60
-# A limit that lies so many times above everything would press the curve to the floor.
-_FAR = 16
 
 
 def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) -> Axes:
@@ -43,29 +39,24 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
             "The profile holds no time, so there is nothing to plot: measure smaller micro-batches "
             f"or longer. Received: {len(profile.updates)} updates, none measured."
         )
-    memory_bytes, ways = profile.memory_bytes, profile.fastest_ways
-    timed = [way.micro_batch_size for way in ways]
+    memory_bytes = profile.memory_bytes
+    timed = [way.micro_batch_size for way in profile.fastest_ways]
     sizes = sorted({*timed, *profile.out_of_memory, *memory_bytes})
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
     batch_axis(lowest, sizes, "Micro-batch size (examples at once)")
-    several = any(update.steps_per_execution > 1 for update in profile.measured)
-    names = ("one step an execution", "as many as a search runs") if several else ("training", "")
-    line_s, words = (), ""
-    if profile.has_fit:
-        fit, words = profile.step_time, f"Fit: t = {profile.line_text}."
-        if fit.holds is not False and fit.intercept >= 0:
-            places = np.geomspace(timed[0], timed[-1], _LINE_POINTS)
-            line_s = tuple((float(size), fit(size)) for size in places)
-    for index, name in enumerate(names):
-        rows = [u.row for u in profile.measured if (u.steps_per_execution > 1) == bool(index)]
-        if rows:
-            # The fit is that of the fastest way of each size.
-            line = line_s if index or not several else ()
-            draw.rates_and_times(upper, middle, index, rows, label=name, line_s=line)
+    alone = [update.row for update in profile.measured if update.steps_per_execution == 1]
+    several = [update.row for update in profile.measured if update.steps_per_execution > 1]
+    # The fit is that of the fastest way of each size.
+    line_s = profile.latency.drawn if profile.has_fit else []
+    label = "one step an execution" if several else "training"
+    draw.rates_and_times(upper, middle, 0, alone, label=label, line_s=[] if several else line_s)
+    if several:
+        label = "as many as a search runs"
+        draw.rates_and_times(upper, middle, 1, several, label=label, line_s=line_s)
     rate_and_time_axes(upper, middle, "micro-batch")
     if memory_bytes:
-        _draw_memory(lowest, profile)
+        draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
     for size in profile.out_of_memory:
         draw.missing(lowest, size, words="out of memory")
     marked = [("take", profile.micro_batch_size, True)]
@@ -81,36 +72,17 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     number = count_range((len(update.rounds) for update in profile.measured), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
-    canvas.write_caption(lowest, " · ".join(parts), words)
-    upper.set_label(" ".join(_described(profile, sizes, marked)))
-    return upper
-
-
-def _described(
-    profile: "TrainingProfile", sizes: list[int], marked: list[tuple[str, int, bool]]
-) -> list[str]:
+    fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
+    canvas.write_caption(lowest, " · ".join(parts), fit)
     best = max(profile.fastest_ways, key=lambda way: way.samples_per_second)
-    found = [
+    sentences = [
         f"Charts over the micro-batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, "
-        f"for {profile.model_name}, {profile.dtype_policy}: throughput, time and peak memory.",
+        f"for {title}: throughput, time and peak memory.",
         f"At most {format_number(best.samples_per_second)} samples/s, at "
         f"{best.micro_batch_size:,}.",
+        *(f"{size:,} ran out of memory." for size in profile.out_of_memory),
     ]
-    if profile.memory_bytes:
-        largest = max(profile.memory_bytes)
-        found.append(f"{largest:,} need {memory_text(profile.memory_bytes[largest])}.")
-    found += [f"{size:,} ran out of memory." for size in profile.out_of_memory]
     for name, size, measured in marked:
-        found.append(f"Marked as {name}{'' if measured else ', not measured'}: {size:,}.")
-    return found
-
-
-def _draw_memory(panel: Axes, profile: "TrainingProfile") -> None:
-    sizes, peaks = zip(*profile.memory_bytes.items(), strict=True)
-    draw.series(panel, 0, sizes, peaks, label="memory")
-    panel.set_yscale("log", base=2)
-    panel.yaxis.set_major_formatter(lambda value, _: memory_text(value))
-    panel.set_ylabel("Peak memory\n(weights included)")
-    limit_bytes = profile.memory_limit_bytes
-    if limit_bytes is not None and (limit_bytes < _FAR * max(peaks) or profile.out_of_memory):
-        draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
+        sentences.append(f"Marked as {name}{'' if measured else ', not measured'}: {size:,}.")
+    upper.set_label(" ".join(sentences))
+    return upper

@@ -3,13 +3,13 @@
 import dataclasses
 import functools
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.line_fit import Line
-from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY, Row, timed_rows
+from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY, Row, timed_columns
 from kbatch.analysis.scaling_curve import (
     Latency,
     efficient_batch_size,
@@ -18,11 +18,16 @@ from kbatch.analysis.scaling_curve import (
     knee_batch_size,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.memory.search import MemoryFit, fit_memory
+from kbatch.memory.search import fit_memory, predict_memory
 from kbatch.page.content import Figure
-from kbatch.page.numbers import format_number, in_brackets, memory_text, percent, pluralize
+from kbatch.page.numbers import (
+    format_number,
+    in_brackets,
+    memory_text,
+    percent,
+)
 from kbatch.page.result import Result
-from kbatch.records.notes import Note, most_important
+from kbatch.records.notes import Note
 from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
@@ -66,13 +71,15 @@ class TimedUpdate:
         return self.batch_size / self.median_s
 
     @property
-    def row(self) -> Row:
-        """The seconds of a micro-batch, its share of the update."""
+    def micro_batch_times_s(self) -> list[float]:
+        """Seconds of a micro-batch, its share of the update, in each round."""
         share = self.micro_batch_size / self.batch_size
-        times_s = [share * duration_s for duration_s in self.durations_s]
-        steps = pluralize(self.steps_per_execution, "step")
-        series = f"{steps} an execution"
-        return Row.of(self.micro_batch_size, times_s, series=series, outcome=self.outcome)
+        return [share * duration_s for duration_s in self.durations_s]
+
+    @property
+    def row(self) -> Row:
+        """The seconds of a micro-batch, with their interval."""
+        return Row.of(self.micro_batch_size, self.micro_batch_times_s, outcome=self.outcome)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -125,30 +132,28 @@ class TrainingProfile(Result):
 
     def table(self) -> "pd.DataFrame":
         """Return what was measured, a row a size and number of steps an execution."""
-        found = timed_rows(
-            [update.row for update in self.updates], size="micro-batch size", time="step time"
+        import pandas as pd
+
+        peaks = self.memory_bytes
+        found = pd.DataFrame(
+            {
+                "micro-batch size": update.micro_batch_size,
+                "batch size": update.batch_size,
+                "steps per execution": update.steps_per_execution,
+                **timed_columns(update.row, "micro-batch time"),
+                "first call (s)": update.first_s,
+                "peak memory (MiB)": (peak := peaks.get(update.micro_batch_size)) and peak / 2**20,
+                "outcome": update.outcome,
+            }
+            for update in self.updates
         )
-        found = found.rename(columns=lambda name: name.replace("step time", "micro-batch time"))
-        steps = [update.steps_per_execution for update in self.updates]
-        found.insert(1, "batch size", [update.batch_size for update in self.updates])
-        found.insert(2, "steps per execution", steps)
-        peaks = [self.memory_bytes.get(update.micro_batch_size) for update in self.updates]
-        outcome = found.pop("outcome")
-        found["first call (s)"] = [update.first_s for update in self.updates]
-        found["peak memory (MiB)"] = [None if peak is None else peak / 2**20 for peak in peaks]
-        found["outcome"] = outcome
         if not any(update.accumulated for update in self.updates):
             del found["batch size"]
-        if set(steps) == {1}:
+        if all(update.steps_per_execution == 1 for update in self.updates):
             del found["steps per execution"]
         if self.measured:
             found.attrs["answer"] = [self.updates.index(self._chosen)]
         return found
-
-    @property
-    def notes(self) -> tuple[Note, ...]:
-        """At most three things that change what to do, the most important first."""
-        return most_important(self.noted)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figure of throughput, time and memory by micro-batch size."""
@@ -170,7 +175,7 @@ class TrainingProfile(Result):
         }
         if self.memory_limit_bytes is not None:
             found["memory limit"] = memory_text(self.memory_limit_bytes)
-        if (memory := self.memory_fit) is not None:
+        if (memory := fit_memory(self.memory_bytes)) is not None:
             fixed, each = (
                 memory_text(max(b, 0.0)) for b in (memory.fixed_bytes, memory.bytes_per_example)
             )
@@ -220,22 +225,11 @@ class TrainingProfile(Result):
     @property
     def gain(self) -> Estimate[float] | None:
         """Its speed over that of the largest size; None if it is that."""
-        return choose_micro_batch(self._seconds_an_example)[1]
+        return choose_micro_batch(self.fastest_ways)[1]
 
     @property
     def _chosen(self) -> TimedUpdate:
-        size = choose_micro_batch(self._seconds_an_example)[0]
-        return next(way for way in self.fastest_ways if way.micro_batch_size == size)
-
-    @property
-    def _seconds_an_example(self) -> dict[int, dict[int, float]]:
-        return {
-            way.micro_batch_size: {
-                number: duration_s / way.batch_size
-                for number, duration_s in zip(way.rounds, way.durations_s, strict=True)
-            }
-            for way in self.fastest_ways
-        }
+        return choose_micro_batch(self.fastest_ways)[0]
 
     @property
     def has_fit(self) -> bool:
@@ -246,30 +240,31 @@ class TrainingProfile(Result):
     @property
     def step_time(self) -> Line:
         """The fit t = a + b B of the seconds of a micro-batch, its share of the update included."""
-        return self._latency.line
+        return self.latency.line
 
     @property
     def peak_samples_per_second(self) -> Estimate[float | None]:
         """The throughput 1 / b that the fit reaches with unboundedly large micro-batches."""
-        return self._latency.peak_throughput
+        return self.latency.peak_throughput
 
     @property
     def knee(self) -> Estimate[float | None]:
         """The size of the largest throughput over step time."""
-        return knee_batch_size(self._latency)
+        return knee_batch_size(self.latency)
 
     @property
     def efficient(self) -> Estimate[float | None]:
         """The smallest size with 90 % of the peak throughput, where the plateau begins."""
-        return efficient_batch_size(self._latency)
+        return efficient_batch_size(self.latency)
 
     @property
     def fastest(self) -> Estimate[float | None]:
         """The measured size of the largest throughput; its interval holds those that tie."""
-        return fastest_batch_size(self._latency)
+        return fastest_batch_size(self.latency)
 
     @property
-    def _latency(self) -> Latency:
+    def latency(self) -> Latency:
+        """The fit of the seconds of a micro-batch, by the fastest way of each size."""
         ways = self.fastest_ways
         if not self.has_fit:
             raise ValueError(
@@ -278,29 +273,17 @@ class TrainingProfile(Result):
                 f"{sum(len(way.rounds) for way in ways)} rounds."
             )
         sizes = [way.micro_batch_size for way in ways for _ in way.rounds]
-        shares = [way.micro_batch_size / way.batch_size for way in ways for _ in way.rounds]
-        times_s = [duration_s for way in ways for duration_s in way.durations_s]
-        return fit_latency(sizes, [p * t for p, t in zip(shares, times_s, strict=True)])
+        return fit_latency(sizes, [time_s for way in ways for time_s in way.micro_batch_times_s])
 
     @property
     def memory_bytes(self) -> dict[int, int]:
         """Most bytes held at once, weights included, of each size where it is known."""
         return peaks_under(self.dtype_policy, self.memory)
 
-    @property
-    def memory_fit(self) -> MemoryFit | None:
-        """The line through the memory, None from fewer than two sizes."""
-        return fit_memory(self.memory_bytes)
-
     def predict_memory_bytes(self, micro_batch_size: int) -> float:
         """Estimate the bytes of a micro-batch from the line through two known sizes or more."""
-        fit = self.memory_fit
-        if fit is None:
-            raise ValueError(
-                "A line needs the memory of two sizes: profile with `measure_memory=True`. "
-                f"Received: memory of {len(self.memory_bytes)} sizes."
-            )
-        return fit.predict(check_size(micro_batch_size, "micro_batch_size"))
+        size = check_size(micro_batch_size, "micro_batch_size")
+        return predict_memory(self.memory_bytes, size)
 
     @property
     def out_of_memory(self) -> tuple[int, ...]:
@@ -309,28 +292,35 @@ class TrainingProfile(Result):
 
 
 def choose_micro_batch(
-    times_s: Mapping[int, Mapping[int, float]],
-) -> tuple[int, Estimate[float] | None]:
-    """Choose the fastest of sizes that took turns; return it, and its gain over the largest.
+    ways: Sequence[TimedUpdate],
+) -> tuple[TimedUpdate, Estimate[float] | None]:
+    """Choose the fastest of ascending sizes that took turns, and its gain over the largest.
 
     Sizes of a round met the same machine, so what counts is the ratio of their times, round by
     round. A larger size that the noise, or less than 2 %, parts from the fastest is preferred: it
     makes fewer micro-batches of a batch, and the whole batch at once needs no accumulation.
     """
-    numbers = sorted(set.intersection(*map(set, times_s.values()))) if times_s else []
-    if not numbers:
+    common = set.intersection(*(set(way.rounds) for way in ways)) if ways else set()
+    if not common:
         raise ValueError(
-            "A choice needs sizes with at least one round that all have: leave out what was not "
-            f"timed. Received: rounds={ {size: list(each) for size, each in times_s.items()} }."
+            "A choice needs sizes with at least one round that all have: measure longer. "
+            f"Received: rounds={[(way.micro_batch_size, way.rounds) for way in ways]}."
         )
-    common_s = {size: [each[n] for n in numbers] for size, each in times_s.items()}
-    medians_s = {size: statistics.median(each) for size, each in common_s.items()}
-    fastest = min(medians_s, key=lambda size: (medians_s[size], -size))
-    larger = sorted((size for size in common_s if size > fastest), reverse=True)
-    tied = (size for size in larger if not _slower(common_s[size], common_s[fastest]))
-    chosen, largest = next(tied, fastest), max(common_s)
-    gain = None if chosen == largest else ratio_over_rounds(common_s[largest], common_s[chosen])
-    return chosen, gain
+    times_s = [  # Seconds of an example.
+        [
+            s / way.batch_size
+            for n, s in zip(way.rounds, way.durations_s, strict=True)
+            if n in common
+        ]
+        for way in ways
+    ]
+    medians_s = [statistics.median(each) for each in times_s]
+    fastest = medians_s.index(min(medians_s))
+    larger = range(len(ways) - 1, fastest, -1)
+    tied = (i for i in larger if not _slower(times_s[i], times_s[fastest]))
+    chosen = next(tied, fastest)
+    last = chosen == len(ways) - 1
+    return ways[chosen], None if last else ratio_over_rounds(times_s[-1], times_s[chosen])
 
 
 def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:

@@ -5,7 +5,6 @@ from typing import Any, NamedTuple
 
 import keras
 
-from kbatch.page.numbers import format_number
 from kbatch.throughput.result import TimedUpdate
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
@@ -17,8 +16,6 @@ from kbatch.training.train_step import MicroBatchSteps, execution_steps, micro_b
 # by ten times.
 _ROUNDS_SHARE = 0.6
 
-Say = Callable[[str], None]
-
 
 class Way(NamedTuple):
     """How updates are made: the series of a sweep whose sizes are micro-batches, or batches."""
@@ -28,8 +25,17 @@ class Way(NamedTuple):
     fed: bool = False  # From a dataset, as in `fit`; else by batches that lie on the device.
     together: bool = False  # As many updates an execution as a search would run.
 
+    def __str__(self) -> str:
+        return "several steps an execution" if self.together else "one step an execution"
 
-class TimedUpdates:
+    def sizes(self, size: int) -> tuple[int, int]:
+        """Return the examples of an update, and of a micro-batch of it."""
+        if self.most_at_once is not None:
+            return size, min(size, self.most_at_once)
+        return self.batch_size or size, size
+
+
+class TimedUpdates(Sweep):
     """Train steps of a model that are open for timing."""
 
     def __init__(
@@ -40,86 +46,51 @@ class TimedUpdates:
         *,
         chosen: bool,
         examples: int | None = None,  # Of the data, which end an epoch.
-        refusal: Callable[[int], str | None] = lambda size: None,
+        refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
         seed: int = 0,
-        say: Say = lambda line: None,  # Receives a line for each warm-up.
+        say: Callable[[str], None] = lambda line: None,
     ):
-        self.sweep = Sweep(
-            self._prepare,
-            timing,
-            chosen=chosen,
-            refusal=lambda setting: refusal(setting.size) or self._alike(setting),
-            call_share=lambda setting: 1 / self._steps_of(setting),
-            seed=seed,
-        )
-        self._steps, self._batch_of, self._examples, self._say = steps, batch_of, examples, say
+        super().__init__(timing, chosen=chosen, seed=seed, say=say)
+        self._steps, self._batch_of, self._examples = steps, batch_of, examples
+        self._refused = refused
 
-    def warm_up(self, way: Way, sizes: Sequence[int], *, larger: Sequence[int] = ()) -> None:
-        """Warm sizes up, and go on to larger ones while throughput grows."""
-        for sought in (
-            self.sweep.warm_up(Setting(way, size) for size in sizes),
-            self.sweep.go_on(way, larger),
-        ):
-            for setting, warm_up in sought:
-                found = "out of memory"
-                if warm_up is not None:
-                    time_ms = 1000 * warm_up.call_s / self._steps_of(setting)
-                    found = f"{format_number(time_ms)} ms a step after warming up"
-                self._say(f"size {setting.size}: {found}")
+    def prepare(self, setting: Setting) -> Callable[[], None]:
+        """Make the step of a setting, or its execution of several."""
+        batch_size, micro_batch_size = setting.series.sizes(setting.size)
+        fed = setting.series.fed and self._steps.can_run_together
+        steps = int(self.shares(setting)) if fed else None
+        return self._steps.step(self._batch_of(batch_size), micro_batch_size, steps)
 
-    def run(self) -> None:
-        """Time all in rounds."""
-        for number, live in enumerate(self.sweep.rounds.each_round(), start=1):
-            self._say(f"round {number}: {len(live)} go on")
+    def refusal(self, setting: Setting) -> str | None:
+        """Return why a size is not run, or several steps an execution not beside one."""
+        alike = setting.series.together and self.shares(setting) == 1
+        words = "one step an execution takes as long as several would"
+        return self._refused(setting.size) or (words if alike else None)
+
+    def shares(self, setting: Setting) -> float:
+        """Return how many steps an execution of a setting runs, by the time of one step."""
+        alone = setting._replace(series=setting.series._replace(together=False))
+        if not setting.series.together or not self._steps.can_run_together:
+            return 1
+        if alone not in self.warm_ups:
+            return 1
+        update = setting.series.sizes(setting.size)[0]
+        epoch = None if self._examples is None else -(-self._examples // update)
+        return execution_steps(self.warm_ups[alone].call_s, epoch)
 
     def found(self, setting: Setting) -> TimedUpdate:
         """Return what was timed of a setting, or why it was not."""
-        batch_size, micro_batch_size = _sizes(setting)
-        rounds, outcome = self.sweep.rounds, self.sweep.outcome(setting)
-        blocks, steps = rounds.blocks.get(setting, []), self._steps_of(setting)
-        warm_up = rounds.warm_ups.get(setting)
+        batch_size, micro_batch_size = setting.series.sizes(setting.size)
+        blocks, steps = self.blocks.get(setting, []), int(self.shares(setting))
         return TimedUpdate(
             batch_size,
             micro_batch_size,
             tuple(block.round for block in blocks),
             tuple(round(block.median_s / steps, 9) for block in blocks),
             steps,
-            outcome,
-            warm_up.first_call_s if blocks and warm_up else None,
+            self.outcome(setting),
+            self.warm_ups[setting].first_call_s if blocks else None,
         )
-
-    def _prepare(self, setting: Setting) -> Callable[[], None]:
-        batch_size, micro_batch_size = _sizes(setting)
-        fed = setting.series.fed and self._steps.can_run_together
-        steps = self._steps_of(setting) if fed else None
-        return self._steps.step(self._batch_of(batch_size), micro_batch_size, steps)
-
-    def _steps_of(self, setting: Setting) -> int:
-        """Return how many steps an execution of a setting runs, by the time of one step."""
-        if not setting.series.together:
-            return 1
-        alone = self._alone(setting)
-        if alone not in self.sweep.rounds.warm_ups or not self._steps.can_run_together:
-            return 1
-        epoch = None if self._examples is None else -(-self._examples // _sizes(setting)[0])
-        return execution_steps(self.sweep.rounds.warm_ups[alone].call_s, epoch)
-
-    def _alone(self, setting: Setting) -> Setting:
-        return setting._replace(series=setting.series._replace(together=False))
-
-    def _alike(self, setting: Setting) -> str | None:
-        """Return why several steps an execution are not timed beside one."""
-        if not setting.series.together or self._steps_of(setting) > 1:
-            return None
-        return "one step an execution takes as long as several would"
-
-
-def _sizes(setting: Setting) -> tuple[int, int]:
-    """Return the examples of an update, and of a micro-batch of it."""
-    way, size = setting.series, setting.size
-    if way.most_at_once is not None:
-        return size, min(size, way.most_at_once)
-    return way.batch_size or size, size
 
 
 def time_updates(
@@ -150,16 +121,15 @@ def time_updates(
         updates = TimedUpdates(
             steps, lambda size: batch_of(source, model, size), timing, chosen=False
         )
-        updates.warm_up(whole, ordered)
-        most = max((setting.size for setting in updates.sweep.timed(whole)), default=0)
-        parts, larger = Way(most_at_once=most), []
-        if most and largest_whole is not None and user_step(model) is None:
-            larger = [size for size in batch_sizes if size > max(most, largest_whole)]
-        updates.warm_up(parts, larger)
-        rounds = updates.sweep.rounds
-        rounds.allow(max(rounds.rest_s, _ROUNDS_SHARE * budget_s))
-        updates.run()
         asked = [Setting(whole, size) for size in ordered]
-        asked += [Setting(parts, size) for size in larger]
+        list(updates.warm_up(asked))
+        most = max((setting.size for setting in updates.timed(whole)), default=0)
+        if most and largest_whole is not None and user_step(model) is None:
+            parts, largest = Way(most_at_once=most), max(most, largest_whole)
+            larger = [Setting(parts, size) for size in batch_sizes if size > largest]
+            asked += larger
+            list(updates.warm_up(larger))
+        updates.allow(max(updates.rest_s, _ROUNDS_SHARE * budget_s))
+        updates.run()
         found = [updates.found(setting) for setting in asked]
     return tuple(sorted(found, key=lambda one: one.batch_size))

@@ -1,6 +1,5 @@
-"""Timing in shuffled rounds: contenders take turns, so that a drift slows all alike."""
+"""The turns of contenders that are timed: how each is warmed up and called, and for how long."""
 
-import contextlib
 import dataclasses
 import gc
 import itertools
@@ -9,11 +8,10 @@ import numbers
 import random
 import statistics
 import time
-from collections.abc import Callable, Hashable, Iterator, Mapping
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
-from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputError
 
 # Two calls in a row that differ by less than this share agree.
@@ -22,7 +20,6 @@ _MOST_WARM_UP_CALLS = 12
 # Long calls need no more than two of them to be warm.
 _LONG_WARM_UP_S = 1.0
 
-Key = TypeVar("Key", bound=Hashable)
 Result = TypeVar("Result")
 Call = Callable[[], object]
 Clock = Callable[[], float]
@@ -90,8 +87,8 @@ class WarmUp(NamedTuple):
         return min(self.later_calls_s)
 
 
-def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 3) -> WarmUp:
-    """Call a contender until two calls in a row agree, which the first is not if it traces."""
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
+    """Call a contender until two calls in a row agree, of which none is the first."""
     durations_s: list[float] = []
     returned = None
     while len(durations_s) <= _MOST_WARM_UP_CALLS:
@@ -99,7 +96,7 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
         began_s = clock()
         returned = call()
         durations_s.append(clock() - began_s)
-        if len(durations_s) >= least:
+        if len(durations_s) >= 3:
             one_s, other_s = durations_s[-2:]
             if abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s):
                 break
@@ -108,126 +105,24 @@ def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter, least: int = 
     return WarmUp(durations_s[0], tuple(durations_s[1:]), returned)
 
 
-class TimingRounds(Generic[Key]):
-    """Contenders that are timed in turns; one that runs out of memory leaves, the others go on."""
-
-    def __init__(self, plan: TimingPlan, *, seed: int, clock: Clock = time.perf_counter):
-        self.blocks: dict[Key, list[Block]] = {}  # The turns of each contender, in order.
-        self.warm_ups: dict[Key, WarmUp] = {}  # The calls before them.
-        self.failures: dict[Key, Exception] = {}  # Of those that ran out of memory.
-        self._plan = plan
-        self._clock = clock
-        self._started_s = clock()
-        self._order = random.Random(seed)
-        self._calls: dict[Key, Call] = {}
-        self._first_calls_s = 0.0
-
-    @property
-    def spent_s(self) -> float:
-        """Seconds since the start, warming up included; first calls where the plan says so."""
-        free_s = 0.0 if self._plan.first_calls_count else self._first_calls_s
-        return self._clock() - self._started_s - free_s
-
-    @property
-    def rest_s(self) -> float:
-        return self._plan.time_budget_s - self.spent_s
-
-    def allow(self, rest_s: float) -> None:
-        """Let so many seconds be left, whatever was spent before."""
-        self._plan = dataclasses.replace(self._plan, time_budget_s=self.spent_s + rest_s)
-
-    def late(self, share: float) -> bool:
-        return self.spent_s >= share * self._plan.time_budget_s
-
-    def too_slow_to_double(self, call_s: float, *, contenders: int = 1) -> bool:
-        """Return whether no time is left for contenders of twice the size of such a call."""
-        # Twice the size takes up to twice as long, and so do all smaller ones together.
-        return 4 * call_s * self._plan.needed_calls * contenders > self.rest_s
-
-    def admit(
-        self, key: Key, prepare: Callable[[], Call], *, traced: bool = False
-    ) -> WarmUp | None:
-        """Make a contender ready, and warm it up to take part; None where memory ran out."""
-        try:
-            call = prepare()
-            warm_up = warm_up_calls(call, clock=self._clock, least=2 if traced else 3)
-        except Exception as error:
-            self._keep_if_memory(key, error)
-            return None
-        self.warm_ups[key] = warm_up._replace(returned=None)
-        self.blocks[key], self._calls[key] = [], call
-        self._first_calls_s += warm_up.first_call_s
-        return warm_up
-
-    def withdraw(self, key: Key) -> WarmUp:
-        """Take a contender out that was warmed up and is not to be timed."""
-        del self._calls[key], self.blocks[key]
-        return self.warm_ups.pop(key)
-
-    def each_round(self) -> Iterator[list[Key]]:
-        """Time all contenders until each was timed enough; yield after each round which go on."""
-        live = list(self._calls)
-        for number in itertools.count():
-            for key in self._order.sample(live, len(live)):
-                if number > 0 and self.rest_s <= 0:
-                    return
-                try:
-                    durations_s = self._timed(key, least_calls=1, least_s=self._plan.block_s)
-                except Exception as error:
-                    self._keep_if_memory(key, error)
-                else:
-                    self.blocks[key].append(Block(number, durations_s))
-            live = [
-                key
-                for key in live
-                if key not in self.failures and not timed_enough(self.blocks[key], self._plan)
-            ]
-            if not live:
-                return
-            yield list(live)
-
-    def fresh_calls(
-        self, key: Key, calls: int, *, least_s: float = 0.0
-    ) -> tuple[float, ...] | None:
-        """Time calls of one contender in a row; None where memory ran out."""
-        try:
-            return self._timed(key, least_calls=calls, least_s=least_s)
-        except Exception as error:
-            if not ran_out_of_memory(error, smaller_worked=True):
-                raise
-            return None
-
-    def _keep_if_memory(self, key: Key, error: Exception) -> None:
-        if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
-            raise error
-        # The frames of a traceback hold the tensors of the call that ran out.
-        self.failures[key] = error.with_traceback(None)
-        error.__context__ = error.__cause__ = None
-        gc.collect()
-
-    def _timed(self, key: Key, *, least_calls: int, least_s: float) -> tuple[float, ...]:
-        call, clock = self._calls[key], self._clock
-        durations_s: list[float] = []
-        with collection_off():
-            began_s = before_s = clock()
-            while len(durations_s) < least_calls or before_s - began_s < least_s:
-                call()
-                now_s = clock()
-                durations_s.append(now_s - before_s)
-                before_s = now_s
-        return tuple(durations_s)
-
-
-@contextlib.contextmanager
-def collection_off() -> Iterator[None]:
-    """Keep Python's garbage collection out of what is timed."""
+def timed_calls(
+    call: Call, calls: int, *, least_s: float = 0.0, clock: Clock = time.perf_counter
+) -> tuple[float, ...]:
+    """Time calls in a row, as many and as long as asked, without Python's garbage collection."""
+    durations_s: list[float] = []
     was_on = gc.isenabled()
     gc.disable()
     try:
-        yield
+        began_s = before_s = clock()
+        while len(durations_s) < calls or before_s - began_s < least_s:
+            call()
+            now_s = clock()
+            durations_s.append(now_s - before_s)
+            before_s = now_s
     finally:
         if was_on:
             gc.enable()
+    return tuple(durations_s)
 
 
 FEWEST_ROUNDS = 3

@@ -1,15 +1,40 @@
-"""One sweep over sizes: grow, time all in shuffled rounds, and stop where memory or time end."""
+"""One sweep over sizes: grow, time all in shuffled rounds, and stop where memory or time end.
 
+Settings take turns, so that a machine that drifts slows all alike. One that runs out of memory
+leaves, and the others go on.
+"""
+
+import abc
+import dataclasses
+import gc
+import itertools
 import math
+import random
 import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, NamedTuple
 
+from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.analysis.scaling_curve import is_saturated
-from kbatch.timing.rounds import Call, Clock, TimingPlan, TimingRounds, WarmUp
+from kbatch.device.failures import ran_out_of_memory
+from kbatch.page.numbers import format_number, pluralize
+from kbatch.timing.rounds import (
+    Block,
+    Call,
+    Clock,
+    TimingPlan,
+    WarmUp,
+    timed_calls,
+    timed_enough,
+    warm_up_calls,
+)
 from kbatch.training.data.sample_rows import DataEnded
 
+# The sizes that a sweep tries unless a person chose others, and those to go on with while
+# throughput grows, memory is known to suffice, and time is left.
+DEFAULT_SIZES = powers_of_two(1, 4096)
+LARGER_SIZES = powers_of_two(8192, 65536)
 # Share of the time after which no more settings are warmed up: the rest is for the rounds.
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time: without two sizes there is no fit, and no answer.
@@ -22,33 +47,62 @@ _FAR_BEYOND = 1.5
 class Setting(NamedTuple):
     """What is timed: a size, and with what."""
 
-    series: Any  # Hashable, in a form of its maker's.
+    series: Any  # Hashable; a text or what writes itself as one.
     size: int
 
 
-class Sweep:
+class Sweep(abc.ABC):
     """Sizes of one or more series that are timed in the same rounds."""
 
     def __init__(
         self,
-        prepare: Callable[[Setting], Call],  # Makes a setting ready to be called.
         timing: TimingPlan,
         *,
         chosen: bool,  # By a person: else sizes too slow for the time are left out.
-        refusal: Callable[[Setting], str | None] = lambda setting: None,  # Why not to run it.
-        call_share: Callable[[Setting], float] = lambda setting: 1.0,  # That its examples take.
-        target_s: Callable[[Setting], float] = lambda setting: math.inf,  # Larger are left out.
         seed: int = 0,
+        say: Callable[[str], None] = lambda line: None,
         clock: Clock = time.perf_counter,
     ):
-        self.rounds: TimingRounds[Setting] = TimingRounds(timing, seed=seed, clock=clock)
-        self.not_run: dict[Setting, str] = {}  # Why.
-        self._prepare, self._chosen, self._refusal = prepare, chosen, refusal
-        self._call_share, self._target_s = call_share, target_s
+        self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
+        self.blocks: dict[Setting, list[Block]] = {}  # The turns of each, in order.
+        self.not_run: dict[Setting, str] = {}  # Why; those that ran out of memory among them.
+        self._timing, self._chosen, self._say, self._clock = timing, chosen, say, clock
+        self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
+        self._calls: dict[Setting, Call] = {}
         self._ended: dict[Any, tuple[int, str]] = {}  # The last size of a series, and why.
 
-    def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp | None]]:
-        """Warm settings up and yield each that was called; None where memory ran out."""
+    @abc.abstractmethod
+    def prepare(self, setting: Setting) -> Call:
+        """Make a setting ready to be called."""
+
+    def refusal(self, setting: Setting) -> str | None:
+        """Return why a setting is not to be called."""
+        return None
+
+    def shares(self, setting: Setting) -> float:
+        """Return how many times its size a call has examples."""
+        return 1.0
+
+    def target_s(self, setting: Setting) -> float:
+        """Return the seconds that its examples may take: larger sizes are left out."""
+        return math.inf
+
+    @property
+    def spent_s(self) -> float:
+        """Seconds since the start, warming up included; first calls where the plan says so."""
+        free_s = 0.0 if self._timing.first_calls_count else self._first_calls_s
+        return self._clock() - self._began_s - free_s
+
+    @property
+    def rest_s(self) -> float:
+        return self._timing.time_budget_s - self.spent_s
+
+    def allow(self, rest_s: float) -> None:
+        """Let so many seconds be left, whatever was spent before."""
+        self._timing = dataclasses.replace(self._timing, time_budget_s=self.spent_s + rest_s)
+
+    def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp]]:
+        """Warm settings up, and yield each that was called and had memory enough."""
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
             reason = end if setting.size > last else self._reason_not_to_run(setting)
@@ -60,12 +114,18 @@ class Sweep:
                 except DataEnded as ended:
                     reason = self._end(setting, f"the data function gave {ended.rows} examples")
                 else:
+                    if warm_up is None:
+                        self._end(setting, f"memory ran out at size {setting.size}")
+                        self._say(f"{setting.series}, size {setting.size}: out of memory")
+                        continue
+                    time_ms = format_number(1e3 * self.time_s(setting))
+                    self._say(f"{setting.series}, size {setting.size}: {time_ms} ms when warm")
                     yield setting, warm_up
-                    self._look_at(setting, warm_up)
+                    self._look_at(setting)
             if reason is not None:
                 self.not_run[setting] = reason
 
-    def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp | None]]:
+    def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm larger sizes than those before up, until throughput is flat."""
         for size in sizes:
             setting, before = Setting(series, size), self.timed(series)[-2:]
@@ -78,42 +138,93 @@ class Sweep:
 
     def admit(self, setting: Setting) -> WarmUp | None:
         """Warm one setting up and let it take part; None where memory ran out."""
-        return self.rounds.admit(setting, lambda: self._prepare(setting))
+        try:
+            call = self.prepare(setting)
+            warm_up = warm_up_calls(call, clock=self._clock)
+        except Exception as error:
+            self._check_memory(setting, error)
+        else:
+            self._calls[setting], self.blocks[setting] = call, []
+            self.warm_ups[setting] = warm_up._replace(returned=None)
+            self._first_calls_s += warm_up.first_call_s
+            return warm_up
+        gc.collect()  # The frames of the error held what the call had of the device.
+        return None
+
+    def withdraw(self, setting: Setting) -> None:
+        """Take a setting out that was warmed up and is not to be timed."""
+        del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
+
+    def run(self) -> None:
+        """Time all in rounds, each until it was timed enough."""
+        live = list(self._calls)
+        for number in itertools.count():
+            for setting in self._order.sample(live, len(live)):
+                if number > 0 and self.rest_s <= 0:
+                    return
+                durations_s = self.fresh_calls(setting, 1, least_s=self._timing.block_s)
+                if durations_s is not None:
+                    self.blocks[setting].append(Block(number, durations_s))
+            live = [
+                one
+                for one in live
+                if one not in self.not_run and not timed_enough(self.blocks[one], self._timing)
+            ]
+            if not live:
+                return
+            self._say(
+                f"round {number + 1}: {pluralize(len(live), 'setting')} to go on, "
+                f"{self.spent_s:.0f} of at most {self._timing.time_budget_s:.0f} s"
+            )
+
+    def fresh_calls(
+        self, setting: Setting, calls: int, *, least_s: float = 0.0
+    ) -> tuple[float, ...] | None:
+        """Time calls of one setting in a row; None where memory ran out."""
+        try:
+            return timed_calls(self._calls[setting], calls, least_s=least_s, clock=self._clock)
+        except Exception as error:
+            self._check_memory(setting, error)
+        gc.collect()
+        return None
 
     def timed(self, series: Any) -> list[Setting]:
         """Return the settings of a series that were warmed up, in order."""
-        return [setting for setting in self.rounds.warm_ups if setting.series == series]
+        return [setting for setting in self.warm_ups if setting.series == series]
 
     def time_s(self, setting: Setting) -> float:
         """Return the seconds that its examples took in the fastest call of its warm-up."""
-        return self._call_share(setting) * self.rounds.warm_ups[setting].call_s
+        return self.warm_ups[setting].call_s / self.shares(setting)
 
     def outcome(self, setting: Setting) -> str:
         """Return `MEASURED`, `OUT_OF_MEMORY`, or why it was not run."""
-        if setting in self.rounds.failures:
-            return OUT_OF_MEMORY
-        if self.rounds.blocks.get(setting):
-            return MEASURED
-        return self.not_run.get(setting, "the time budget was spent")
+        measured = MEASURED if self.blocks.get(setting) else "the time budget was spent"
+        return self.not_run.get(setting, measured)
+
+    def _check_memory(self, setting: Setting, error: Exception) -> None:
+        if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
+            raise error
+        self.not_run[setting] = OUT_OF_MEMORY
 
     def _reason_not_to_run(self, setting: Setting) -> str | None:
-        late = len(self.rounds.warm_ups) >= _FEWEST_SETTINGS and self.rounds.late(_SHARE_TO_WARM_UP)
+        late = self.spent_s >= _SHARE_TO_WARM_UP * self._timing.time_budget_s
         spent = "half of the time budget was spent on preparing and warming up others"
-        return self._refusal(setting) or (spent if late else None)
+        enough = len(self.warm_ups) >= _FEWEST_SETTINGS
+        return self.refusal(setting) or (spent if late and enough else None)
 
-    def _look_at(self, setting: Setting, warm_up: WarmUp | None) -> None:
-        """End a series where memory ran out, or a size that nobody chose is too slow."""
-        if warm_up is None:
-            self._end(setting, f"memory ran out at size {setting.size}")
-        elif not self._chosen:
-            time_s, series = self.time_s(setting), {one.series for one in self.rounds.warm_ups}
-            if time_s > self._target_s(setting):
-                self._end(setting, BEYOND_TARGET)
-                if len(self.timed(setting.series)) > 2:
-                    self.rounds.withdraw(setting)
-                    self.not_run[setting] = BEYOND_TARGET
-            elif self.rounds.too_slow_to_double(time_s, contenders=len(series)):
-                self._end(setting, "too slow for the time budget")
+    def _look_at(self, setting: Setting) -> None:
+        """End a series after a size that nobody chose and that is too slow."""
+        if self._chosen:
+            return
+        time_s, contenders = self.time_s(setting), len({one.series for one in self.warm_ups})
+        if time_s > self.target_s(setting):
+            self._end(setting, BEYOND_TARGET)
+            if len(self.timed(setting.series)) > 2:
+                self.withdraw(setting)
+                self.not_run[setting] = BEYOND_TARGET
+        # Twice the size takes up to twice as long, and so do all smaller ones together.
+        elif 4 * time_s * self._timing.needed_calls * contenders > self.rest_s:
+            self._end(setting, "too slow for the time budget")
 
     def _end(self, setting: Setting, reason: str) -> str:
         self._ended[setting.series] = setting.size, reason
@@ -127,4 +238,4 @@ class Sweep:
         (small, large), (small_s, large_s) = before, map(self.time_s, before)
         slope_s = (large_s - small_s) / (large.size - small.size)
         expected_s = large_s + slope_s * (setting.size - large.size)
-        return expected_s > _FAR_BEYOND * self._target_s(setting)
+        return expected_s > _FAR_BEYOND * self.target_s(setting)

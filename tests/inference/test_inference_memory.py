@@ -9,7 +9,7 @@ import pytest
 import tensorflow as tf
 
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
-from kbatch.inference.measure import inference_plan, measure_predict_memory
+from kbatch.inference.measure import measure_predict_memory
 from kbatch.memory.find import expected_bytes, memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Workload
@@ -107,16 +107,14 @@ def test_the_time_ends_it_after_two_sizes_without_calling_the_rest_too_large():
 
 
 def measure_memory(model, inputs, sizes, *, memory_limit_bytes):
-    plan = inference_plan(
-        batch_sizes=sizes,
-        call_paths="compiled",
-        latency_slo_ms=None,
-        quantile=0.95,
-        time_budget_s=100.0,
-        bulk_examples=1,
+    return measure_predict_memory(
+        {"float32": model},
+        inputs,
+        sizes,
         memory_limit_bytes=memory_limit_bytes,
+        time_budget_s=100.0,
+        say=lambda line: None,
     )
-    return measure_predict_memory({"float32": model}, inputs, plan, lambda line: None)
 
 
 def wide():

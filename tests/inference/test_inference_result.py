@@ -210,7 +210,7 @@ def test_the_table_has_a_row_a_setting_and_unknown_is_missing():
 def test_memory_of_any_batch_is_read_off_the_line():
     profile = make_profile()
     assert profile.predict_memory_bytes(1000) == pytest.approx(2**24 + 1000 * 2**18)
-    with pytest.raises(ValueError, match="measure_memory=True"):
+    with pytest.raises(ValueError, match="two sizes"):
         make_profile(memory=(make_memory(1),)).predict_memory_bytes(8)
 
 

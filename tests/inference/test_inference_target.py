@@ -1,54 +1,60 @@
 import dataclasses
 import math
 
+import numpy as np
 import pytest
 from inference_factory import make_profile, make_timing, time_s
 
+from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.measure import check_reachable, verify_target
 from kbatch.inference.result import TargetTooLow
-from kbatch.inference.sweep import InferencePlan, Series
-from kbatch.timing.rounds import TimingPlan, TimingRounds
+from kbatch.inference.sweep import InferenceSweep, Series
+from kbatch.memory.find import MemoryPass
+from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting
 
 FIRST = Series("compiled", "float32")
 
 
-class Sweep:
+class Machine(InferenceSweep):
     """A sweep whose calls move its clock, and run out of memory above a size while asked to."""
 
     def __init__(self, room=math.inf, *, target_ms, sizes=(1, 8, 64), time_budget_s=1e6):
-        timing = TimingPlan()
-        self.plan = InferencePlan(
-            (), sizes, True, timing, 1, target_ms=target_ms, time_budget_s=time_budget_s
+        self.now_s, self.room, self.short = 0.0, room, False
+        self.target, self.time_budget_s = target_ms, time_budget_s
+        super().__init__(
+            {FIRST: self.call},
+            InferenceInputs(np.zeros((1, 1)), None),
+            MemoryPass((), 0, ()),
+            TimingPlan(),
+            chosen=True,
+            bulk_examples=1,
+            target_ms=target_ms,
+            clock=lambda: self.now_s,
         )
-        self.now_s = 0.0
-        self.room = room
-        self.short = False
-        self.rounds = TimingRounds(timing, seed=0, clock=lambda: self.now_s)
-        self.first_series, self.largest_allowed = FIRST, sizes[-1]
-        self.sweep = self
         for size in sizes:
             self.admit(Setting(FIRST, size))
         self.short = True
 
-    def admit(self, setting):
-        return self.rounds.admit(setting, lambda: lambda: self.call(setting.size))
-
-    def call(self, size):
+    def call(self, batch, size):
         if self.short and size > self.room:
             raise MemoryError("no room")
         self.now_s += time_s(size)
 
+    def reach(self, size):
+        check_reachable(self, Setting(FIRST, size), self.target, 0.95)
 
-def verified(profile, sweep):
-    asked = dataclasses.replace(profile, target_ms=sweep.plan.target_ms)
-    return verify_target(asked, sweep, lambda line: None)
+
+def verified(profile, machine):
+    asked = dataclasses.replace(profile, target_ms=machine.target)
+    budget_s = machine.time_budget_s
+    return verify_target(asked, machine, time_budget_s=budget_s, say=lambda line: None)
 
 
 @pytest.mark.parametrize("room", [3, 20, 50])
 def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
     profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(room, target_ms=100.0))
+    found = verified(profile, Machine(room, target_ms=100.0))
     assert found.checks[0].batch_size == 64
     assert found.checks[0].latencies_s == ()
     assert found.checks[0].outcome == "missed"
@@ -60,33 +66,31 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
 
 
 def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
-    sweep = Sweep(room=0, target_ms=1.0)
-    check_reachable(sweep, Setting(FIRST, 1))
+    Machine(room=0, target_ms=1.0).reach(1)
 
 
 def test_the_smallest_size_may_lie_above_the_answer():
     """Of 64 and 128 examples both miss the target: 16 would keep to it without room."""
     sizes, target_ms = (64, 128), 1000 * time_s(16)
-    sweep = Sweep(sizes=sizes, target_ms=target_ms)
-    check_reachable(sweep, Setting(FIRST, 64))
-    assert {setting.size for setting in sweep.rounds.warm_ups} == set(sizes)
+    machine = Machine(sizes=sizes, target_ms=target_ms)
+    machine.reach(64)
+    assert {setting.size for setting in machine.warm_ups} == set(sizes)
     profile = make_profile(*(make_timing(size) for size in sizes))
-    found = verified(profile, sweep)
+    found = verified(profile, machine)
     answer = found.batch_for(latency_ms=target_ms)
     assert answer.verified
     assert 9 <= answer.batch_size <= 13
 
 
 def test_a_target_below_one_example_is_told_by_one_example():
-    sweep = Sweep(sizes=(64, 128), target_ms=1.0)
     with pytest.raises(TargetTooLow, match="at least what batch size 1 takes") as caught:
-        check_reachable(sweep, Setting(FIRST, 64))
+        Machine(sizes=(64, 128), target_ms=1.0).reach(64)
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
 def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
     profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(target_ms=5.0))
+    found = verified(profile, Machine(target_ms=5.0))
     for check in found.checks:
         assert len(check.latencies_s) >= 59
         assert sum(check.latencies_s) >= 0.3
@@ -94,7 +98,7 @@ def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
 
 def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
     profile = make_profile(*(make_timing(size, scale=0.85) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(target_ms=5.0))
+    found = verified(profile, Machine(target_ms=5.0))
     assert max(found.checks[0].latencies_s) < 0.005
     assert found.checks[0].outcome == "missed"
     assert found.verified is not None
@@ -104,7 +108,7 @@ def test_what_keeps_to_the_target_without_the_room_is_not_the_answer():
 def test_checks_go_on_while_there_is_time(time_budget_s, most):
     """The sweep found half the times that the checks find: the first guess fails."""
     profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(target_ms=5.0, time_budget_s=time_budget_s))
+    found = verified(profile, Machine(target_ms=5.0, time_budget_s=time_budget_s))
     assert found.checks[0].outcome == "missed"
     assert (len(found.checks) > 1) == (most > 1)
     assert len(found.checks) <= most
@@ -115,7 +119,7 @@ def test_checks_go_on_while_there_is_time(time_budget_s, most):
 def test_a_search_whose_time_is_spent_ends_after_one_check(scale):
     """Also where the check would have led to another size."""
     profile = make_profile(*(make_timing(size, scale=scale) for size in (1, 8, 64)))
-    found = verified(profile, Sweep(target_ms=5.0, time_budget_s=0.0))
+    found = verified(profile, Machine(target_ms=5.0, time_budget_s=0.0))
     assert len(found.checks) == 1
     assert (found.checks[0].outcome == "verified") == (scale >= 1)
 
@@ -130,7 +134,7 @@ def test_a_target_is_looked_for_where_blocks_are_few(blocks):
     timings = (
         make_timing(size, calls=len(ms), block_medians_s=seconds(ms)) for size, ms in blocks.items()
     )
-    found = verified(make_profile(*timings), Sweep(target_ms=100.0))
+    found = verified(make_profile(*timings), Machine(target_ms=100.0))
     assert found.checks
     assert found.batch_for(latency_ms=100).verified
 

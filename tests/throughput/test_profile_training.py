@@ -44,7 +44,7 @@ def profile():
         Here(models.linear), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
-    assert any("after warming up" in line for line in lines)
+    assert any("when warm" in line for line in lines)
     return found
 
 

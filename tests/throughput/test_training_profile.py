@@ -108,7 +108,7 @@ def test_memory_is_predicted_by_the_line():
     assert profile.predict_memory_bytes(100) == pytest.approx(13e6, rel=1e-6)
     assert 1024 not in profile.memory_bytes
     bare = training_profile(update(2, 1.0), memory=memory_of(2))
-    with pytest.raises(ValueError, match=r"memory of two sizes.*memory of 1 sizes"):
+    with pytest.raises(ValueError, match=r"memory of two sizes.*Received: .*\[2\]"):
         bare.predict_memory_bytes(4)
 
 
@@ -118,7 +118,6 @@ def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
     assert list(table["outcome"]) == 5 * ["measured"] + ["out of memory"]
     measured, failed = table.iloc[4], table.iloc[5]
     assert measured["samples/s"] == pytest.approx(256 / 27.6e-3)
-    assert measured["samples/s, low"] < measured["samples/s"] < measured["samples/s, high"]
     assert (measured["rounds"], failed["rounds"]) == (7, 0)
     assert failed[["samples/s", "micro-batch time (ms)", "peak memory (MiB)"]].isna().all()
     assert "batch size" not in table

@@ -1,6 +1,7 @@
 """Which sizes a sweep times, on a clock that only its calls move."""
 
 import functools
+import math
 
 import pytest
 
@@ -12,17 +13,39 @@ from kbatch.training.data.sample_rows import DataEnded
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 
 
-class Calls:
+class Calls(Sweep):
     """Calls that take 10 ms and 1 ms an example, and have no room above a size."""
 
-    def __init__(self, *, room=10**6, rows=10**6, call_s=lambda size: (10 + size) / 1000):
+    def __init__(
+        self,
+        *,
+        room=10**6,
+        rows=10**6,
+        call_s=lambda size: (10 + size) / 1000,
+        refused=10**6,
+        examples=None,
+        target_s=math.inf,
+        budget_s=1e6,
+        chosen=False,
+    ):
         self.now_s, self.room, self.rows, self.call_s = 0.0, room, rows, call_s
-        self.called = []
+        self.refused, self.examples, self.target, self.called = refused, examples, target_s, []
+        timing = TimingPlan(time_budget_s=budget_s, needed_calls=6, rounds_beyond=0)
+        super().__init__(timing, chosen=chosen, clock=lambda: self.now_s)
 
     def prepare(self, setting):
         if setting.size > self.rows:
             raise DataEnded(self.rows)
         return functools.partial(self.take, setting.size)
+
+    def refusal(self, setting):
+        return "too large" if setting.size > self.refused else None
+
+    def shares(self, setting):
+        return (self.examples or setting.size) / setting.size
+
+    def target_s(self, setting):
+        return self.target
 
     def take(self, size):
         self.called.append(size)
@@ -31,14 +54,11 @@ class Calls:
         self.now_s += self.call_s(size)
 
 
-def swept(calls, *, sizes=SIZES, larger=(), budget_s=1e6, chosen=False, series="only", **options):
-    timing = TimingPlan(time_budget_s=budget_s, needed_calls=6, rounds_beyond=0)
-    sweep = Sweep(calls.prepare, timing, chosen=chosen, clock=lambda: calls.now_s, **options)
-    list(sweep.warm_up(Setting(series, size) for size in sizes))
-    list(sweep.go_on(series, larger))
-    list(sweep.rounds.each_round())
-    asked = [Setting(series, size) for size in (*sizes, *larger)]
-    return {setting.size: sweep.outcome(setting) for setting in asked}
+def swept(calls, *, sizes=SIZES, larger=()):
+    list(calls.warm_up(Setting("only", size) for size in sizes))
+    list(calls.go_on("only", larger))
+    calls.run()
+    return {size: calls.outcome(Setting("only", size)) for size in (*sizes, *larger)}
 
 
 def measured(found):
@@ -58,9 +78,9 @@ def measured(found):
     ],
 )
 def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed, added):
-    calls = Calls(**{name: changed[name] for name in changed if name in ("room", "rows")})
-    options = {name: changed[name] for name in changed if name in ("larger", "budget_s")}
-    found = swept(calls, **({"larger": LARGER} | options))
+    options = dict(changed)
+    larger = options.pop("larger", LARGER)
+    found = swept(Calls(**options), larger=larger)
     start = SIZES if options.get("budget_s", 1) > 0.1 else (1,)
     assert measured(found) == (*start, *added)
     if "room" in changed:
@@ -70,8 +90,7 @@ def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed,
 
 
 def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
-    found = swept(Calls(room=4), sizes=(8, 1, 2, 16))
-    assert found == {
+    assert swept(Calls(room=4), sizes=(8, 1, 2, 16)) == {
         8: OUT_OF_MEMORY,
         1: MEASURED,
         2: MEASURED,
@@ -80,35 +99,33 @@ def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
 
 
 def test_what_is_refused_is_not_called():
-    calls = Calls()
-    found = swept(calls, refusal=lambda setting: "too large" if setting.size > 2 else None)
-    assert found == {1: MEASURED, 2: MEASURED, 4: "too large", 8: "too large"}
+    calls = Calls(refused=2)
+    assert swept(calls) == {1: MEASURED, 2: MEASURED, 4: "too large", 8: "too large"}
     assert set(calls.called) == {1, 2}
 
 
 @pytest.mark.parametrize("chosen", [True, False])
 def test_sizes_too_slow_for_the_time_are_left_out_unless_they_were_chosen(chosen):
-    calls = Calls(call_s=lambda size: 0.01 * size)
-    found = swept(calls, sizes=(1, 8, 64, 512), budget_s=10.0, chosen=chosen)
+    calls = Calls(call_s=lambda size: 0.01 * size, budget_s=10.0, chosen=chosen)
+    found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == ((1, 8, 64, 512) if chosen else (1, 8, 64))
     assert chosen or found[512] == "too slow for the time budget"
 
 
 def test_two_are_timed_however_short_the_time():
-    found = swept(Calls(call_s=lambda size: 1.0), budget_s=1.0, chosen=True)
+    found = swept(Calls(call_s=lambda size: 1.0, budget_s=1.0, chosen=True))
     assert measured(found) == (1, 2)
     assert "half of the time budget was spent" in found[4]
 
 
 def test_sizes_far_beyond_a_target_are_not_even_called():
-    calls = Calls(call_s=lambda size: 0.002 * size)
-    found = swept(calls, sizes=(1, 8, 64, 512), target_s=lambda setting: 0.06)
+    calls = Calls(call_s=lambda size: 0.002 * size, target_s=0.06)
+    found = swept(calls, sizes=(1, 8, 64, 512))
     assert measured(found) == (1, 8)
     assert found[64] == found[512] == "batches beyond the latency target"
     assert set(calls.called) == {1, 8}
 
 
 def test_a_share_of_a_call_counts_where_it_has_more():
-    bulk = {"call_share": lambda setting: setting.size / 64, "target_s": lambda setting: 0.02}
-    calls = Calls(call_s=lambda size: 0.1)
-    assert measured(swept(calls, sizes=(1, 8, 64), **bulk)) == (1, 8)
+    calls = Calls(call_s=lambda size: 0.1, examples=64, target_s=0.02)
+    assert measured(swept(calls, sizes=(1, 8, 64))) == (1, 8)
