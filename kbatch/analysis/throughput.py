@@ -1,6 +1,5 @@
 """Throughput and energy of training, from the durations of its steps and readings of power."""
 
-import dataclasses
 import math
 from collections.abc import Sequence
 from statistics import quantiles
@@ -8,32 +7,29 @@ from typing import NamedTuple
 
 import numpy as np
 
+from kbatch.analysis.intervals import Estimate
+
 SHORTEST_WINDOW_S = 0.05
 MOST_WINDOWS = 200
 FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 
-@dataclasses.dataclass(frozen=True)
-class Throughput:
-    """Examples per second of training after its first steps."""
-
-    mean: float  # All examples over all seconds.
-    median: float  # Over the windows: what most steps do, without the few that take long.
-    low: float  # First quartile over the windows.
-    high: float  # Third quartile over the windows.
-    windows: int  # How many there were.
-
-
 def throughput_of_windows(
     examples: Sequence[int], durations_s: Sequence[float]
-) -> Throughput | None:
+) -> Estimate[float] | None:
+    """Return all examples over all seconds, and the quartiles of two windows or more.
+
+    The ends are drawn out to the mean, which few slow steps take out of the quartiles.
+    """
     if not len(examples):
         return None
-    rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
-    # For lists as short as these NumPy takes ten times as long.
-    low, median, high = 3 * rates if len(rates) == 1 else quantiles(rates, method="inclusive")
     mean = sum(examples) / math.fsum(durations_s)
-    return Throughput(mean, median, low, high, len(rates))
+    if len(examples) == 1:
+        return Estimate(mean)
+    # For lists as short as these NumPy takes ten times as long.
+    rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
+    low, _, high = quantiles(rates, method="inclusive")
+    return Estimate(mean, min(low, mean), max(high, mean))
 
 
 def steady_windows(

@@ -123,7 +123,7 @@ class InferenceSweep(Sweep):
             return TimingRecord(path, policy, size, outcome)
         blocks = self.blocks[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
-        least = max(_KEPT_CALLS * len(blocks), self._timing.needed_calls)
+        least = max(_KEPT_CALLS * len(blocks), self.timing.needed_calls)
         kept_s = spaced_calls(durations_s, least=least, seed=self._seed)
         return TimingRecord(
             path,

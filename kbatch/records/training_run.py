@@ -3,13 +3,14 @@
 import dataclasses
 import functools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
-from kbatch.analysis.throughput import Throughput, throughput_of_windows
+from kbatch.analysis.throughput import throughput_of_windows
 from kbatch.records.notes import Note
 from kbatch.records.usage import UsageRecord
 
@@ -277,30 +278,25 @@ class ExecutionRecord:
         return self.usage.gpu_energy_j if ended_there and self.usage else None
 
     @functools.cached_property
-    def throughput(self) -> Throughput | None:
-        """Examples per second after the first steps, None if there was nothing else."""
+    def _throughput(self) -> Estimate[float] | None:
         return throughput_of_windows(self.window_examples, self.window_durations_s)
 
     @property
     def samples_per_second(self) -> float | None:
         """Examples over training time after the first step of each new shape."""
-        return self.throughput and self.throughput.mean
+        return self._throughput and self._throughput.value
 
     @property
     def window_samples_per_second(self) -> float | None:
         """Median over the timing windows: what most steps do, the few slow ones left out."""
-        return self.throughput and self.throughput.median
+        windows = zip(self.window_examples, self.window_durations_s, strict=True)
+        return statistics.median(n / s for n, s in windows) if self._throughput else None
 
     @property
     def samples_per_second_interval(self) -> Estimate[float] | None:
-        """First and third quartile over the windows, None for fewer than two windows.
-
-        They are drawn out to `samples_per_second`, which few slow steps take out of them.
-        """
-        found = self.throughput
-        if found is None or found.windows < 2:
-            return None
-        return Estimate(found.mean, min(found.low, found.mean), max(found.high, found.mean))
+        """First and third quartile over the windows, None for fewer than two windows."""
+        found = self._throughput
+        return None if found is None or found.ends is None else found
 
     @property
     def data_wait_share(self) -> float | None:

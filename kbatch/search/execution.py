@@ -159,7 +159,7 @@ class Execution:
                 "no update: the gradients of every batch overflowed in float16. Scale the loss and "
                 'the inputs down, or give `dtype_policy="float32"`.'
             )
-        figures = {} if throughput is None else {"samples_per_second": throughput.mean}
+        figures = {} if throughput is None else {"samples_per_second": throughput.value}
         if target is not None:
             cost = cost_to_target(target, clock.epochs)
             # The least of no value is infinite: keras-tuner ranks a trial that never met it last.

@@ -259,7 +259,7 @@ class TimedFit:
         if coupled := _metrics_of_parts(self._model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))
         if (throughput := self.clock.throughput) is not None:
-            history.history["samples_per_second"] = [throughput.mean] * len(history.epoch)
+            history.history["samples_per_second"] = [throughput.value] * len(history.epoch)
         return history
 
     def _set_steps(

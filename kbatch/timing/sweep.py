@@ -66,7 +66,7 @@ class Sweep(abc.ABC):
         self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
         self.blocks: dict[Setting, list[Block]] = {}  # The turns of each, in order.
         self.not_run: dict[Setting, str] = {}  # Why; those that ran out of memory among them.
-        self._timing, self._chosen, self._say, self._clock = timing, chosen, say, clock
+        self.timing, self._chosen, self._say, self._clock = timing, chosen, say, clock
         self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
         self._calls: dict[Setting, Call] = {}
         self._ended: dict[Any, tuple[int, str]] = {}  # The last size of a series, and why.
@@ -90,16 +90,16 @@ class Sweep(abc.ABC):
     @property
     def spent_s(self) -> float:
         """Seconds since the start, warming up included; first calls where the plan says so."""
-        free_s = 0.0 if self._timing.first_calls_count else self._first_calls_s
+        free_s = 0.0 if self.timing.first_calls_count else self._first_calls_s
         return self._clock() - self._began_s - free_s
 
     @property
     def rest_s(self) -> float:
-        return self._timing.time_budget_s - self.spent_s
+        return self.timing.time_budget_s - self.spent_s
 
     def allow(self, rest_s: float) -> None:
         """Let so many seconds be left, whatever was spent before."""
-        self._timing = dataclasses.replace(self._timing, time_budget_s=self.spent_s + rest_s)
+        self.timing = dataclasses.replace(self.timing, time_budget_s=self.spent_s + rest_s)
 
     def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm settings up, and yield each that was called and had memory enough."""
@@ -162,19 +162,19 @@ class Sweep(abc.ABC):
             for setting in self._order.sample(live, len(live)):
                 if number > 0 and self.rest_s <= 0:
                     return
-                durations_s = self.fresh_calls(setting, 1, least_s=self._timing.block_s)
+                durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
                     self.blocks[setting].append(Block(number, durations_s))
             live = [
                 one
                 for one in live
-                if one not in self.not_run and not timed_enough(self.blocks[one], self._timing)
+                if one not in self.not_run and not timed_enough(self.blocks[one], self.timing)
             ]
             if not live:
                 return
             self._say(
                 f"round {number + 1}: {pluralize(len(live), 'setting')} to go on, "
-                f"{self.spent_s:.0f} of at most {self._timing.time_budget_s:.0f} s"
+                f"{self.spent_s:.0f} of at most {self.timing.time_budget_s:.0f} s"
             )
 
     def fresh_calls(
@@ -207,7 +207,7 @@ class Sweep(abc.ABC):
         self.not_run[setting] = OUT_OF_MEMORY
 
     def _reason_not_to_run(self, setting: Setting) -> str | None:
-        late = self.spent_s >= _SHARE_TO_WARM_UP * self._timing.time_budget_s
+        late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
         spent = "half of the time budget was spent on preparing and warming up others"
         enough = len(self.warm_ups) >= _FEWEST_SETTINGS
         return self.refusal(setting) or (spent if late and enough else None)
@@ -223,7 +223,7 @@ class Sweep(abc.ABC):
                 self.withdraw(setting)
                 self.not_run[setting] = BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
-        elif 4 * time_s * self._timing.needed_calls * contenders > self.rest_s:
+        elif 4 * time_s * self.timing.needed_calls * contenders > self.rest_s:
             self._end(setting, "too slow for the time budget")
 
     def _end(self, setting: Setting, reason: str) -> str:

@@ -8,7 +8,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from kbatch.analysis.throughput import Throughput, steady_windows, throughput_of_windows
+from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.throughput import steady_windows, throughput_of_windows
 from kbatch.records.training_run import EpochRecord
 from kbatch.training.input_meter import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
@@ -65,7 +66,7 @@ class TrainingClock(keras.callbacks.Callback):
         return steady_windows(self._examples, self._durations_s, self._steady)
 
     @property
-    def throughput(self) -> Throughput | None:
+    def throughput(self) -> Estimate[float] | None:
         """Examples per second of the steady steps, None before there are three."""
         return throughput_of_windows(*self.windows)
 
@@ -123,7 +124,7 @@ class TrainingClock(keras.callbacks.Callback):
         """Add `samples_per_second` to the logs, for the callbacks that follow."""
         throughput = self.throughput
         if logs is not None and throughput is not None:
-            logs["samples_per_second"] = throughput.mean
+            logs["samples_per_second"] = throughput.value
 
     def keep_epoch(self, epoch: int, logs: dict[str, Any]) -> None:
         """Keep the epoch with the metrics that all callbacks have left."""

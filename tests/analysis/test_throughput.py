@@ -48,21 +48,25 @@ def test_nothing_steady_is_no_window():
     assert throughput_of_windows([], []) is None
 
 
-def test_the_mean_has_the_slow_windows_in_it_and_the_median_shows_most_of_them():
-    durations = [0.1] * 7 + [5.0] * 3
-    found = throughput_of_windows([100] * 10, durations)
-    assert found.mean == pytest.approx(1000 / 15.7)
-    assert found.median == pytest.approx(1000)
+def test_the_order_of_windows_does_not_matter():
+    rng = np.random.default_rng(0)
+    examples, durations = rng.integers(1, 100, 20), rng.uniform(0.05, 1, 20)
+    order = rng.permutation(20)
+    assert throughput_of_windows(examples, durations) == throughput_of_windows(
+        examples[order], durations[order]
+    )
 
 
-def test_quartiles_enclose_the_median():
+def test_the_value_has_the_slow_windows_in_it_and_the_quartiles_are_drawn_out_to_it():
     rng = np.random.default_rng(1)
     rates = rng.uniform(100, 200, size=50)
     found = throughput_of_windows([60] * 50, 60 / rates)
-    np.testing.assert_allclose(
-        [found.low, found.median, found.high], np.percentile(rates, [25, 50, 75])
-    )
-    assert found.windows == 50
+    assert found.value == pytest.approx(3000 / (60 / rates).sum())
+    np.testing.assert_allclose(found.ends, np.percentile(rates, [25, 75]))
+    slow = throughput_of_windows([100] * 10, [0.1] * 8 + [5.0] * 2)
+    assert slow.ends == (slow.value, pytest.approx(1000))
+    assert slow.value == pytest.approx(1000 / 10.8)
+    assert throughput_of_windows([100], [0.1]).ends is None
 
 
 def integral(times_s, powers_w):
