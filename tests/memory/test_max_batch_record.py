@@ -46,7 +46,7 @@ def test_a_prediction_is_read_off_the_line():
 
 
 def test_one_measured_size_predicts_nothing():
-    with pytest.raises(ValueError, match=r"two measured sizes.*\[1\]"):
+    with pytest.raises(ValueError, match=r"two sizes.*\[1\]"):
         result(probes=PROBES[:1], max_batch_size=1).predict(2)
 
 
