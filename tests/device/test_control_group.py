@@ -9,11 +9,6 @@ def write(folder, **files):
         (folder / name.replace("__", ".")).write_text(f"{text}\n")
 
 
-def test_without_groups_there_is_no_read_memory_left_bytes(tmp_path):
-    assert read_memory_left_bytes(tmp_path, "") is None
-    assert read_memory_left_bytes(tmp_path, "0::/\n") is None
-
-
 def test_version_2_takes_what_is_least_above_the_process(tmp_path):
     write(tmp_path / "jobs", memory__max=8 * GIB, memory__current=0)
     write(tmp_path / "jobs" / "mine", memory__max="max", memory__current=0)

@@ -19,12 +19,8 @@ OUT_OF_MEMORY = [
     (errors.InternalError, "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 16777716"),
     (errors.InternalError, "CUDA_ERROR_OUT_OF_MEMORY: out of memory"),
     (errors.UnknownError, "CUDNN_STATUS_ALLOC_FAILED in cuda_dnn.cc(5333): 'status'"),
-    (errors.UnknownError, "Failed to allocate scratch"),
     (errors.NotFoundError, "No algorithm worked!  Error: RESOURCE_EXHAUSTED: Allocating 8 bytes"),
-    (errors.NotFoundError, "No algorithm worked!  Profiling: UNKNOWN: CUDNN_STATUS_ALLOC_FAILED"),
-    (errors.AbortedError, "Collective ops is aborted by: OOM when allocating tensor"),
     (errors.CancelledError, "[_Derived_]RESOURCE_EXHAUSTED: failed on another replica"),
-    (errors.FailedPreconditionError, "Out of memory: DNN library initialization failed."),
 ]
 NOT_STARTED = [
     (errors.InternalError, "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"),

@@ -73,15 +73,6 @@ def test_without_a_counter_energy_is_the_integral_of_power(monkeypatch, clock, e
     assert (gpu.energy_j, gpu.energy_source) == (2 * 200 + 300, "power")
 
 
-def test_without_power_and_counter_there_is_no_energy(monkeypatch, clock):
-    library = FakeNvml(FakeGpu(energy_mj=None, power_mw=None))
-    with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(1.0, {"utilization_percent": 100})])
-    (gpu,) = monitor.gpus
-    assert (gpu.energy_j, gpu.energy_source, gpu.mean.power_w) == (None, None, None)
-    assert monitor.usage.metrics(100) == {"gpu_utilization": pytest.approx((0.5 + 1 + 1) / 3)}
-
-
 def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     library = FakeNvml(FakeGpu(utilization_percent=10))
     with monitor_of(monkeypatch, library, clock) as monitor:
@@ -103,19 +94,6 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     assert 50 <= len(gpu.samples) <= 100
     assert len(monitor.usage.host.samples) == len(gpu.samples)
     assert monitor.usage.gpu_energy_j == 0
-
-
-def test_a_gpu_that_is_lost_from_the_start_leaves_the_others(monkeypatch, clock):
-    library = two_gpus()
-    library.gpus[0].lost = True
-    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
-    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
-        library.gpus[1].energy_mj += 7_000
-    assert [(gpu.pci_bus_id, gpu.name, gpu.energy_j) for gpu in monitor.gpus] == [
-        (FIRST, None, None),
-        (SECOND, "Other", 7.0),
-    ]
-    assert (monitor.unavailable, monitor.usage.gpu_energy_j) == (None, None)
 
 
 def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
@@ -152,14 +130,6 @@ def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, librar
     assert library is None or library.users == 0
 
 
-def test_without_a_driver_tensorflow_is_not_asked(monkeypatch, clock):
-    fake_nvml.install(monkeypatch, None)
-    monkeypatch.setattr("kbatch.device.memory.tensorflow_gpus", lambda: pytest.fail("asked"))
-    with kbatch.GpuMonitor(now=clock) as monitor:
-        pass
-    assert monitor.unavailable
-
-
 @pytest.mark.parametrize("error", [ValueError, KeyboardInterrupt])
 def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock, error):
     library = FakeNvml(FakeGpu())
@@ -170,27 +140,6 @@ def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock, erro
     assert library.users == 0
     assert sampling_threads() == []
     assert monitor.usage.duration_s == 2.0
-
-
-def test_leaving_twice_is_leaving_once(monkeypatch, clock):
-    library = FakeNvml(FakeGpu())
-    with monitor_of(monkeypatch, library, clock) as monitor:
-        monitor.__exit__(None, None, None)
-        usage = monitor.usage
-        clock.time_s += 1.0
-    assert monitor.usage is usage
-    assert library.users == 0
-
-
-def test_monitors_may_be_nested(monkeypatch, clock):
-    library = FakeNvml(FakeGpu())
-    with monitor_of(monkeypatch, library, clock) as outer:
-        with kbatch.GpuMonitor(now=clock) as inner:
-            assert library.users == 2
-            library.gpus[0].energy_mj += 1_000
-        library.gpus[0].energy_mj += 2_000
-    assert (inner.usage.gpu_energy_j, outer.usage.gpu_energy_j) == (1.0, 3.0)
-    assert library.users == 0
 
 
 def test_a_monitor_measures_one_block(monkeypatch, clock):
@@ -281,26 +230,6 @@ def test_a_mistake_in_the_last_reading_does_not_fail_the_block(monkeypatch, cloc
     assert library.users == 0
 
 
-def test_what_the_block_raised_is_raised_whatever_the_readings_did(monkeypatch, clock):
-    library = Broken()
-    monitor = monitor_of(monkeypatch, library, clock, interval_s=1e-4)
-    with pytest.raises(ValueError, match="mine"), monitor:
-        assert library.raised.wait(60)
-        raise ValueError("mine")
-
-
-def test_a_start_that_fails_closes_the_library(monkeypatch, clock):
-    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
-
-    def no_devices():
-        raise ValueError("no devices")
-
-    monkeypatch.setattr("kbatch.device.memory.tensorflow_gpus", no_devices)
-    with pytest.raises(ValueError, match="no devices"), kbatch.GpuMonitor():
-        pass
-    assert library.users == 0
-
-
 def cpu_s():
     times = psutil.Process().cpu_times()
     return times.user + times.system
@@ -327,11 +256,3 @@ def test_the_samples_make_a_table(monkeypatch, clock):
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
     assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
     assert {"utilization", "power_w", "cpu_cores_busy", "resident_bytes"} <= set(table.columns)
-
-
-def test_without_gpus_the_table_holds_the_host(monkeypatch, clock):
-    with monitor_of(monkeypatch, None, clock) as monitor:
-        clock.time_s += 1.0
-    table = monitor.to_dataframe()
-    assert list(table.columns) == ["time_s", "cpu_cores_busy", "resident_bytes"]
-    assert len(table) == 2

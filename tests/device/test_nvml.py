@@ -34,12 +34,6 @@ def test_every_gpu_is_listed_with_what_it_is(monkeypatch):
         assert read_driver_version() == "580.65.06"
 
 
-def test_what_a_gpu_does_not_tell_of_itself_is_none(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(uuid=None, processes=None)))
-    with opened_nvml() as (gpu,):
-        assert (gpu.uuid, read_processes(gpu)) == (None, ())
-
-
 def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
     gpus = (
         FakeGpu(processes={5_000_009: None, 5_000_007: 2**30}),
@@ -52,13 +46,6 @@ def test_the_processes_on_a_gpu_are_listed_with_what_they_hold(monkeypatch):
             GpuProcess(5_000_009, None),
         )
         assert read_processes(second) == ()
-
-
-@pytest.mark.parametrize("mig", [False, True, None])
-def test_a_gpu_tells_whether_it_is_split_into_instances(monkeypatch, mig):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(mig=mig)))
-    with opened_nvml() as (gpu,):
-        assert gpu.mig == bool(mig)
 
 
 def test_gpus_that_do_not_answer_are_counted(monkeypatch):
@@ -84,18 +71,6 @@ FIELDS = {
 def test_what_a_gpu_does_not_support_is_none_and_the_rest_is_read(monkeypatch, field):
     (reading,) = read(monkeypatch, FakeGpu(**{field: None}))
     assert {name for name, value in reading._asdict().items() if value is None} == {FIELDS[field]}
-
-
-def test_a_zero_is_a_reading(monkeypatch):
-    (reading,) = read(monkeypatch, FakeGpu(utilization_percent=0, power_mw=0))
-    assert (reading.utilization, reading.power_w) == (0, 0)
-
-
-def test_a_gpu_that_is_lost_later_has_no_readings(monkeypatch):
-    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
-    with opened_nvml() as (gpu,):
-        library.gpus[0].lost = True
-        assert set(read_gpu(gpu)) == {None}
 
 
 @pytest.mark.parametrize(

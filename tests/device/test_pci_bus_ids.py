@@ -39,8 +39,3 @@ def test_devices_are_found_by_their_descriptions():
 def test_logical_devices_of_one_gpu_belong_together():
     found = devices_by_bus_id([("/device:GPU:0", DESCRIPTION), ("/device:GPU:1", DESCRIPTION)])
     assert found == {"00000000:0b:00.0": ("GPU:0", "GPU:1")}
-
-
-def test_a_device_whose_place_is_not_known_is_left_out():
-    unknown = DESCRIPTION.replace("0000:0b:00.0", "<undefined>")
-    assert devices_by_bus_id([("/device:GPU:0", unknown)]) == {}

@@ -7,7 +7,7 @@ import sysconfig
 
 import pytest
 
-from kbatch.device.worker import behind_standard_library, inherited_path
+from kbatch.device.worker import inherited_path
 
 STANDARD = sysconfig.get_path("stdlib")
 PATH = ["/script", "/given", STANDARD, os.path.join(STANDARD, "lib-dynload"), "/installed"]
@@ -80,13 +80,3 @@ def test_the_working_directory_follows_the_standard_library(here):
 def test_the_folder_of_a_script_stays_first_also_where_it_was_started():
     assert inherited_path(PATH, folder="/script", script_folder="/script") == PATH
     assert inherited_path(PATH, folder="/script")[0] == "/given"
-
-
-def test_what_is_relative_is_so_to_the_working_directory_and_nothing_else_is_added():
-    found = inherited_path(["lib", *PATH, "../own"], folder="/here/now")
-    assert set(found) == {*PATH, "/here/now/lib", "/here/own"}
-    assert found.index("/here/now/lib") == behind_standard_library(PATH)
-
-
-def test_without_a_standard_library_on_it_the_end_of_the_path_is_behind_it():
-    assert behind_standard_library(["/a", "/b"]) == 2

@@ -137,7 +137,7 @@ def test_what_the_worker_cannot_read_is_unsendable_and_keeps_the_reason(worker):
     assert worker.call(int, "3") == 3
 
 
-@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGSEGV, signal.SIGKILL])
+@pytest.mark.parametrize("number", [signal.SIGABRT, signal.SIGKILL])
 def test_a_death_by_memory_is_told_and_the_next_call_gets_a_fresh_process(worker, number):
     pid = worker.call(os.getpid)
     with pytest.raises(WorkerDied, match=f"status -{int(number)}") as caught:
@@ -150,21 +150,6 @@ def test_another_death_is_not_out_of_memory(worker):
     with pytest.raises(WorkerDied, match="last words") as caught:
         worker.call(lambda: print("last words", flush=True) or os._exit(3))
     assert not caught.value.out_of_memory
-
-
-def test_a_worker_ends_with_its_parent():
-    code = """
-import os, time
-from kbatch.device.worker import Worker
-worker = Worker()
-print(worker.call(os.getpid), flush=True)
-worker.call(time.sleep, 600)
-"""
-    parent = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
-    worker = psutil.Process(int(parent.stdout.readline()))
-    parent.kill()
-    parent.wait()
-    worker.wait(timeout=300)
 
 
 def wait_for_the_end_of(process):
@@ -195,14 +180,6 @@ def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(
         with contextlib.suppress(psutil.NoSuchProcess):
             wait_for_the_end_of(psutil.Process(int((tmp_path / "child").read_text())))
     assert not (tmp_path / "slept").exists()
-
-
-def test_what_a_function_started_ends_with_a_restart():
-    with Worker() as fresh:
-        child = psutil.Process(fresh.call(fork_a_sleeper))
-        fresh.restart()
-        with contextlib.suppress(psutil.NoSuchProcess):
-            wait_for_the_end_of(child)
 
 
 @pytest.mark.parametrize("busy", [True, False])

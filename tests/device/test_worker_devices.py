@@ -46,14 +46,6 @@ def four_gpus():
     ]
 
 
-def test_a_lost_gpu_leaves_the_others(monkeypatch):
-    gpus = four_gpus()
-    gpus[1].lost = True
-    gpus[2].uuid = None
-    fake_nvml.install(monkeypatch, FakeNvml(*gpus))
-    assert usable_gpus({}) == ("GPU-0abc", "GPU-3abc")
-
-
 @pytest.mark.parametrize(
     "library",
     [None, FakeNvml(init=fake_nvml.NOT_SUPPORTED), FakeNvml()],

@@ -61,34 +61,8 @@ def test_the_start_of_a_pipeline_is_left_out(gpu):
     assert busy == pytest.approx(0.6)
 
 
-def test_a_gpu_that_tells_no_utilization_gives_no_share(gpu):
-    assert watched(Clock(), gpu, [(2.0, None)]) is None
-
-
 def test_without_a_gpu_the_block_is_as_long_as_asked(monkeypatch):
     fake_nvml.install(monkeypatch, None)
     lengths = []
     block, busy = gpu_busy(lambda length: lengths.append(length) or Block(8, 1.0, 1.0), LENGTH)
     assert (block.examples, busy, lengths) == (8, None, [LENGTH])
-
-
-class Failing(FakeNvml):
-    """A library whose readings raise from some moment on."""
-
-    fails = False
-
-    def nvmlDeviceGetPowerUsage(self, device, power):
-        if self.fails:
-            raise OSError("the library is gone")
-        return super().nvmlDeviceGetPowerUsage(device, power)
-
-
-def test_a_reading_that_fails_on_the_way_gives_no_share(monkeypatch):
-    library = fake_nvml.install(monkeypatch, Failing(FakeGpu(bus_id=BUS_ID.encode())))
-    fake_nvml.tensorflow_uses(monkeypatch, {BUS_ID: ("GPU:0",)})
-
-    def fail(length):
-        library.fails = True
-        return Block(8, 1.0, 1.0)
-
-    assert gpu_busy(fail, LENGTH, monitor=Clock().monitor)[1] is None

@@ -1,10 +1,8 @@
 import contextlib
 import itertools
-import time
 
 import numpy as np
 import pytest
-import tensorflow as tf
 from fake_clock import FakeClock
 
 from kbatch.input_pipeline.blocks import (
@@ -71,19 +69,6 @@ def test_a_pipeline_is_opened_anew_and_closed_and_at_least_four_batches_are_coun
     assert block.first_batch_s >= 0
 
 
-def test_a_block_that_lasts_too_long_ends_with_one_batch():
-    block = reading_block(Source(8).given(), BlockLength(0.0, 1.0, 0.0))
-    assert block.examples == 8
-
-
-def test_a_step_alone_starts_from_the_same_state_in_each_block():
-    step = Step()
-    block = step_block(step, (np.zeros(8),), LENGTH)
-    assert step.restored == 1
-    assert block.examples % 8 == 0
-    assert block.first_batch_s is None
-
-
 def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
     step = Step()
     block = step_block(step, (np.zeros(2), np.zeros(22), np.zeros(24)), LENGTH)
@@ -120,73 +105,10 @@ def test_shapes_that_never_repeat_are_counted_all_the_same():
     assert block.examples == 32
 
 
-class Shuffled(Source):
-    """Makes an epoch's batches while the first is waited for, as a large shuffle buffer does."""
-
-    @contextlib.contextmanager
-    def open(self):
-        self.opened += 1
-
-        def epoch():
-            time.sleep(0.02 * len(self.rows))
-            yield from (np.zeros(n) for n in self.rows)
-
-        yield epoch()
-
-
-def test_whole_epochs_count_with_their_start():
-    length = BlockLength(settle_s=0.0, measure_s=0.0, longest_s=10.0, counting="epochs")
-    source, warm = Shuffled(8, 8, 8, 8, 5), Step()
-    warm.rows = [8, 5]
-    for block in (
-        reading_block(source.given(), length),
-        reading_block(source.given(), length, warm),
-    ):
-        assert block.examples == 37
-        # The sleep alone takes so long; a burst of ready batches would be far quicker.
-        assert block.duration_s >= 0.1
-
-
-@pytest.mark.parametrize("measure_s", [0.0, 0.15, 0.3])
-def test_every_block_of_epochs_counts_whole_ones(measure_s):
-    length = BlockLength(settle_s=0.0, measure_s=measure_s, longest_s=0.0, counting="epochs")
-    for _ in range(3):
-        assert reading_block(Shuffled(8, 8, 8, 8, 5).given(), length).examples % 37 == 0
-
-
-def test_all_from_the_start_counts_the_first_batch_and_its_wait():
-    length = BlockLength(settle_s=0.0, measure_s=0.02, longest_s=10.0, counting="start")
-    warm = Step()
-    warm.rows = [8]
-    for block in (
-        reading_block(Shuffled(*[8] * 5).given(), length),
-        reading_block(Shuffled(*[8] * 5).given(), length, warm),
-    ):
-        assert block.examples == 32
-        assert block.duration_s >= 0.1
-    assert block.spans[0].wait_s >= 0.1
-
-
 def test_steps_are_launched_together_and_waited_for_before_time_is_read():
     step = Step()
     step_block(step, (np.zeros(8),), BlockLength(0.0, 0.05, 10.0))
     assert 0 < step.waited < len(step.rows)
-
-
-def test_the_work_of_a_step_on_new_shapes_is_not_counted_as_that_of_the_others():
-    def busy(seconds):
-        end_s = time.process_time() + seconds
-        while time.process_time() < end_s:
-            pass
-
-    class Compiling(Step):
-        def __call__(self, batch):
-            busy(0.1 if len(batch) == 1000 else 0.0)
-            super().__call__(batch)
-
-    source = Source(8, 8, 8, 1000, 8, 8, 8, 8, 8)
-    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0), Compiling())
-    assert block.cpu_s < 0.05
 
 
 def taken(*ends_s, epochs=None):
@@ -324,18 +246,6 @@ def test_lengths_that_alternate_are_all_there_in_their_proportion():
         assert mean_elements(found) == pytest.approx(mean_elements(shapes), rel=0.12)
 
 
-def test_many_shapes_are_represented_by_those_in_between():
-    order = np.random.default_rng(0).permutation(np.arange(1, 501))
-    found = chosen([(4, int(n)) for n in order])
-    assert len(set(found)) == 8
-    assert mean_elements(found) == pytest.approx(4 * 250.5, rel=0.12)
-
-
-def test_the_middle_size_comes_first():
-    assert chosen([(8, 2), (8, 2), (4, 2)]) == [(8, 2), (8, 2), (4, 2)]
-    assert chosen([(n, 2) for n in (8, 16, 24) * 10])[0] == (16, 2)
-
-
 def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
     assert chosen([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)] * 4
 
@@ -343,11 +253,3 @@ def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
 def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
     assert (1, 2) not in chosen([(8, 2)] * 30 + [(1, 2)] + [(8, 2)] * 30)
     assert chosen([(8, 2)] * 4 + [(1, 2)], whole=False).count((1, 2)) == 1
-
-
-def test_ragged_batches_differ_in_what_they_hold():
-    held = RepresentativeBatches()
-    for length in [1] * 10 + [3] * 10 + [5] * 10:
-        batch = tf.RaggedTensor.from_row_lengths(tf.ones(4 * length), [length] * 4)
-        held.add(batch, numbers_in(batch))
-    assert {len(batch.flat_values) for batch in held.chosen(whole=False)} == {4, 12, 20}

@@ -110,13 +110,6 @@ def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
     assert kinds[2:5] == ["ParallelMap", "Cache", "Map"]
 
 
-def test_the_code_names_the_functions_in_the_order_they_run():
-    dataset = numbers().map(double).map(in_python).map(lambda x: x).batch(4)
-    names = ("double", "in_python", "function")
-    code = "; ".join(f".map({name}{AUTOTUNE}" for name in names)
-    assert changes(dataset)["parallel map"][0].code == code
-
-
 def test_a_map_with_state_has_a_condition_and_one_without_has_none():
     for function, stateless in ((double, True), (noisy, False), (in_python, False)):
         dataset = numbers().map(function).batch(4)
@@ -186,13 +179,6 @@ def test_a_filled_cache_gives_the_same_examples_without_the_work(batched):
     for _ in range(2):
         np.testing.assert_array_equal(values(source.given), before)
     assert counted.calls == calls
-
-
-def test_missing_values_are_not_taken_for_random_ones():
-    def with_gaps(x):
-        return tf.where(x % 2 == 0, np.nan, tf.cast(x, "float32"))
-
-    assert cache(numbers().map(with_gaps).batch(4))[1] is not None
 
 
 def below_15(x):

@@ -6,7 +6,6 @@ Delays are so far apart that no timing of the host matters, or pass on a clock o
 import itertools
 import time
 
-import fake_nvml
 import keras
 import numpy as np
 import pytest
@@ -14,9 +13,6 @@ import small_models as models
 import tensorflow as tf
 from batch_data import Rows, examples, raising
 from fake_clock import FakeClock
-from fake_nvml import FakeGpu, FakeNvml
-from tensorflow.core.framework import device_attributes_pb2
-from tensorflow.python.client import device_lib
 
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import block_length
@@ -154,13 +150,6 @@ def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):
     assert found.changes == ()
 
 
-def test_a_ragged_last_batch(coarse):
-    found = profile(models.linear(), examples(20).batch(8), remedies=False)
-    assert found.batch_size == 8
-    assert found.changes == ()
-    assert all(n >= 4 for n in found.together.examples)
-
-
 def test_a_single_ragged_batch_is_all_there_is(coarse):
     model = models.linear()
     model.steps_per_execution = 4
@@ -168,17 +157,6 @@ def test_a_single_ragged_batch_is_all_there_is(coarse):
     assert found.batch_size == 3
     assert "input_one_step" in codes(found)
     assert found.smaller_sizes == (1,)
-
-
-def build(hp):
-    hp.Int("units", 4, 8)
-    return models.linear()
-
-
-def test_batches_of_one_example_have_no_crossing_and_what_builds_a_model_is_called(coarse):
-    found = profile(build, examples(20).batch(1), remedies=False)
-    assert (found.batch_size, found.smaller_steps) == (1, ())
-    assert found.crossing is None
 
 
 def test_the_cache_of_a_pipeline_is_filled_first(clock):
@@ -296,12 +274,6 @@ def test_a_py_dataset_is_measured_with_its_workers(coarse):
     assert rows.workers == 2
 
 
-def test_arrays_are_measured_as_a_search_feeds_them(coarse):
-    found = profile(models.linear(), models.rows(100), batch_size=16)
-    assert (found.source, found.batch_size) == ("arrays", 16)
-    assert found.changes == ()
-
-
 @pytest.mark.parametrize("at", [0, 3])
 def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
     model = models.linear()
@@ -310,19 +282,6 @@ def test_data_that_raise_in_the_middle_leave_the_model_as_it_was(at):
         profile(model, raising(at))
     for one, other in zip(before, model.variables, strict=True):
         np.testing.assert_array_equal(one, keras.ops.convert_to_numpy(other))
-
-
-def test_a_gpu_is_read_beside_the_rates(monkeypatch):
-    description = "device: 0, name: X, pci bus id: 0000:01:00.0, compute capability: 9.0"
-    gpu = device_attributes_pb2.DeviceAttributes(
-        name="/device:GPU:0", device_type="GPU", physical_device_desc=description
-    )
-    monkeypatch.setattr(device_lib, "list_local_devices", lambda config: [gpu])
-    cpus = tf.config.list_logical_devices("CPU")
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: cpus)
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu(utilization_percent=40)))
-    found = profile(models.linear(), examples().batch(8), remedies=False)
-    assert found.gpu_busy_share == pytest.approx(0.4)
 
 
 BATCHES = examples(20).batch(8)

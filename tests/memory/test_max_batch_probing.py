@@ -198,14 +198,6 @@ def test_what_is_refuted_again_and_again_says_so():
     assert found.max_batch_size in {p.batch_size for p in found.probes}
 
 
-def test_what_a_confirmation_raises_into_the_window_lies_in_it():
-    probes = ComputedProbes(fresh=lambda size, run: 1.05, examples=685)
-    found = probe(probes)
-    assert (found.max_batch_size, found.reason) == (685, "reached the data set")
-    assert found.peak_memory_bytes >= 0.8 * LIMIT
-    assert found.in_window
-
-
 def test_outcomes_tell_the_window_from_the_limit():
     probes = ComputedProbes()
     probes.fixed, probes.each = 0, 1900

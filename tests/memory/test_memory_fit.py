@@ -41,13 +41,6 @@ def test_a_noisy_line_and_its_errors_are_those_of_the_normal_equations():
         )
 
 
-def test_the_unit_of_memory_and_the_order_of_sizes_do_not_matter():
-    memory = {1: 1.2e8, 40: 2.1e8, 300: 9.9e8}
-    thousandth = {b: m / 1000 for b, m in reversed(memory.items())}
-    found, other = fit_memory(memory), fit_memory(thousandth)
-    np.testing.assert_allclose(np.array(found) / 1000, other)
-
-
 def test_memory_that_does_not_grow_has_no_slope():
     fit = fit_memory({1: 2352, 50: 2352, 100: 2352})
     assert fit.predict(10**6) == pytest.approx(2352)

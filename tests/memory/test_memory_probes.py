@@ -1,7 +1,6 @@
 """What probes make of the ways in which a load can fail, without a device that fails so."""
 
 import keras
-import psutil
 import pytest
 import small_models as models
 import tensorflow as tf
@@ -119,32 +118,6 @@ class FailingLoad:
 
     def start(self):
         return FailingRun(LOST)
-
-
-def xla_net():
-    dense = keras.layers.Dense
-    model = keras.Sequential([keras.layers.Input((64,)), dense(256), dense(256), dense(1)])
-    model.compile("adam", "mse", jit_compile=True)
-    return model
-
-
-@pytest.mark.slow  # Two worker processes.
-def test_a_worker_in_which_xla_ran_out_of_memory_is_replaced():
-    # XLA frees the weights that it was to update. When it runs out again, or even the first time,
-    # it may free them twice, which ends the process.
-    source = sample_of(FitData(models.rows(8, features=64)[0], models.rows(8, features=1)[0]))
-    with WorkerProbes(Workload(xla_net, source, "float32"), 64 * 2**20) as probes:
-        found = [(probes.read(size), worker_pids()) for size in (16, 40_000, 16)]
-    assert [reading.peak_bytes is None for reading, _ in found] == [False, True, False]
-    assert found[0][1].isdisjoint(found[2][1])
-
-
-def worker_pids():
-    return {
-        process.pid
-        for process in psutil.Process().children(recursive=True)
-        if "kbatch.device.worker import main" in " ".join(process.cmdline())
-    }
 
 
 class GreedyFirstStep(FailingRun):
