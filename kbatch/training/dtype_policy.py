@@ -3,9 +3,7 @@
 import contextlib
 import functools
 import math
-import random
 import re
-import statistics
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -219,51 +217,35 @@ def _give_state(model: Any, copy: Any) -> None:
 
 
 TIMED_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
-# Least seconds that a policy runs in a round.
-_BLOCK_S = 0.15
-# A policy whose step takes longer is timed once: the answer is clear.
-_SLOW_S = 1.0
+# Seconds that the steps of a policy are timed for, and at least one: many a CPU multiplies halves
+# without its vector units.
+_TIMED_S = 0.5
 
 
-def measure_policy_speeds(
-    *,
-    rounds: int = 5,
-    width: int | None = None,
-    make_step: Callable[[str, int], Callable[[], object]] | None = None,
-) -> dict[str, float]:
-    """Time a train step under each policy in turns: how many times as fast as under the first.
+def measure_policy_speeds(*, width: int | None = None) -> dict[str, float]:
+    """Time a train step under each policy: how many times as fast it is as in float32.
 
-    The step is that of a dense net, nearly all matrix products. The ratio is the median over the
-    rounds that both ran in. A device that cannot compute in bfloat16 has no ratio of it.
+    The step is that of a dense net, nearly all matrix products, at its fastest. A device that
+    cannot compute in bfloat16 has no ratio of it.
     """
-    make_step = make_step or _train_step
     if width is None:
         width = 4096 if tf.config.list_physical_devices("GPU") else 512
-    steps = {policy: make_step(policy, width) for policy in TIMED_POLICIES}
-    times_s: dict[str, list[float]] = {policy: [] for policy in TIMED_POLICIES}
-    calls: dict[str, int] = {}
-    for policy, step in steps.items():
+    fastest_s: dict[str, float] = {}
+    for policy in TIMED_POLICIES:
+        step = _train_step(policy, width)
         try:
             step()  # Compilation is no part of a step.
         except tf.errors.OpError:
             if policy != "mixed_bfloat16":
                 raise
             continue
-        step_s = _time_s(step, 1)
-        if step_s > _SLOW_S:
-            times_s[policy].append(step_s)  # Many a CPU multiplies halves without its vector units.
-        else:
-            calls[policy] = max(1, round(_BLOCK_S / step_s))
-    order = random.Random(0)
-    for _ in range(rounds):
-        for policy in order.sample(list(calls), len(calls)):
-            times_s[policy].append(_time_s(steps[policy], calls[policy]))
-    first = times_s[TIMED_POLICIES[0]]
-    return {
-        policy: statistics.median(theirs / ours for theirs, ours in zip(first, own_s, strict=False))
-        for policy, own_s in times_s.items()
-        if own_s
-    }
+        times_s: list[float] = []
+        while sum(times_s) < _TIMED_S:
+            started_s = time.perf_counter()
+            step()
+            times_s.append(time.perf_counter() - started_s)
+        fastest_s[policy] = min(times_s)
+    return {policy: fastest_s["float32"] / own_s for policy, own_s in fastest_s.items()}
 
 
 def _train_step(policy: str, width: int) -> Callable[[], object]:
@@ -277,10 +259,3 @@ def _train_step(policy: str, width: int) -> Callable[[], object]:
         loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
         model.compile("sgd", loss)
     return lambda: model.train_on_batch(x, y)
-
-
-def _time_s(step: Callable[[], object], calls: int) -> float:
-    started_s = time.perf_counter()
-    for _ in range(calls):
-        step()
-    return (time.perf_counter() - started_s) / calls

@@ -1,7 +1,6 @@
 """The train step of a model, borrowed for a measurement and returned as it was."""
 
 import contextlib
-import dataclasses
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -107,11 +106,14 @@ class MicroBatchSteps:
     def __init__(self, model: keras.Model):
         self._model: Any = model
         # A step of the user's own stays; one that accumulates gives way to those asked for.
-        own = vars(model).get("train_step")
-        known = accumulation_of(model) is None
-        self._whole = _Graph(own, function=model.train_function) if known else _Graph(None)
-        self._accumulating: _Graph | None = None
-        self._count: Any = None  # Of the graphs that run several steps.
+        stays = accumulation_of(model) is None
+        self._whole = vars(model).get("train_step") if stays else None
+        self._cut: tuple[Any, tf.Variable | None] | None = None  # A step, with a size that varies.
+        # What Keras made of a step, for one or several an execution.
+        self._functions: dict[tuple[Any, bool], Any] = {}
+        if stays and model.train_function is not None:
+            self._functions[self._whole, False] = model.train_function
+        self._count: Any = None  # Of the functions that run several steps.
 
     @property
     def can_run_together(self) -> bool:
@@ -122,51 +124,40 @@ class MicroBatchSteps:
         self, batch: Any, micro_batch_size: int, steps: int | None = None
     ) -> Callable[[], None]:
         """Make the step of a batch, or an execution of steps; the first call compiles."""
-        graph = self._whole
+        train_step, size = self._whole, None
         if micro_batch_size < rows_of(batch):
-            graph = self._accumulating or self._accumulating_graph(micro_batch_size)
-        batches: Any = None
+            train_step, size = self._accumulating(micro_batch_size)
+        key, batches = (train_step, steps is not None), None
         if steps is not None:
-            graph, batches = graph.together(), iter(tf.data.Dataset.from_tensors(batch).repeat())
+            batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
 
         def run() -> None:
             model = self._model
+            function: Any = self._functions.get(key)
             if steps is not None:
                 self._count = (self._count or counted_steps(model, 1)).changed(steps)
                 model.steps_per_execution = self._count
-            if graph.function is None or model.train_function is not graph.function:
+            if function is None or model.train_function is not function:
                 vars(model).pop("train_step", None)
-                if graph.train_step is not None:
-                    model.train_step = graph.train_step
-                model.train_function = graph.function
+                if train_step is not None:
+                    model.train_step = train_step
+                model.train_function = function
                 model.make_train_function()
-                graph.function = model.train_function
-            if graph.size is not None:
-                graph.size.assign(micro_batch_size)
+                function = self._functions[key] = model.train_function
+            if size is not None:
+                size.assign(micro_batch_size)
             # A Python iterator gives one step, a dataset's as many as the model is set to.
-            wait_for(graph.function(batches or iter((batch,))))
+            wait_for(function(batches or iter((batch,))))
 
         return run
 
-    def _accumulating_graph(self, micro_batch_size: int) -> "_Graph":
-        Accumulation(micro_batch_size).apply(self._model)
-        if self._model.jit_compile:
-            return _Graph(self._model.train_step)
-        size = varying_micro_batch(self._model)
-        self._accumulating = _Graph(self._model.train_step, size)
-        return self._accumulating
-
-
-@dataclasses.dataclass
-class _Graph:
-    train_step: Any
-    size: Any = None
-    function: Any = None  # That Keras made of it.
-    many: "_Graph | None" = None  # The same for several steps.
-
-    def together(self) -> "_Graph":
-        self.many = self.many or _Graph(self.train_step, self.size)
-        return self.many
+    def _accumulating(self, micro_batch_size: int) -> tuple[Any, tf.Variable | None]:
+        xla = self._model.jit_compile
+        if self._cut is None or xla:
+            Accumulation(micro_batch_size).apply(self._model)
+            size = None if xla else varying_micro_batch(self._model)
+            self._cut = self._model.train_step, size
+        return self._cut
 
 
 @contextlib.contextmanager

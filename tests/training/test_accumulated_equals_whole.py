@@ -11,7 +11,6 @@ from equal_training import (
     trained,
 )
 
-import kbatch
 from kbatch.training.state import KeptState
 
 X, Y = DATA = models.rows(94)
@@ -135,31 +134,6 @@ def test_dropout_is_the_same_for_a_seed():
         runs.append(model.get_weights())
     for first, second in zip(*runs, strict=True):
         np.testing.assert_array_equal(first, second)
-
-
-def test_dropout_is_drawn_anew_for_each_micro_batch():
-    seen = []
-
-    class Spy(keras.layers.Layer):
-        def call(self, x):
-            seen.append(np.asarray(x) == 0)  # So it runs eagerly only.
-            return x
-
-    model = keras.Sequential(
-        [
-            keras.layers.Input((8,)),
-            keras.layers.Dense(8),
-            keras.layers.Dropout(0.5),
-            Spy(),
-            keras.layers.Dense(3),
-        ]
-    )
-    model.compile("sgd", "mse", run_eagerly=True)
-    kbatch.accumulate_gradients(model, 8)
-    seen.clear()
-    model.train_on_batch(np.ones((16, 8), "float32"), np.ones((16, 3), "float32"))
-    first, second = [mask for mask in seen if len(mask) == 8][-2:]
-    assert (first != second).any()
 
 
 def test_no_state_crosses_steps():

@@ -178,22 +178,6 @@ def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():
         np.testing.assert_array_equal(after_steps(model), before)
 
 
-class OwnDice(keras.losses.Dice):
-    """A user's variation."""
-
-
-def test_what_is_coupled_is_named_before_the_first_update():
-    model = kbatch.accumulate_gradients(models.mlp(loss=OwnDice()), 16)
-    # Dice of one-hot targets would be a mean over rows.
-    x, targets = X[:32], X[:32, :3] > 0
-    model.run_eagerly = True
-    with pytest.warns(UserWarning, match="the loss dice differed by"):
-        model.fit(x, targets, verbose=0)
-    with warnings.catch_warnings():  # Once is enough.
-        warnings.simplefilter("error")
-        model.fit(x, targets, verbose=0)
-
-
 class Drawn(layers.Layer):
     """Draws by TensorFlow: that it cannot be compared is soon found."""
 

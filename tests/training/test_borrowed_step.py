@@ -1,5 +1,3 @@
-import types
-
 import keras
 import numpy as np
 import pytest
@@ -7,10 +5,9 @@ import small_models as models
 import tensorflow as tf
 from equal_training import built
 
-from kbatch.errors import InputError
-from kbatch.training.data.forms import first_rows, rows_of
+from kbatch.training.data.forms import first_rows
 from kbatch.training.data.sample_rows import held_on_device, takes_int64
-from kbatch.training.train_step import borrowed_step, micro_batch_steps
+from kbatch.training.train_step import borrowed_step
 
 
 def network(policy="float32", **changed):
@@ -98,36 +95,6 @@ def test_the_step_is_a_real_train_step_from_a_state_that_can_be_restored():
     assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
 
 
-class Fetched:
-    """An output that is there when it is fetched."""
-
-    fetched = False
-
-    def __array__(self, *args, **kwargs):
-        self.fetched = True
-        return np.zeros(())
-
-
-class LateModel(keras.Sequential):
-    """Its train function returns one output that lies on the host, and one that comes later."""
-
-    def make_train_function(self, force=False):
-        self.late = Fetched()
-        self.train_function = lambda iterator: {"a": np.zeros(()), "b": self.late}
-
-
-@pytest.mark.parametrize("lent", [borrowed_step, micro_batch_steps])
-def test_a_step_is_over_when_all_its_outputs_are_there(lent):
-    model = LateModel([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    model.compile("sgd", "mse")
-    batch = (tf.zeros((4, 8)), tf.zeros((4, 3)))
-    arguments = (model, batch) if lent is borrowed_step else (model,)
-    with lent(*arguments) as lender:
-        step = lender if lent is borrowed_step else lender.step(batch, 4)
-        step(*((batch,) if lent is borrowed_step else ()))
-        assert model.late.fetched
-
-
 def test_an_error_gives_the_model_back_too():
     model = network(run_eagerly=True)
     x, y = models.rows(16)
@@ -150,30 +117,6 @@ def test_a_model_without_weights_is_built_by_the_batch():
     measure(model, batch)
     assert model.built
     assert int(model.optimizer.iterations) == 0
-
-
-def test_several_replicas_are_refused():
-    strategy = types.SimpleNamespace(num_replicas_in_sync=2)
-    model = types.SimpleNamespace(distribute_strategy=strategy)
-    with (
-        pytest.raises(InputError, match=r"strategy\.scope\(\).*2 replicas"),
-        borrowed_step(model, None),
-    ):
-        pass
-
-
-@pytest.mark.parametrize(
-    "batch",
-    [
-        tf.sparse.from_dense([[1.0, 0.0], [0.0, 2.0], [3.0, 0.0]]),
-        tf.ragged.constant([[1.0], [2.0, 3.0], []]),
-        tf.constant(["a", "b", "c"]),
-    ],
-    ids=["sparse", "ragged", "text"],
-)
-def test_batches_of_every_kind_of_tensor_can_be_cut_and_held(batch):
-    assert rows_of(held_on_device(batch)) == 3
-    assert rows_of(first_rows(batch, 2)) == 2
 
 
 def tokens(*, metrics=("accuracy",), kind=keras.Sequential):
@@ -224,21 +167,3 @@ def test_int32_stays_where_what_is_the_users_own_may_see_it():
     undeclared = keras.Sequential([keras.layers.Dense(3)])
     undeclared.compile("sgd", "mse")
     assert not takes_int64(undeclared)
-
-
-def test_rows_are_those_of_the_first_part_and_none_stays_none():
-    batch = ({"a": tf.zeros((5, 2)), "b": tf.constant(["x"] * 5)}, tf.zeros(5), None)
-    assert rows_of(batch) == 5
-    cut = first_rows(batch, 2)
-    assert (rows_of(cut), cut[2]) == (2, None)
-    assert rows_of(held_on_device(batch)) == 5
-
-
-def test_a_model_of_a_strategy_with_one_replica_is_measured_and_given_back():
-    x, y = models.rows(8)
-    with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
-        model = network()
-    before = [keras.ops.convert_to_numpy(v) for v in model.weights]
-    measure(model, (tf.constant(x), tf.constant(y)))
-    assert_same(before, [keras.ops.convert_to_numpy(v) for v in model.weights])
-    model.fit(x, y, verbose=0)

@@ -74,21 +74,6 @@ def test_in_a_search_the_seconds_are_those_of_the_record():
     assert fit.budget == Budget(train_s=0.05)
 
 
-def test_a_search_for_the_micro_batch_is_not_charged_to_the_budget():
-    clock = FakeClock()
-
-    def step(rows):
-        clock.sleep(1.0)
-        return 0.0
-
-    def prepare(data):
-        clock.sleep(100.0)
-
-    model = models.waiting(step)
-    fit = timed(kbatch.TimeBudget(5), model=model, epochs=9, prepare=prepare, now=clock)
-    assert (fit.clock.updates, fit.clock.train_s) == (5, 5.0)
-
-
 @pytest.mark.parametrize("updates", [1, 3, 4])
 def test_an_update_budget_is_spent_to_the_update(updates):
     fit = timed(kbatch.UpdateBudget(updates))
@@ -169,31 +154,9 @@ def test_the_name_tells_the_direction(monitor, direction):
     assert kbatch.StopAtTarget(monitor, 0.5).target.direction == direction
 
 
-def test_what_the_name_does_not_tell_is_asked_for():
-    with pytest.raises(ValueError, match=r"`mode`.*monitor='score'"):
-        kbatch.StopAtTarget("score", 0.5)
-    assert kbatch.StopAtTarget("score", 0.5, mode="min").target.direction == "min"
-    with pytest.raises(ValueError, match="mode='up'"):
-        kbatch.StopAtTarget("val_loss", 0.5, mode="up")
-    with pytest.raises(ValueError, match="value=nan"):
-        kbatch.StopAtTarget("val_loss", math.nan)
-
-
 def test_a_metric_that_is_not_there_is_named():
     with pytest.raises(InputError, match="val_auc"):
         timed(kbatch.StopAtTarget("val_auc", 0.5))
-
-
-def test_a_metric_that_some_epochs_lack_is_compared_where_it_is():
-    """As under `validation_freq=2`."""
-    callback = kbatch.StopAtTarget("val_accuracy", 0.5)
-    callback.set_model(models.mlp())
-    callback.on_train_begin()
-    callback.on_epoch_end(0, {"loss": 1.0})
-    assert not callback.model.stop_training
-    callback.on_epoch_end(1, {"loss": 1.0, "val_accuracy": 0.6})
-    assert callback.model.stop_training
-    callback.on_train_end()
 
 
 def test_a_cost_needs_one_target():

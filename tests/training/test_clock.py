@@ -1,9 +1,6 @@
 import numpy as np
 import pytest
-import searches
-import small_models as models
 
-from kbatch.search.timed_fit import TimedFit
 from kbatch.training.clock import TrainingClock
 from kbatch.training.input_meter import InputReading
 
@@ -96,15 +93,6 @@ def test_each_epoch_keeps_its_own_share():
     assert second.metrics["loss"] is None
 
 
-def test_the_throughput_so_far_is_a_metric_of_the_epoch_once_it_is_known():
-    line = Timeline()
-    line.clock.on_train_begin()
-    assert "samples_per_second" not in line.epoch(0, [(32, 1.0), (30, 1.0)])
-    assert "samples_per_second" not in line.epoch(1, [(32, 0.5)])  # Two steady steps are too few.
-    logs = line.epoch(2, [(32, 0.5), (32, 0.5)])
-    assert logs["samples_per_second"] == pytest.approx(64)
-
-
 def test_a_new_fit_may_compile_again():
     line = Timeline()
     for _ in range(2):
@@ -135,26 +123,3 @@ def test_under_xla_every_new_shape_compiles(exact, steady_steps):
     line.epoch(0, [(32, 1.0, 5.0), (32, 1.0, 5.0), (32, 1.0, 6.0), (32, 1.0, 7.0), (32, 1.0, 8.0)])
     line.epoch(1, [(32, 1.0, 5.0), (32, 1.0, 5.0)])
     assert sum(line.clock.windows[1]) == pytest.approx(steady_steps)
-
-
-@pytest.mark.parametrize(
-    "jit_compile", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["stock", "xla"]
-)
-def test_steps_of_known_shapes_are_steady(jit_compile):
-    model = models.mlp(jit_compile=jit_compile)
-    with TimedFit(model, searches.plan(16)) as fit:
-        fit(*models.rows(40), epochs=2, verbose=0)
-    # Batches of 16, 16 and 8, twice; the first of each shape may compile.
-    assert sum(fit.clock.windows[0]) == 16 + (16 + 16 + 8)
-    assert [epoch.updates for epoch in fit.clock.epochs] == [3, 3]
-
-
-def test_metrics_that_other_callbacks_add_are_kept():
-    line = Timeline()
-    line.clock.on_train_begin()
-    line.clock.on_epoch_begin(0)
-    logs = {"loss": 1.0}
-    line.clock.on_epoch_end(0, logs)
-    logs["val_f1"] = 0.5
-    line.clock.last.on_epoch_end(0, logs)
-    assert line.clock.epochs[0].metrics == {"loss": 1.0, "val_f1": 0.5}

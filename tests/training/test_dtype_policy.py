@@ -6,7 +6,6 @@ import tensorflow as tf
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_active_policy,
-    check_dtype_policies,
     dtype_policy_scope,
 )
 
@@ -17,11 +16,6 @@ def test_the_policy_is_put_back_also_after_an_error():
         assert keras.config.dtype_policy().name == "mixed_bfloat16"
         raise ZeroDivisionError
     assert keras.config.dtype_policy().name == before
-
-
-def test_an_unknown_policy_is_refused():
-    with pytest.raises(ValueError, match="dtype_policy='mixed_float8'"):
-        check_dtype_policies("mixed_float8")
 
 
 def test_another_policy_in_the_model_is_noticed():

@@ -1,7 +1,5 @@
 """The exact mode: losses over the whole batch, in the memory of micro-batches."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -10,15 +8,12 @@ import tensorflow as tf
 from equal_training import (
     accumulating,
     assert_equal_training,
-    assert_equal_weights,
     assert_same_training,
     built,
     trained,
 )
 
 import kbatch
-from kbatch.training.accumulation import accumulation_of
-from kbatch.training.accumulation.exact import CutCalls
 
 layers, ops = keras.layers, keras.ops
 X, Y = small_models.rows(94)
@@ -116,13 +111,6 @@ WEIGHTS = {name: np.random.default_rng(2).random(94).astype("float32") for name 
 def test_losses_over_the_whole_batch_beside_one_with_weights_and_added_losses():
     """Losses and metrics too, of a batch that the micro-batches do not divide."""
     assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), sample_weight=WEIGHTS)
-
-
-def test_without_a_graph():
-    def build():
-        return of_whole_batches(["alike", "ranked"], run_eagerly=True)
-
-    assert_exact(build, (X, {"alike": Y, "ranked": TARGETS}))
 
 
 @pytest.mark.slow
@@ -251,31 +239,6 @@ def test_moving_statistics_advance_once():
         np.testing.assert_allclose(first, second, atol=2e-6, err_msg=first.path)
 
 
-def test_as_close_to_double_precision_as_the_whole_batch_is(dtype_policy):
-    """At most twice the error of stock float32, for each variable, or its rounding."""
-
-    def build(dtype):
-        dtype_policy(dtype)
-        dense = [layers.Dense(32, activation="gelu"), layers.Dense(8)]
-        model = keras.Sequential([layers.Input((8,)), *dense])
-        model.compile(sgd(), supervised_contrastive)
-        return model
-
-    def whole(model):
-        with tf.GradientTape() as tape:
-            loss = supervised_contrastive(Y, model(X, training=True))
-        return tape.gradient(loss, model.trainable_weights)
-
-    model, reference = build("float32"), build("float64")
-    reference.set_weights(model.get_weights())
-    with CutCalls(8, fixed=False).installed():
-        parts = whole(model)
-    found = [parts, whole(model)]
-    for expected, parts, stock in zip(whole(reference), *found, strict=True):
-        errors = [np.linalg.norm(np.float64(one) - expected) for one in (parts, stock)]
-        assert errors[0] <= 2 * max(errors[1], 1.2e-7 * np.linalg.norm(expected))
-
-
 class DrawnElsewhere(layers.Layer):
     """Draws by TensorFlow or NumPy, which nothing repeats."""
 
@@ -303,13 +266,6 @@ def test_draws_that_cannot_be_repeated_are_refused(by_numpy, eager, said):
 
     with pytest.raises((ValueError, tf.errors.InvalidArgumentError), match=f"twice.*{said}"):
         in_parts(build)().fit(X[:30], Y[:30], verbose=0)
-
-
-def test_a_copy_accumulates_in_the_same_way():
-    model = in_parts(of_whole_batches)()
-    copied = accumulation_of(model).apply(of_whole_batches())
-    assert accumulation_of(copied) == accumulation_of(model)
-    assert accumulation_of(copied).exact
 
 
 def test_the_noise_scale_is_not_measured():
@@ -432,16 +388,6 @@ def test_a_step_that_cannot_be_computed_again_is_refused(kind, said):
         in_parts(lambda: model)().fit(X[:30], Y[:30], batch_size=30, verbose=0)
 
 
-def test_parts_are_not_compared():
-    def build():
-        return of_whole_batches(["alike"], run_eagerly=True)
-
-    model = kbatch.accumulate_gradients(build(), 8, exact=True)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.fit(X[:32], {"alike": Y[:32]}, batch_size=32, verbose=0)
-
-
 class Compared(layers.Layer):
     """Compares rows with a table, first, by a temperature: both are arguments."""
 
@@ -541,59 +487,6 @@ def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(kind, ea
     build = in_parts(lambda: tied(kind, run_eagerly=eager))
     parts = trained(build, data, micro_batch_size=None, batch_size=31)
     assert_same_training(whole, parts, 1e-5)
-
-
-class Kept(Stepping):
-    """A step that takes what a call has left on the model, of which parts leave the last."""
-
-    def call(self, x):
-        self.kept = self.first(x)
-        return self.second(self.kept)
-
-    def train_step(self, data):
-        with tf.GradientTape() as tape:
-            loss = tf.reduce_mean(self(data[0]) ** 2) + tf.reduce_mean(self.kept**2)
-        weights = self.trainable_weights
-        self.optimizer.apply(tape.gradient(loss, weights), weights)
-        return {"loss": loss}
-
-
-def test_a_kept_tensor_is_refused_in_a_graph():
-    model = in_parts(lambda: stepping(Kept))()
-    with pytest.raises((TypeError, ValueError), match="out of scope"):
-        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
-
-
-class OfWords(keras.Model):
-    """Ragged rows of words, with moving statistics."""
-
-    def __init__(self):
-        super().__init__()
-        self.words, self.norm = layers.Embedding(20, 4), layers.BatchNormalization(momentum=0.5)
-
-    def call(self, words, training=False):
-        return self.norm(tf.reduce_mean(self.words(words.to_tensor()), axis=1), training=training)
-
-
-@pytest.mark.parametrize("frozen", [False, True])
-def test_ragged_rows_in_a_graph(frozen):
-    """With a frozen BatchNormalization: otherwise its statistics are those of parts."""
-    rows = tf.RaggedTensor.from_row_lengths(np.arange(90) % 20, np.full(30, 3))
-    data = tf.data.Dataset.from_tensor_slices((rows, Y[:30])).batch(30)
-    found = []
-    for cut in (False, True):
-        keras.utils.set_random_seed(1)
-        model = OfWords()
-        model.norm.trainable = not frozen
-        model.compile("sgd", supervised_contrastive, run_eagerly=not cut)
-        if cut:
-            accumulating(model, 8, exact=True)
-        model.fit(data, verbose=0)
-        found.append(model)
-    whole, parts = found
-    if frozen:
-        assert_equal_weights(whole, parts, 1e-5)
-    np.testing.assert_allclose(parts.norm.moving_mean, whole.norm.moving_mean, atol=1e-6)
 
 
 def test_a_gradient_by_ragged_values_is_refused():

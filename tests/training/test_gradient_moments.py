@@ -8,7 +8,6 @@ import tensorflow as tf
 from equal_training import accumulating, built
 from tensorflow.python.framework import kernels
 
-import kbatch
 from kbatch.training.accumulation import gradient_sum, varying_micro_batch
 from kbatch.training.accumulation.moments import squared_norm
 
@@ -134,15 +133,6 @@ def test_an_update_of_one_micro_batch_does_not_count(traced):
     result = after(model, X[:40], Y[:40], batch_size=32)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
     assert np.isnan(after(model, X[:24], Y[:24], batch_size=8)).all()
-
-
-def test_validation_does_not_show_them():
-    model = kbatch.accumulate_gradients(models.mlp(run_eagerly=True), 8, moments_every=1)
-    history = model.fit(X[:32], Y[:32], validation_data=(X, Y), verbose=0).history
-    assert [name for name in history if "gradient" in name] == [
-        "gradient_squared_norm",
-        "gradient_variance",
-    ]
 
 
 def on_the_host(function, *specs):

@@ -5,7 +5,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.training.accumulation import accumulation_of, varying_micro_batch
+from kbatch.training.accumulation import accumulation_of
 from kbatch.training.train_step import micro_batch_steps
 
 layers = keras.layers
@@ -94,21 +94,6 @@ def test_a_step_has_as_many_micro_batches_as_its_size_gives():
             assert int(counter) == expected
 
 
-def test_it_is_given_back_after_an_error_too():
-    model = network(run_eagerly=True)
-    values = state(model)
-
-    def stopped():
-        with micro_batch_steps(model) as steps:
-            steps.step(BATCH, 8)()
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        stopped()
-    np.testing.assert_array_equal(values[0], state(model)[0])
-    assert "train_step" not in vars(model)
-
-
 def test_all_sizes_of_a_batch_share_one_graph():
     traced = []
 
@@ -134,12 +119,3 @@ def test_under_xla_each_size_has_a_graph():
         for updates, size in enumerate((24, 12), 1):
             steps.step((BATCH[0], tf.zeros((24, 3))), size)()
             assert int(model.optimizer.iterations) == updates
-
-
-@pytest.mark.parametrize("jit", [True, False])
-def test_only_the_size_of_an_accumulating_model_without_xla_varies(jit):
-    model = network(jit_compile=jit)
-    if jit:
-        kbatch.accumulate_gradients(model, 4)
-    with pytest.raises(ValueError, match=r"accumulate_gradients.*Received: jit_compile="):
-        varying_micro_batch(model)

@@ -14,7 +14,6 @@ from kbatch.errors import InputError
 from kbatch.training.state import inner_optimizers, updates_made
 
 X, Y = models.rows(64)
-KINDS = {"gan": (own_steps.gan, None), "kd": (own_steps.distiller, Y)}
 
 
 def values(model):
@@ -45,21 +44,6 @@ def test_a_profile_of_training_runs_it_whole_and_leaves_the_model_as_it_was():
     assert_untouched(model, before)
 
 
-@pytest.mark.parametrize("kind", ["gan", pytest.param("kd", marks=pytest.mark.slow)])
-def test_the_largest_batch_is_found(kind):
-    build, y = KINDS[kind]
-
-    def eager():
-        model = build()
-        model.run_eagerly = True  # A graph for each size takes longer than its steps.
-        return model
-
-    found = kbatch.find_max_batch_size(
-        own_steps.Here(eager), X, y, max_batch_size=2, memory_limit_bytes=10**8
-    )
-    assert found.max_batch_size == 2
-
-
 def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown(monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=2e-2))
@@ -67,14 +51,6 @@ def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown(monkeypatch
     found = kbatch.recommend(build, X, budget_s=2.0, seed=0, base_batch_size=8)
     assert found.timings
     assert "the model has a `train_step` of its own" in found.unknown["gradient noise"]
-
-
-def test_updates_are_those_of_the_optimizers_that_train():
-    model = own_steps.gan()
-    model.fit(X, batch_size=16, epochs=2, verbose=0)
-    assert int(model.optimizer.iterations) == 0
-    assert updates_made(model) == 8
-    assert inner_optimizers(model)[0] is model.d_optimizer
 
 
 class ByHand(keras.Model):
@@ -147,13 +123,6 @@ def test_a_loss_by_row_trains_as_the_whole_in_the_exact_mode():
     for model in (whole, parts):
         model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
     assert_equal_weights(whole, parts, 1e-5)
-
-
-def test_a_profile_does_not_cut_it():
-    with pytest.raises(InputError, match="into `compute_loss`"):
-        kbatch.profile_training(
-            own_steps.distiller, X, Y, batch_size=16, batch_sizes=(8,), measure_memory=False
-        )
 
 
 def test_only_the_optimizers_that_train_count_and_each_once():

@@ -159,12 +159,6 @@ def test_decay_takes_no_more_than_the_whole_weight(kind):
     assert scaling.weight_decay == model.optimizer.weight_decay
 
 
-def test_both_decays_of_muon_follow():
-    model = models.mlp(optimizer=optimizers.Muon(weight_decay=0.1, adam_weight_decay=0.2))
-    assert scaled(model, rule="sqrt").weight_decay == pytest.approx(0.2)
-    assert model.optimizer.adam_weight_decay == pytest.approx(0.4)
-
-
 def test_moving_statistics_keep_their_half_life_in_examples_in_every_layer():
     model = normalised()
     scaling = scaled(model)
@@ -216,20 +210,6 @@ def test_a_layer_that_is_created_when_the_model_is_built_follows_too():
     np.testing.assert_allclose(model.layers[0].norm.moving_mean, np.full(4, 1 - 0.9**4), rtol=1e-5)
 
 
-def test_a_model_that_is_not_scaled_or_cannot_be_built_from_shapes_is_left_to_fit():
-    class Eager(layers.Layer):
-        def call(self, x):
-            return x * float(np.asarray(x).max())
-
-    plain, eager = unbuilt(), keras.Sequential([Eager(), layers.Dense(3)])
-    scale_late_layers(plain, ONES)
-    assert not plain.built
-    eager.compile("sgd", "mse", run_eagerly=True)
-    scaled(eager)
-    scale_late_layers(eager, ONES)
-    eager.fit(ONES, verbose=0)
-
-
 @pytest.mark.parametrize("follower", FOLLOWERS)
 def test_what_is_not_named_stays(follower):
     model = normalised(optimizer=optimizers.AdamW(use_ema=True))
@@ -254,13 +234,6 @@ def test_a_step_that_was_traced_before_does_not_keep_the_former_settings():
     scaled(model)
     model.fit(x, x, batch_size=64, epochs=1, verbose=0)
     np.testing.assert_allclose(model.layers[0].moving_mean, 1 - 0.5**4)
-
-
-def test_a_model_that_was_not_scaled_knows_that():
-    model = models.mlp()
-    assert scaling_of(model) is None
-    scaled(model, follow=())
-    assert (model.optimizer.beta_2, scaling_of(model).learning_rate_ratio) == (0.999, 1)
 
 
 @pytest.mark.parametrize("rule", ["sqrt", "linear", None])

@@ -1,7 +1,5 @@
 """A model with an embedding takes one and the same step, whole and in parts."""
 
-import warnings
-
 import keras
 import numpy as np
 import pytest
@@ -11,7 +9,7 @@ from kbatch.training.accumulation import (
     sum_sparse_gradients,
     varying_micro_batch,
 )
-from kbatch.training.accumulation.whole_batch import SummingTrainStep, differ_in_parts
+from kbatch.training.accumulation.whole_batch import SummingTrainStep
 
 layers, optimizers = keras.layers, keras.optimizers
 WORDS, ROWS = 40, 64
@@ -168,12 +166,3 @@ def test_the_summing_step_is_kerases_otherwise():
         np.testing.assert_allclose(history[name], values, rtol=1e-6)
     for one, other in zip(weights, others, strict=True):
         np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-8)
-
-
-def test_summing_does_not_warn():
-    model = sum_sparse_gradients(classifier(OPTIMIZERS["adam"]))
-    assert differ_in_parts(model)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.run_eagerly = True
-        model.train_on_batch(TOKENS[:ROWS], LABELS[:ROWS])

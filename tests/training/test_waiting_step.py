@@ -33,12 +33,6 @@ def test_an_accumulating_step_makes_no_update_without_data_whose_rows_are_known(
     assert int(model.optimizer.iterations) == 2 * 8
 
 
-def test_data_of_known_length_need_no_other_step():
-    model = models.stock()
-    with waiting_for_data(model, tf.data.Dataset.from_tensor_slices((X, Y)).batch(8)):
-        assert "train_step" not in vars(model)
-
-
 def test_a_model_that_is_built_for_its_data_traces_its_first_step_once():
     traced = []
 

@@ -65,15 +65,8 @@ def accumulation_by_user(model: keras.Model) -> Accumulation | None:
 
 
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
-    """Let the micro-batch size of a model vary without tracing again; XLA does not allow that."""
+    """Let the size in a model that accumulates vary without tracing again, but under XLA."""
     step = installed_step(model)
-    accumulates = isinstance(step, AccumulatingTrainStep)
-    if not accumulates or model.jit_compile:
-        raise ValueError(
-            "A micro-batch size can vary in a model that accumulates and is not compiled by XLA: "
-            "call `accumulate_gradients` first, with `jit_compile=False`. "
-            f"Received: jit_compile={model.jit_compile}, accumulates={accumulates}."
-        )
     with tf.device("CPU:0"):  # Loops are counted there.
         step.size = tf.Variable(tf.constant(step.how.micro_batch_size, tf.int32), trainable=False)
     return step.size
