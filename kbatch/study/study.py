@@ -30,7 +30,7 @@ from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.decision_page import with_page
 from kbatch.study.names import trial_names
-from kbatch.study.trackers import check_tracker, log_runs, tracked_runs
+from kbatch.study.trackers import check_tracker, log_study
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
@@ -272,12 +272,7 @@ class Study(Result):
         """
         check_tracker(tracker)
         refuse_empty(self)
-        settings, machine = {}, self.search and self.search.environment
-        if self.search is not None and machine is not None:
-            settings = {**self.search.settings, "device": machine.device, **machine.versions}
-        decision = self.decide()
-        runs = tracked_runs(self.trials, name=self.name, decision=decision, settings=settings)
-        return log_runs(runs, tracker, machine)
+        return log_study(self, tracker)
 
 
 class _HasProjectDir(Protocol):

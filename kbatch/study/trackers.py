@@ -14,11 +14,12 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
-from kbatch.records.record import EnvironmentRecord
-from kbatch.study.decision import Decision
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
+
+if TYPE_CHECKING:
+    from kbatch.study.study import Study
 
 TRACKERS = ("mlflow", "wandb")
 # Columns of an execution that were given or found before training; the other numbers were measured.
@@ -52,24 +53,27 @@ def check_tracker(tracker: str) -> None:
         raise ImportError(f"The tracker {tracker!r} is not installed: pip install {tracker}.")
 
 
-def tracked_runs(
-    trials: Sequence[TrialRecord], *, name: str, decision: Decision, settings: Mapping[str, object]
-) -> list[TrackedRun]:
+def tracked_runs(study: "Study") -> list[TrackedRun]:
     """List the study and its executions; one that trains, or will again, is left out."""
     executions = [
         _execution_run(dataclasses.replace(trial, executions=(execution,)), number)
-        for trial in trials
+        for trial in study.trials
         for number, execution in enumerate(trial.executions)
         if execution.status not in ("running", "interrupted")
     ]
-    metrics, text = {}, decision.reason
+    settings: dict[str, object] = {}
+    if study.search is not None:
+        machine = study.search.environment
+        settings = {**study.search.settings, "device": machine.device, **machine.versions}
+    decision, metrics = study.decide(), {}
+    text = decision.reason
     if (chosen := decision.trial) is not None:
         metrics = _measured(chosen, trial_row(chosen)) | {"batch_size": float(chosen.batch_size)}
         text = f"Batch size {chosen.batch_size:,}: {text}"
-    metrics |= {"trials": float(len(trials)), "executions": float(len(executions))}
+    metrics |= {"trials": float(len(study.trials)), "executions": float(len(executions))}
     took_s = sum(run.took_s for run in executions)
-    known = {name: value for name, value in settings.items() if value is not None}
-    return [TrackedRun("", name, known, metrics, "completed", text, took_s), *executions]
+    known = _known(settings)
+    return [TrackedRun("", study.name, known, metrics, "completed", text, took_s), *executions]
 
 
 def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
@@ -79,13 +83,12 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     settings["learning_rate_scaling"] = execution.learning_rate_scaling
     for name, value in trial.hyperparameters.items():
         if name not in OWN_COLUMNS:
-            settings[f"hp/{name}" if name in row else name] = value
+            settings[f"hp/{_allowed(name)}" if name in row else _allowed(name)] = value
     metrics, epochs, spent_s = _measured(trial, row), [], 0.0
-    noise = execution.noise_scale_curve
     for epoch in execution.epochs:
         spent_s += epoch.train_s
         values = {_allowed(name): epoch.finite(name) for name in epoch.metrics}
-        values["epoch/noise_scale"] = noise.get(epoch.epoch)
+        values["epoch/noise_scale"] = execution.noise_scale_curve.get(epoch.epoch)
         if epoch.train_s:
             values["epoch/samples_per_second"] = epoch.examples / epoch.train_s
         # A column of the table, such as `samples_per_second`, is of the whole execution.
@@ -94,13 +97,17 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     return TrackedRun(
         key=f"{trial.trial_id}-{number}",
         name=f"batch {trial.batch_size}, trial {trial.trial_id}, execution {number}",
-        settings={_allowed(name): value for name, value in settings.items() if value is not None},
+        settings=_known(settings),
         metrics=metrics,
         status=trial.status,
         text=trial.failure or "",
         took_s=execution.total_s or execution.train_s or 0.0,
         epochs=tuple(epochs),
     )
+
+
+def _known(settings: Mapping[str, object]) -> dict[str, object]:
+    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _measured(trial: TrialRecord, row: Mapping[str, object]) -> dict[str, float]:
@@ -111,35 +118,31 @@ def _measured(trial: TrialRecord, row: Mapping[str, object]) -> dict[str, float]
 
 
 def _allowed(name: str) -> str:
-    """Replace what MLflow does not allow in a name; names that differ stay different."""
-    parts = re.sub(r"[^\w\-. /]", "_", name).split("/")
-    found = "/".join(part for part in parts if part.strip(". "))
-    return found if found == name and len(name) <= 200 else f"{found[:200]}_{_digest(name)}"
+    """Replace what MLflow does not allow in a name."""
+    return re.sub(r"[^\w\-. ]", "_", name)[:200]
 
 
 def _digest(value: object) -> str:
     return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
 
 
-def log_runs(
-    runs: Sequence[TrackedRun], tracker: str, environment: EnvironmentRecord | None
-) -> str:
+def log_study(study: "Study", tracker: str) -> str:
     """Write what a tracker does not have of a study yet; return where it is shown."""
-    begun_ms, parts = None, [runs[0].name]
-    if environment is not None:
-        begun_ms = round(1000 * datetime.fromisoformat(environment.created_at).timestamp())
+    parts, begun_ms = [study.name], None
+    if study.search is not None:
+        machine = study.search.environment
+        begun_ms = round(1000 * datetime.fromisoformat(machine.created_at).timestamp())
         # What no other study has, and what stays when this one goes on. Searches that begin in one
         # second on many hosts may differ in their load alone.
-        machine = environment.platform, environment.load_average
-        parts += [environment.created_at, environment.command, *machine]
+        parts += [machine.created_at, machine.command, machine.platform, machine.load_average]
     if tracker == "mlflow":
-        return _log_to_mlflow(runs, _digest(parts), begun_ms)
-    return _log_to_wandb(runs, _digest(parts))
+        return _log_to_mlflow(tracked_runs(study), _digest(parts), begun_ms)
+    return _log_to_wandb(tracked_runs(study), _digest(parts))
 
 
 def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | None) -> str:
     mlflow = importlib.import_module("mlflow")
-    client = mlflow.MlflowClient()  # It leaves the active run of the user alone.
+    client, entities = mlflow.MlflowClient(), mlflow.entities  # The user's active run stays.
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or runs[0].name
     experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
     if experiment:
@@ -166,23 +169,21 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
             found = client.create_run(experiment, begun_ms, tags, run_name=run.name)
             there[run.key] = found
         run_id, start_ms = found.info.run_id, found.info.start_time
-        end_ms = start_ms + round(1000 * run.took_s)
         metrics = [
-            mlflow.entities.Metric(name, value, start_ms + round(1000 * spent_s), step)
+            entities.Metric(name, value, start_ms + round(1000 * spent_s), step)
             for step, (spent_s, values) in enumerate(run.epochs)
             for name, value in values.items()
         ]
+        end_ms = start_ms + round(1000 * run.took_s)
         # The numbers of a study change with its executions.
         step = max(len(run.epochs) - 1, 0) if run.key else int(run.metrics["executions"])
-        metrics += [mlflow.entities.Metric(*one, end_ms, step) for one in run.metrics.items()]
+        metrics += [entities.Metric(*one, end_ms, step) for one in run.metrics.items()]
         tags = {"kbatch.status": run.status, "mlflow.note.content": run.text[:5000]}
         settings = {name: str(value)[:5000] for name, value in run.settings.items()}
         if not run.key:  # A search that goes on may change them, and no parameter can change.
             tags, settings = tags | settings, {}
-        params = [mlflow.entities.Param(*one) for one in settings.items()]
-        client.log_batch(
-            run_id, metrics, params, [mlflow.entities.RunTag(*one) for one in tags.items()]
-        )
+        params = [entities.Param(*one) for one in settings.items()]
+        client.log_batch(run_id, metrics, params, [entities.RunTag(*one) for one in tags.items()])
         status = "FINISHED" if run.status == "completed" else "FAILED"
         client.set_terminated(run_id, status, end_ms)
         client.set_tag(run_id, "kbatch.record", record)  # The last, so that all is there.

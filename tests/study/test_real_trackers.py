@@ -7,7 +7,6 @@ import shutil
 import numpy as np
 import pytest
 from records_factory import (
-    make_epochs,
     make_execution,
     make_gpu,
     make_search,
@@ -136,19 +135,6 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     assert second["0128-0"].info.status == "FINISHED"
 
 
-def test_an_execution_that_failed_and_trained_again_is_replaced_in_mlflow(mlflow, project):
-    write_project(project, make_trial(128, status="failed", failure="other rows"))
-    load_study(project).log_to("mlflow")
-    failed = runs_by_key(mlflow)["0128-0"]
-    assert failed.info.status == "FAILED"
-    assert failed.data.tags["mlflow.note.content"] == "other rows"
-    write_project(project, make_trial(128))
-    load_study(project).log_to("mlflow")
-    found = runs_by_key(mlflow)["0128-0"]
-    assert found.info.status == "FINISHED"
-    assert found.data.tags["mlflow.note.content"] == ""
-
-
 def test_a_setting_that_a_continued_search_changed_is_changed(mlflow, project):
     for sizes in ([16, 32], [16, 32, 64]):
         write_record(make_search(batch_sizes=sizes), project / "kbatch.json")
@@ -182,21 +168,6 @@ def test_a_search_is_written_while_it_runs_and_once_it_has_ended(mlflow, tmp_pat
     assert [min(seen), max(seen)] == [0, 3]
     load_study(tuner).log_to("mlflow")
     assert len(runs_by_key(mlflow, "search")) == 1 + 4
-
-
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
-def test_mlflow_takes_an_execution_of_hundreds_of_epochs(mlflow, tmp_path):
-    epochs = make_epochs([0.5 + n / 2000 for n in range(600)])
-    load_study(write_project(tmp_path / "digits", make_trial(64, epochs=epochs))).log_to("mlflow")
-    assert len(history(mlflow, runs_by_key(mlflow)["0064-0"], "val_accuracy")) == 600
-
-
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
-def test_mlflow_is_set_up_as_its_users_do(mlflow, project):
-    mlflow.set_experiment("of my own")
-    load_study(project).log_to("mlflow")
-    assert len(runs_by_key(mlflow, "of my own")) == 5
-    assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
 
 
 @pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)

@@ -7,18 +7,15 @@ import pytest
 from records_factory import (
     make_epochs,
     make_execution,
-    make_gpu,
     make_search,
     make_study,
     make_trial,
-    make_usage,
 )
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
-from kbatch.records.training_run import EpochRecord
 from kbatch.study.study import load_study
-from kbatch.study.trackers import _allowed, tracked_runs
+from kbatch.study.trackers import tracked_runs
 from kbatch.study.trial import trial_row
 
 
@@ -43,9 +40,7 @@ def project(tmp_path):
 
 
 def by_key(*trials):
-    study = make_study(*trials)
-    runs = tracked_runs(study.trials, name=study.name, decision=study.decide(), settings={})
-    return {run.key: run for run in runs}
+    return {run.key: run for run in tracked_runs(make_study(*trials))}
 
 
 def test_a_study_and_its_executions_are_runs():
@@ -77,25 +72,6 @@ def test_a_run_has_the_numbers_of_the_table_and_of_each_epoch():
     assert numbers - first.metrics.keys() - first.settings.keys() == set()
 
 
-def test_memory_energy_and_noise_scale_are_among_them():
-    epochs = tuple(
-        EpochRecord(
-            epoch=n,
-            metrics={"loss": 0.5, "gradient_variance": 8.0, "gradient_squared_norm": 2.0},
-            examples=1437,
-            updates=23,
-            train_s=0.5,
-            data_wait_s=0.0,
-        )
-        for n in range(4)
-    )
-    trial = make_trial(64, epochs=epochs, usage=make_usage(make_gpu(energy_j=500.0)))
-    run = by_key(trial)["0064-0"]
-    assert run.metrics["gpu_energy_j"] == 500.0
-    assert run.metrics["resident_bytes"] == 1e9
-    assert [values["epoch/noise_scale"] for _, values in run.epochs] == [4.0] * 4
-
-
 @pytest.mark.parametrize("status", ["running", "interrupted"])
 def test_an_execution_that_will_train_again_is_left_out(status):
     again = make_execution(64, seed=1, status=status)
@@ -116,25 +92,11 @@ def test_a_value_that_is_not_finite_is_left_out():
     assert run.epochs[1][1]["val_accuracy"] == 0.9
 
 
-def test_names_that_mlflow_does_not_allow_stay_different():
-    names = ["lr", "a:b", "a_b", "x" * 300, "x" * 300 + "y", "best_epoch/val_accuracy"]
-    allowed = [_allowed(name) for name in names]
-    assert (allowed[0], allowed[2], allowed[5]) == (names[0], names[2], names[5])
-    assert len(set(allowed)) == len(names)
-    assert max(map(len, allowed)) <= 250
-
-
 @pytest.mark.parametrize("given", ["tensorboard", None, ["mlflow"]])
 def test_an_unknown_tracker_is_refused_with_those_that_are_known(given):
     with pytest.raises(ValueError, match="'mlflow', 'wandb'") as error:
         make_study().log_to(given)
     assert f"Received: tracker={given!r}." in str(error.value)
-
-
-def test_export_refuses_an_unknown_tracker(project, capsys):
-    with pytest.raises(SystemExit):
-        cli.main(["export", str(project), "--to", "comet"])
-    assert "'comet'" in capsys.readouterr().err
 
 
 def test_a_tracker_that_is_not_installed_is_refused_with_what_installs_it(
