@@ -1,6 +1,7 @@
 """What a search refuses: at once, or before its second trial. One word of each message."""
 
 import concurrent.futures
+import threading
 
 import keras
 import keras_tuner
@@ -16,6 +17,16 @@ import kbatch
 
 class Mine(keras_tuner.HyperModel):
     """Has no `build`."""
+
+
+class Held:
+    """Holds what cannot be sent to a worker."""
+
+    def __init__(self):
+        self.lock = threading.Lock()
+
+    def __call__(self, logs=None):
+        pass
 
 
 def uncompiled():
@@ -158,6 +169,25 @@ ENDED = [
     (
         searched(objective=keras_tuner.Objective("updates_to_target", "min"), **SMALL),
         "StopAtTarget",
+    ),
+    (
+        searched(
+            kind=kbatch.BatchSizeTuner,
+            executor=StubExecutor(),
+            data=lambda: (dataset().batch(8),),
+            fit={"validation_data": None},
+            **SMALL,
+        ),
+        "cannot travel",
+    ),
+    (
+        searched(
+            kind=kbatch.BatchSizeTuner,
+            executor=StubExecutor(),
+            fit={"callbacks": [keras.callbacks.LambdaCallback(on_train_end=Held())]},
+            **SMALL,
+        ),
+        "Received: callbacks: ",
     ),
     (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
     (raced(objective=["val_accuracy", "val_loss"]), "one metric"),

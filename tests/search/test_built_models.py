@@ -9,6 +9,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
+from kbatch.analysis.rate_search import FACTOR_NAME
 
 layers, optimizers = keras.layers, keras.optimizers
 schedules = optimizers.schedules
@@ -24,13 +25,19 @@ def classifier(optimizer):
     return model
 
 
-def built(build, batch_size=32, **settings):
-    """The model of a trial of a search whose base is 8; `build` makes it from a size."""
+def built(build, batch_size=32, *, factor=None, **settings):
+    """The model of a trial of a search whose base is 8; `build` makes it from a size.
+
+    A race tries a factor of the learning rate.
+    """
     given = {"learning_rate_scaling": "linear", "base_batch_size": 8} | settings
     hypermodel = searches.stock(lambda hp: build(hp.get("batch_size")), (8, 32), **given)
     hp = keras_tuner.HyperParameters()
     hp.Choice("batch_size", [8, 32])
     hp.values["batch_size"] = batch_size
+    if factor is not None:
+        hypermodel.searches_rate = True
+        hp.values[FACTOR_NAME] = factor
     return hypermodel.build(hp)
 
 
@@ -188,6 +195,27 @@ def test_other_settings_that_build_fits_stay_too():
     )
     assert (found.weight_decay, found.beta_2) == (0.32, 0.9**4)
     assert found.ema_momentum == pytest.approx(0.99**4)
+
+
+@pytest.mark.parametrize(("optimizer", "ratio"), [(optimizers.SGD, 4.0), (optimizers.Adam, 2.0)])
+@pytest.mark.parametrize("rule", ["auto", None])
+def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, ratio, rule):
+    ratio = 1.0 if rule is None else ratio
+    for factor in (0.25, 1.0, 8.0):
+        settings = {"factor": factor, "learning_rate_scaling": rule}
+        found = optimizer_of(lambda b: optimizer(0.01), **settings)
+        np.testing.assert_allclose(float(found.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
+
+
+def test_a_factor_scales_the_peak_of_a_schedule_and_leaves_the_decay_of_an_example():
+    found = optimizer_of(lambda b: optimizers.SGD(schedules.CosineDecay(0.1, 80)), factor=0.5)
+    config = found._learning_rate.get_config()
+    assert config["initial_learning_rate"] == pytest.approx(0.1 * 4 * 0.5)
+    assert config["decay_steps"] == 20
+    for factor in (0.5, 4.0):
+        found = optimizer_of(lambda b: optimizers.AdamW(1e-3, weight_decay=0.01), factor=factor)
+        decay = float(found.learning_rate) * found.weight_decay
+        assert decay == pytest.approx(1e-3 * 0.01 * 4)
 
 
 class Groups(optimizers.Optimizer):

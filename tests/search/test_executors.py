@@ -12,11 +12,9 @@ import threading
 import time
 from concurrent.futures.process import BrokenProcessPool
 
-import keras
 import pytest
 import searches
 import small_models as models
-import tensorflow as tf
 from stub_executor import StubExecutor
 
 import kbatch
@@ -265,17 +263,6 @@ def test_a_worker_writes_into_the_project_directory_alone(tmp_path):
     assert not (tmp_path / "outside").exists()
     # The record of a trial is written when its weights are there.
     assert not list(tmp_path.rglob(f"trial_*/{RECORD_NAME}"))
-
-
-def test_what_cannot_travel_is_named(tmp_path):
-    held = keras.callbacks.LambdaCallback()
-    held.lock = threading.Lock()
-    with pytest.raises(ValueError, match="Received: callbacks: "):
-        search(tmp_path, StubExecutor(), fit={"callbacks": [held]})
-    dataset = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(8)
-    with pytest.raises(ValueError, match="a dataset cannot travel"):
-        tuner(tmp_path, StubExecutor()).search(dataset)
-    assert not list(tmp_path.glob("search/trial_*"))
 
 
 def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(monkeypatch):

@@ -15,8 +15,6 @@ from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.search.trial_states import read_trials
 
-schedules = keras.optimizers.schedules
-
 
 def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):
     """A race with a tolerance that ends it at its first look, whatever is learnt."""
@@ -168,46 +166,6 @@ def test_a_race_goes_on_with_the_trials_of_a_grid_at_their_rate(tmp_path):
     found = {trial.trial_id: trial.executions for trial in study.trials}
     assert all(found[trial.trial_id][0] == trial.executions[0] for trial in grid)
     assert any(len(found[trial.trial_id]) > 1 for trial in grid)
-
-
-def built(optimizer, batch_size, factor, **arguments):
-    hypermodel = searches.stock(lambda: models.stock(optimizer=optimizer()), **arguments)
-    hypermodel.searches_rate = True
-    hp = keras_tuner.HyperParameters()
-    hp.values = {"batch_size": batch_size, FACTOR_NAME: factor}
-    return hypermodel.build(hp).optimizer
-
-
-@pytest.mark.parametrize(
-    ("optimizer", "ratio"), [(keras.optimizers.SGD, 4.0), (keras.optimizers.Adam, 2.0)]
-)
-@pytest.mark.parametrize("rule", ["auto", None])
-def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, ratio, rule):
-    ratio = 1.0 if rule is None else ratio
-    for factor in (0.25, 1.0, 8.0):
-        found = built(
-            lambda: optimizer(0.01), 32, factor, learning_rate_scaling=rule, base_batch_size=8
-        )
-        np.testing.assert_allclose(float(found.learning_rate), 0.01 * ratio * factor, rtol=1e-6)
-
-
-def test_the_peak_of_a_schedule_is_scaled_and_its_examples_stay():
-    given = {"base_batch_size": 8, "learning_rate_scaling": "linear"}
-    found = built(lambda: keras.optimizers.SGD(schedules.CosineDecay(0.1, 80)), 32, 0.5, **given)
-    config = found._learning_rate.get_config()
-    assert config["initial_learning_rate"] == pytest.approx(0.1 * 4 * 0.5)
-    assert config["decay_steps"] == 20
-
-
-def decaying():
-    return keras.optimizers.AdamW(1e-3, weight_decay=0.01)
-
-
-def test_the_weight_decay_of_an_example_stays_whatever_the_rate():
-    for factor in (0.5, 4.0):
-        found = built(decaying, 32, factor, base_batch_size=8)
-        decay = float(found.learning_rate) * found.weight_decay
-        assert decay == pytest.approx(1e-3 * 0.01 * 4)
 
 
 def tuned(hp):
