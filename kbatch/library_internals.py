@@ -189,11 +189,6 @@ def loss_arguments(loss: Any) -> dict[str, Any]:
     return getattr(loss, "_fn_kwargs", {})
 
 
-def wrapped_function(given: Any) -> Any:
-    """Return the function of a loss or metric that wraps one, else None."""
-    return getattr(given, "fn", None) or getattr(given, "_fn", None)
-
-
 def metrics_by_name(model: Any) -> dict[str, Any]:
     """Return the metrics of a built model by the names that a step returns their results by."""
     found: dict[str, Any] = {}
@@ -208,12 +203,6 @@ def metrics_by_name(model: Any) -> dict[str, Any]:
         else:
             found[metric.name] = metric
     return found
-
-
-def compiled_metrics(model: Any) -> Any:
-    """Return the metrics that `compile` was given, as given."""
-    compiled = getattr(model, "_compile_metrics", None)
-    return [] if compiled is None else [compiled._user_metrics, compiled._user_weighted_metrics]
 
 
 def metric_functions(model: Any, around: Callable[[Any, Any], Any]) -> AbstractContextManager[None]:

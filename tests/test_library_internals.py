@@ -63,11 +63,6 @@ READS = {
     "calls_in_graph of none": lambda m: not internals.calls_in_graph(layers.Dense(2)),
     "lambda_output_shape": lambda m: internals.lambda_output_shape(SHAPED) == (3,),
     "loss_arguments": lambda m: internals.loss_arguments(IGNORING)["ignore_class"] == -1,
-    "wrapped_function": lambda m: (
-        internals.wrapped_function(keras.metrics.MeanMetricWrapper(own)) is own
-    ),
-    "wrapped_function of none": lambda m: internals.wrapped_function("mse") is None,
-    "compiled_metrics": lambda m: internals.compiled_metrics(m) == [["accuracy"], ["accuracy"]],
     "compile_arguments": lambda m: (
         {"optimizer", "loss", "metrics", "loss_weights"} <= internals.compile_arguments(m).keys()
     ),

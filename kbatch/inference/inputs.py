@@ -10,9 +10,9 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
 from kbatch.records.notes import Note
-from kbatch.training.data.forms import FitData, as_dataset, is_composite, is_dataset
+from kbatch.training.data.forms import as_dataset, is_composite, is_dataset
 from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
-from kbatch.training.data.sample_rows import SampleElements, sample_of
+from kbatch.training.data.training_data import TrainingData
 
 _MADE_ROWS = 64
 
@@ -44,8 +44,8 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         _check_form(x)
         if is_dataset(x) and isinstance(x.element_spec, tuple):
             x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
-        source = sample_of(FitData(x))
-        found = source.rows(model) if isinstance(source, SampleElements) else source
+        found = TrainingData(x).some_rows(model)
+        assert found is not None
         rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
         inputs = InferenceInputs(rows, found.note)
     check_inputs(model, inputs)

@@ -42,7 +42,7 @@ from kbatch.memory.workload import Workload
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
-from kbatch.training.data.sample_rows import SampleRows
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import kept_variables
 
 # Share of the time budget for the rounds where an answer is verified afterwards.
@@ -228,7 +228,7 @@ def measure_predict_memory(
     # TensorFlow reserves most of a GPU's memory once a model lies there, and leaves a worker none.
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
-    rows, policy = SampleRows((inputs.rows,), None), keras.config.dtype_policy().name
+    rows, policy = TrainingData(inputs.rows), keras.config.dtype_policy().name
     passes = []
     for name, model in models.items():
         workload = Workload(lambda model=model: model, rows, policy, training=False)

@@ -33,7 +33,7 @@ from kbatch.timing.rounds import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.batch_source import BatchSource, batch_source
 from kbatch.training.data.forms import first_rows, rows_of
-from kbatch.training.data.sample_rows import held_on_device, takes_int64
+from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
 from kbatch.training.train_step import BorrowedStep, borrowed_step, fitting_data
@@ -100,8 +100,7 @@ def profile_input_pipeline(
         began_s = time.perf_counter()
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
-        wide = takes_int64(trained)
-        batches = tuple(held_on_device(batch, widen=wide) for batch in reading.batches)
+        batches = tuple(map(held_on_device, reading.batches))
         spent_s = time.perf_counter() - began_s
         with borrowed_step(trained, batches[0]) as step:
             prepared = _prepared(source, reading, step, batches)

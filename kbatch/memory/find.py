@@ -29,8 +29,7 @@ from kbatch.memory.workload import Workload
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import FitData, is_dataset
-from kbatch.training.data.sample_rows import example_rows, sample_of
+from kbatch.training.data.training_data import TrainingData
 
 
 def find_max_batch_size(
@@ -78,9 +77,12 @@ def find_max_batch_size(
     check_window(memory_window)
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
+    whole = longest_example is None
+    data = TrainingData(x, y) if whole else TrainingData.of_example(longest_example)
+    data.check()
     workload = Workload(
         model_builder(build),
-        data_source(x, y, longest_example),
+        data,
         keras.config.dtype_policy().name,
         training=training,
     )
@@ -88,22 +90,6 @@ def find_max_batch_size(
         workload, memory_limit_bytes=limit_bytes, memory_window=memory_window
     ) as probes:
         return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
-
-
-def data_source(x: Any, y: Any, longest_example: Any = None) -> Any:
-    """Return what probes take their rows of: data, a function of them, or one example."""
-    if longest_example is not None:
-        # As in Keras, a tuple is (x, y).
-        parts = longest_example if isinstance(longest_example, tuple) else (longest_example,)
-        return example_rows(parts)
-    if callable(x) and not is_dataset(x):
-        if y is not None:
-            raise InputError(
-                "A data function brings its own targets, as (x, y): leave out `y`. "
-                f"Received: y of type {type(y).__name__}."
-            )
-        return x
-    return sample_of(FitData(x, y))
 
 
 # How often an answer that its confirmation refuted is looked for again.

@@ -14,14 +14,7 @@ from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, check_stock_step
 from kbatch.training.data.forms import rows_of
-from kbatch.training.data.sample_rows import (
-    SampleRows,
-    Source,
-    batch_of,
-    batches_for,
-    build_on,
-    rows_for,
-)
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.input_meter import InputMeter
 from kbatch.training.model import check_trainable, uninstall_step, user_step
@@ -39,7 +32,7 @@ class Workload:
     """A model and its data, which can go to another process."""
 
     build: Callable[[], keras.Model]  # Returns the compiled model.
-    source: Source
+    data: TrainingData
     dtype_policy: str  # Global policy under which it is built.
     training: bool = True  # Whether to run train steps, or predictions.
     accumulate_below: int = 0  # Smaller batches run as micro-batches of one of so many.
@@ -56,15 +49,16 @@ class Workload:
                 check_stock_step(model)
             # Unless the model computes its loss in a way of its own.
             own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
-            if isinstance(self.source, SampleRows) and model.loss is not None and not own:
-                _, targets, _ = keras.utils.unpack_x_y_sample_weight(self.source.rows)
+            known = self.data.some_rows(model)
+            if known is not None and model.loss is not None and not own:
+                _, targets, _ = keras.utils.unpack_x_y_sample_weight(known.rows)
                 if targets is None:
                     raise InputError(
                         "Training needs targets for the loss that the model was compiled with: "
                         f"give `y`. Received: y=None, loss={model.loss!r}."
                     )
             with model.distribute_strategy.scope():
-                build_on(model, self.source)
+                self.data.build(model)
         return Run(self, model)
 
 
@@ -96,8 +90,8 @@ class Run:
         self._train_step = vars(model).get("train_step")
         # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
         self._compiled: dict[int | None, tuple[Any, Any]] = {}
-        self.source = rows_for(workload.source, model)
-        known = self.source if isinstance(self.source, SampleRows) else None
+        self.data = workload.data
+        known = self.data.some_rows(model)
         self.examples = known and known.examples
         self.note = known and known.note  # What a reader must know of the data.
         self._row_bytes: int | None = None
@@ -115,7 +109,7 @@ class Run:
         return sum(tf.as_dtype(v.dtype).size * int(tf.reduce_prod(v.shape)) for v in variables)
 
     def batch(self, rows: int) -> Any:
-        return batch_of(self.source, self.model, rows)
+        return self.data.sample(rows, self.model)
 
     def left_out_bytes(self, batch_size: int) -> int:
         """Return the bytes of the inputs that a real batch has beside those that `run` uses."""
@@ -133,7 +127,7 @@ class Run:
             self._set_train_step(batch_size)
         batches = self._batches(rows * replicas)
         given = rows * replicas
-        if not isinstance(self.source, SampleRows):
+        if self.data.is_function:
             # The batch is let go of: it would count as memory.
             first = next(iter(batches), None)
             given = 0 if first is None else rows_of(first)
@@ -183,7 +177,7 @@ class Run:
         return max(batch_size, min(2 * batch_size, most))
 
     def _batches(self, rows: int) -> tf.data.Dataset:
-        return batches_for(self.source, self.model, rows)
+        return self.data.repeated(rows, self.model)
 
 
 class _Steps(keras.callbacks.Callback):

@@ -17,25 +17,25 @@ from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import rate_of
-from kbatch.memory.find import MemoryPass, data_source, memory_pass
+from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, no_example_fits, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION, most_at_once
-from kbatch.recommendation.pilot import run_pilot, searched_batches
+from kbatch.recommendation.pilot import run_pilot
 from kbatch.recommendation.result import Recommendation
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.throughput.result import TimedUpdate
 from kbatch.throughput.updates import time_updates
 from kbatch.timing.rounds import check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.parts_check import sampled_parts_note
+from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import FitData, arrays_of, gives_batches
+from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.model_inputs import refusals_told
-from kbatch.training.data.sample_rows import DataEnded, SampleRows
+from kbatch.training.data.training_data import DataEnded, TrainingData
 from kbatch.training.learning_rate import Schedule, peak_learning_rate
 from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded
 from kbatch.training.train_step import check_one_device
@@ -100,14 +100,13 @@ def recommend(
     base = check_size(base_batch_size, "base_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     asked = None if batch_sizes is None else check_batch_sizes(batch_sizes)
-    builder, data, source = model_builder(build), FitData(x, y), data_source(x, y)
-    if not gives_batches(x):
-        arrays_of(data)  # Rows that do not fit each other are refused at once.
-    if isinstance(source, SampleRows):
-        _sizes(asked, source.examples)  # A dataset tells its examples to a model only.
+    builder, data = model_builder(build), TrainingData(x, y)
+    data.check()
+    if not gives_batches(x):  # Rows that do not fit each other are refused at once.
+        _sizes(asked, arrays_of(x, y)[1])
     budget, unknown = Budget(budget_s, on_progress), {}
-    load = Workload(builder, source, keras.config.dtype_policy().name)
-    with refusals_told(builder, source):
+    load = Workload(builder, data, keras.config.dtype_policy().name)
+    with refusals_told(builder, data):
         # First, since a worker process measures it, and a GPU has to be free for that.
         memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=budget.begin(MEMORY))
         fits = most_at_once(memory.records, memory.limit_bytes)
@@ -127,7 +126,7 @@ def recommend(
             model.make_train_function()  # All that is timed shares its graphs.
             updates = time_updates(
                 model,
-                source,
+                data,
                 batch_sizes=sizes,
                 largest_whole=fits,
                 budget_s=budget.begin(SATURATION),
@@ -142,7 +141,7 @@ def recommend(
                 unknown[SATURATION] = "not even the smallest batch size could be run"
         parts = None
         if pilot is not None or any(timed.accumulated for timed in timings):
-            parts = sampled_parts_note(model, source, fits)
+            parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
     optimizer = inner_optimizers(model)[0]
     return Recommendation(
         model_name=model.name,
@@ -268,9 +267,9 @@ def _read_at(timings: Sequence[TimedUpdate], *, base: int, budget_s: float) -> T
 
 
 def _input(
-    model: keras.Model, data: FitData, timed: TimedUpdate, *, budget_s: float, seed: int
+    model: keras.Model, data: TrainingData, timed: TimedUpdate, *, budget_s: float, seed: int
 ) -> InputPipelineProfile:
     """Measure what the data deliver in a search."""
-    dataset = searched_batches(data, model, batch_size=timed.micro_batch_size, seed=seed)
+    dataset = data.batches(timed.micro_batch_size, model, seed=seed).dataset
     # In epochs without end: else the starts of short ones count as waits for data.
     return profile_input_pipeline(model, dataset.repeat(), budget_s=budget_s, remedies=False)

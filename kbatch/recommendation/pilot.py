@@ -6,15 +6,13 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.errors import InputError
 from kbatch.page.numbers import pluralize
 from kbatch.recommendation.result import PilotRecord, useful_stretches
 from kbatch.training.accumulation import Accumulation
-from kbatch.training.data.batches import in_batches
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import user_step
 from kbatch.training.state import kept_state, updates_made
 
@@ -26,7 +24,7 @@ _FEWEST_STRETCHES = 24
 
 
 def run_pilot(
-    model: Any, data: FitData, *, batch_size: int, budget_s: float, seed: int
+    model: Any, data: TrainingData, *, batch_size: int, budget_s: float, seed: int
 ) -> PilotRecord:
     """Train until the later half of the updates brought little, or the time is spent.
 
@@ -41,7 +39,7 @@ def run_pilot(
     if user_step(model) is not None:
         raise InputError("The model has a `train_step` of its own, which trains a batch whole.")
     ends_s = time.perf_counter() + budget_s
-    dataset = searched_batches(data, model, batch_size=batch_size, seed=seed)
+    dataset = data.batches(batch_size, model, seed=seed).dataset
     if 0 <= (count := int(dataset.cardinality())) < 2:
         raise InputError(
             "A pilot needs data for two updates at least: give more examples, or a smaller "
@@ -62,20 +60,6 @@ def run_pilot(
             "values in the data that are not finite, or give the model a smaller learning rate"
         )
     return PilotRecord(batch_size, updates, losses, variances, squared_norms, seed)
-
-
-def searched_batches(
-    data: FitData, model: keras.Model, *, batch_size: int, seed: int
-) -> tf.data.Dataset:
-    """Put data into batches as a search does."""
-    return in_batches(
-        data,
-        model,
-        batch_size=batch_size,
-        largest_batch_size=1,
-        validation_batch_size=batch_size,
-        seed=seed,
-    ).dataset
 
 
 class _Stretches(keras.callbacks.Callback):

@@ -5,23 +5,22 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.errors import InputError
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.training.data.batches import count_examples
-from kbatch.training.data.forms import FitData, gives_batches
+from kbatch.training.data.forms import gives_batches
+from kbatch.training.data.training_data import TrainingData
 
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def default_batch_sizes(
-    build: keras_tuner.HyperModel, data: FitData, *, parallel: bool
+    build: keras_tuner.HyperModel, data: TrainingData, *, parallel: bool
 ) -> tuple[int, ...]:
     """Return the powers of two from 16 to what the training data of `fit` fill eight times."""
     examples = None
     # A process that only hands trials out makes no dataset, which would take the GPU.
     if not (parallel and gives_batches(data.x)):
-        examples = count_examples(
-            data,
+        examples = data.count_examples(
             lambda: BatchSizeHyperModel(build, (SMALLEST,)).build(keras_tuner.HyperParameters()),
-            batch_size=SMALLEST,
+            SMALLEST,
         )
     if examples is None:
         raise InputError(

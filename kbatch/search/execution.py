@@ -19,7 +19,7 @@ from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionSettings, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.fit_call import FitCall
@@ -112,7 +112,7 @@ class Execution:
     def so_far(self) -> ExecutionRecord:
         return self._record("running", None)
 
-    def _prepare(self, data: FitData) -> int | None:
+    def _prepare(self, data: TrainingData) -> int | None:
         """Make the model train by the plan; return the most that fit at once, where known."""
         search, model = self._settings.search, self._model
         before = search.plan

@@ -22,7 +22,7 @@ from kbatch.records.json_codec import RecordError, read_record
 from kbatch.records.search import IDENTITY_NAME, SearchIdentity
 from kbatch.search.trial_files import ENDED, completed_trials, write_needed
 from kbatch.training.data.forms import is_composite
-from kbatch.training.fingerprint import config_of, function_code, model_description
+from kbatch.training.fingerprint import config_of, model_description, name_of
 from kbatch.training.fit_call import FitCall
 
 # They change what is shown, or are checked elsewhere.
@@ -49,18 +49,16 @@ _LONGEST_TEXT = 100
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
     described = model_description(model, without=() if with_policy else ("dtype", "policy"))
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    # The configuration of an optimizer, without the loss scaling around it.
-    given, compiled = described.pop("optimizer"), described.pop("compiled")
-    config = given[1] if isinstance(given, list) and isinstance(given[1], dict) else {}
-    inner = config.get("inner_optimizer")
-    config = inner.get("config", config) if isinstance(inner, dict) else config
+    del described["optimizer"]  # Here without the loss scaling around it.
+    config, compiled = config_of(optimizer) or {}, described.pop("compiled")
     weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
     size = f"{len(model.layers)} layers and {weights:,} weights"
     facts = {
         "model": f"{type(model).__name__} of {size} ({_digest(described)})",
         "optimizer": type(optimizer).__name__,
     }
-    facts |= {f"optimizer.{name}": _text(value) for name, value in config.items()}
+    told = {name: value for name, value in config.items() if name != "name"}
+    facts |= {f"optimizer.{name}": _text(value) for name, value in told.items()}
     return facts | {f"compile({name})": _text(value) for name, value in compiled.items()}
 
 
@@ -154,16 +152,13 @@ def _worded(value: Any) -> str:
         return f"a dataset of {elements} elements {value.element_spec}"
     if hasattr(value, "iloc") or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return _array_text(value)
-    if hasattr(value, "__code__"):
-        return f"{value.__qualname__} ({_digest(function_code(value))})"
     kind, config = value if isinstance(value, type) else type(value), None
     if dataclasses.is_dataclass(kind):
         config = vars(value)
     elif hasattr(kind, "get_config") and kind is not value:
         known = config_of(value)  # Of a part of the user's without one its class is left.
         config = known and {key: item for key, item in known.items() if key != "name"}
-    name = f"{kind.__module__}.{kind.__qualname__}"
-    return name if config is None else f"{kind.__name__}({_worded(config)})"
+    return name_of(value) if config is None else f"{kind.__name__}({_worded(config)})"
 
 
 def _array_text(leaf: Any) -> str:

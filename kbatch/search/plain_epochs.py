@@ -16,7 +16,7 @@ from kbatch.records.json_codec import write_record
 from kbatch.records.search import PLAIN_NAME, PlainEpochs
 from kbatch.study.study import load_study
 from kbatch.training.applied_settings import apply_settings
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import kept_seeds
 
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.
@@ -31,7 +31,9 @@ _TO_TELL_APART_S = 10.0
 _FEWEST_BATCHES = 4
 
 
-def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOST_SHARE) -> None:
+def measure_plain_epochs(
+    tuner: Any, given: TrainingData, *, most_share: float = _MOST_SHARE
+) -> None:
     """Time the sizes in turns with the settings of their trials, and keep it with the search."""
     project = Path(tuner.project_dir)
     study = load_study(project)
@@ -75,7 +77,7 @@ def measure_plain_epochs(tuner: Any, given: FitData, *, most_share: float = _MOS
     write_record(PlainEpochs(sizes, least_s, rows), project / PLAIN_NAME)
 
 
-def _training_arrays(data: FitData) -> tuple[Any, Any] | None:
+def _training_arrays(data: TrainingData) -> tuple[Any, Any] | None:
     """Return the rows that a search trains on, None where its data are no arrays."""
     parts = keras.tree.flatten((data.x, data.y))
     if data.y is None or not all(isinstance(part, np.ndarray) for part in parts):

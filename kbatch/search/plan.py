@@ -27,9 +27,8 @@ from kbatch.search.policy_choice import FEW, HALF, SOME, TOO_SLOW, Updates, slow
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
-from kbatch.training.accumulation.parts_check import sampled_parts_note
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import Samples, Source, build_on
+from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import replica_count
@@ -74,7 +73,6 @@ class SearchPlan:
 
     def __post_init__(self):
         self.graph = OneGraph()  # That of its trials.
-        self._data = Samples()
         self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
         self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
         self._spent_s = 0.0  # On the plan that is being made.
@@ -124,7 +122,9 @@ class SearchPlan:
             largest = self.batch_sizes[-1]
             self._keep(Plan(1, policy, None, "compiled late", largest, "", notes=notes))
 
-    def settle(self, model: keras.Model, facts: ModelFacts, data: FitData, build: Build) -> Plan:
+    def settle(
+        self, model: keras.Model, facts: ModelFacts, data: TrainingData, build: Build
+    ) -> Plan:
         """Return the plan; make it where there is none, or none for so large a batch.
 
         Raises:
@@ -144,9 +144,11 @@ class SearchPlan:
         self._keep(plan)
         return plan
 
-    def _made(self, model: keras.Model, facts: ModelFacts, data: FitData, build: Build) -> Plan:
+    def _made(
+        self, model: keras.Model, facts: ModelFacts, data: TrainingData, build: Build
+    ) -> Plan:
         known = self.plan
-        here = functools.cache(lambda: self._probes(model, self._data.source(data, model)))
+        here = functools.cache(lambda: self._probes(model, data))
         policy, notes = self._policy(model, here, build)
         self._check_policy(model, policy)
         how = facts.cut_by_user
@@ -175,7 +177,7 @@ class SearchPlan:
         return plan
 
     def cut(
-        self, model: keras.Model, facts: ModelFacts, batch_size: int, data: FitData
+        self, model: keras.Model, facts: ModelFacts, batch_size: int, data: TrainingData
     ) -> tuple[int, tuple[Note, ...]]:
         """Let a model train by the plan; return its micro-batch size, and what to know of it."""
         plan, given = self.plan, self.micro_batch_size
@@ -197,7 +199,7 @@ class SearchPlan:
             note = self._parts_note(model, data, size)
         else:
             note = plan.parts_note
-            self._build_on(model, data)
+            _build_on(model, data)
         known = accumulation.accumulation_of(model)
         if known is None or known.micro_batch_size != size:
             accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
@@ -294,7 +296,7 @@ class SearchPlan:
                 # Where it is chosen, trials train by the graph that is traced for it here.
                 built = build_half(HALF)
                 built = self.graph.model(built) if self.stock_fit else built
-                run = self._probes(built, run.source).run
+                run = self._probes(built, run.data).run
             half = Updates(run)
             half.check(FEW, largest)
             if not (halved or gpu_visible()):
@@ -323,7 +325,7 @@ class SearchPlan:
         policy = facts.dtype_policy
         workload = Workload(
             functools.partial(build, policy),
-            here.run.source,
+            here.run.data,
             policy,
             accumulate_below=0 if own else rows,
             moments_every=MOMENTS_EVERY,
@@ -348,29 +350,24 @@ class SearchPlan:
         more = f" {beside}" if (beside := neighbours_text(found.other_processes)) else ""
         return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
 
-    def _probes(self, model: keras.Model, source: Source) -> ProcessProbes:
+    def _probes(self, model: keras.Model, data: TrainingData) -> ProcessProbes:
         """Make what runs whole train steps of a model in this process."""
         replicas, policy = replica_count(model), model.dtype_policy.name
-        workload = Workload(lambda: model, source, policy, replicas=replicas)
+        workload = Workload(lambda: model, data, policy, replicas=replicas)
         return ProcessProbes(workload.start(), self.memory_limit_bytes, None)
 
-    def _parts_note(self, model: keras.Model, data: FitData, size: int) -> Note | None:
+    def _parts_note(self, model: keras.Model, data: TrainingData, size: int) -> Note | None:
         """Compare batches whole and in parts; say what differs."""
         try:
-            source = self._build_on(model, data)
+            _build_on(model, data)
         except InputError:
             # `fit` refuses most such data by itself, and says what is missing.
             return Note.of("parts_not_compared", found="no rows can be taken out of its data")
         kind = model_fingerprint(model)
         if kind not in self._parts_notes:
-            self._parts_notes[kind] = sampled_parts_note(model, source, size)
+            rows = data.sample(rows_to_compare(size), model, fewest=1)
+            self._parts_notes[kind] = parts_note(model, rows)
         return self._parts_notes[kind]
-
-    def _build_on(self, model: keras.Model, data: FitData) -> Source:
-        source = self._data.source(data, model)
-        with model.distribute_strategy.scope():
-            build_on(model, source)
-        return source
 
 
 def most_in_memory(plan: Plan) -> int | None:
@@ -378,6 +375,11 @@ def most_in_memory(plan: Plan) -> int | None:
     most = plan.micro_batch_size
     met = plan.reason in _WHOLE and most is not None and most < plan.largest_batch_size
     return most if met or plan.reason == "cut" else None
+
+
+def _build_on(model: keras.Model, data: TrainingData) -> None:
+    with model.distribute_strategy.scope():
+        data.build(model)
 
 
 def _size_of(plan: Plan, rows: int) -> int:

@@ -9,7 +9,6 @@ from typing import Any
 from kbatch.memory.workload import Run
 from kbatch.records.record import SHORTEST_S
 from kbatch.search.steps_per_execution import endless
-from kbatch.training.data.sample_rows import SampleRows, batches_for
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_loss_is_scaled,
@@ -40,7 +39,7 @@ class Updates:
     """
 
     def __init__(self, run: Run):
-        self.model, self.source = run.model, run.source
+        self.model, self._data, self._examples = run.model, run.data, run.examples
         # What is traced here serves whoever trains the model.
         self.model.make_train_function()
 
@@ -66,7 +65,7 @@ class Updates:
                 tries += 1
             check_loss_is_scaled(self.model)
             overflowed = overflows(self.model)
-        known = self.source.examples if isinstance(self.source, SampleRows) else None
+        known = self._examples
         if known is not None and overflowed * largest_batch_size >= known:
             raise PolicyUnsupported(f"the first {overflowed} batches overflowed in float16")
 
@@ -80,7 +79,7 @@ class Updates:
         """Return an endless iterator of one batch."""
         strategy = self.model.distribute_strategy
         count = rows * strategy.num_replicas_in_sync
-        batches = batches_for(self.source, self.model, count)
+        batches = self._data.repeated(count, self.model)
         # The graph of training takes it, as its spec is that of all batches.
         batches = endless(next(iter(batches)), batches.element_spec)
         if strategy.num_replicas_in_sync > 1:

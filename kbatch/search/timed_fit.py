@@ -31,8 +31,8 @@ from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
 from kbatch.training.data.array_rows import held_batches
-from kbatch.training.data.batches import Batches, KeptRows, in_batches
-from kbatch.training.data.forms import FitData, arrays_of, gives_batches, is_dataset
+from kbatch.training.data.forms import arrays_of, gives_batches, is_dataset
+from kbatch.training.data.training_data import Batches, TrainingData
 from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.fit_call import FitCall
 from kbatch.training.input_meter import InputMeter, StepMeter
@@ -45,11 +45,17 @@ _RUN_NAME = "kbatch"
 
 
 class SearchFeed:
-    """What all executions of a search read their data by, traced once: rows, and a meter."""
+    """What all executions of a search read their data by, traced once: data, and a meter."""
 
     def __init__(self):
-        self.rows = KeptRows()
+        self._data: TrainingData | None = None
         self._meter: InputMeter | None = None
+
+    def data(self, given: TrainingData) -> TrainingData:
+        """Return data with what was read of them before, if the last ones were the same."""
+        if self._data is None or not self._data.is_same(given):
+            self._data = given
+        return self._data
 
     def meter(self) -> InputMeter:
         """Return the meter of the search, which begins to count again."""
@@ -85,7 +91,7 @@ class TimedFit:
         settings: ExecutionSettings,
         *,
         # Called with the data before batching; returns the most that fit at once, where known.
-        prepare: Callable[[FitData], int | None] | None = None,
+        prepare: Callable[[TrainingData], int | None] | None = None,
     ):
         self._model: Any = model
         self._settings = settings
@@ -139,7 +145,8 @@ class TimedFit:
                     f"`{name}` is set by `BatchSizeHyperModel`: leave it out of `search` and "
                     f"`fit`. Received: {name}={asked} in a trial of {size}."
                 )
-        data, call = given.data, given.without("callbacks", *sizes, "validation_steps")
+        data = settings.feed.data(given.data)
+        call = given.without("callbacks", *sizes, "validation_steps")
         most = None if self._prepare is None else self._prepare(data)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
@@ -147,19 +154,17 @@ class TimedFit:
         epochs, initial_epoch, given_steps = (
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )
-        # A batch that replicas share must not have rows of two epochs.
-        endless = None if self._several or given_steps else settings.feed.rows
         _check_epochs(epochs, initial_epoch, given_steps)
-        batches = in_batches(
-            data,
+        batches = data.batches(
+            settings.batch_size,
             self._model,
-            batch_size=settings.batch_size,
-            largest_batch_size=settings.search.batch_sizes[-1],  # The data must fill it once.
+            largest_batch_size=settings.search.batch_sizes[-1],
             validation_batch_size=self._validation_batch_size,
             validation_steps=given.named["validation_steps"],
             # Each fit draws orders of its own, also where it goes on from an epoch.
             seed=seed_of(settings.seed, self._fits, initial_epoch),
-            endless=endless,
+            # A batch that replicas share must not have rows of two epochs.
+            endless=not (self._several or given_steps),
         )
         if batches.validation_data is not None and not can_validate(self._model):
             raise InputError(
@@ -241,7 +246,7 @@ class TimedFit:
                     call["steps_per_epoch"] = batches.epoch_steps
                 validation = batches.validation_data
                 if not (validation is None or self._several or gives_batches(validation)):
-                    parts, _ = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(validation)))
+                    parts, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(validation))
                     validation = held_batches(parts, batches.validation_batch_size)
                 history = self._fit(
                     meter.attach(batches.dataset, batches.examples),

@@ -14,7 +14,7 @@ from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError
-from kbatch.memory.find import MemoryPass, data_source, memory_pass
+from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
@@ -23,8 +23,9 @@ from kbatch.throughput.result import TrainingProfile
 from kbatch.throughput.updates import TimedUpdates, Way
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
-from kbatch.training.accumulation.parts_check import sampled_parts_note
+from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.train_step import micro_batch_steps
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
@@ -94,9 +95,10 @@ def profile_training(
         )
     limit_bytes = check_memory_limit(memory_limit_bytes)
     say = on_progress or (lambda line: None)
-    source = data_source(x, y)
+    data = TrainingData(x, y)
+    data.check()
     policy = keras.config.dtype_policy().name
-    workload = Workload(model_builder(build), source, policy, accumulate_below=batch_size or 0)
+    workload = Workload(model_builder(build), data, policy, accumulate_below=batch_size or 0)
     # Building the model takes the GPU: the worker process comes first.
     start = functools.cache(workload.start)
 
@@ -171,7 +173,8 @@ def profile_training(
     several = (one._replace(series=together) for one in asked)
     pairs = itertools.chain(*zip(asked, several, strict=True))
     if whole is not None and measured[0] < whole:
-        notes.append(sampled_parts_note(run.model, source))
+        rows = data.sample(rows_to_compare(), run.model, fewest=1)
+        notes.append(parts_note(run.model, rows))
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=run.model.dtype_policy.name,

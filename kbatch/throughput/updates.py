@@ -8,7 +8,7 @@ import keras
 from kbatch.throughput.result import TimedUpdate
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
-from kbatch.training.data.sample_rows import Source, batch_of
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import user_step
 from kbatch.training.train_step import MicroBatchSteps, execution_steps, micro_batch_steps
 
@@ -95,7 +95,7 @@ class TimedUpdates(Sweep):
 
 def time_updates(
     model: keras.Model,
-    source: Source,
+    data: TrainingData,
     *,
     batch_sizes: Sequence[int],
     largest_whole: int | None,
@@ -118,9 +118,7 @@ def time_updates(
     )
     whole = Way()
     with micro_batch_steps(model) as steps:
-        updates = TimedUpdates(
-            steps, lambda size: batch_of(source, model, size), timing, chosen=False
-        )
+        updates = TimedUpdates(steps, lambda size: data.sample(size, model), timing, chosen=False)
         asked = [Setting(whole, size) for size in ordered]
         list(updates.warm_up(asked))
         most = max((setting.size for setting in updates.timed(whole)), default=0)

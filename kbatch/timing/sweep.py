@@ -29,7 +29,7 @@ from kbatch.timing.rounds import (
     timed_enough,
     warm_up_calls,
 )
-from kbatch.training.data.sample_rows import DataEnded
+from kbatch.training.data.training_data import DataEnded
 
 # The sizes that a sweep tries unless a person chose others, and those to go on with while
 # throughput grows, memory is known to suffice, and time is left.

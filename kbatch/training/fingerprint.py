@@ -1,9 +1,7 @@
-"""What distinguishes one model from another: its configuration and the code of its own layers."""
+"""What distinguishes one model from another: its configuration, weights and compilation."""
 
 import hashlib
-import inspect
 import json
-import types
 from collections.abc import Sequence
 from typing import Any
 
@@ -59,11 +57,9 @@ def _description(
 
     own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
     found = [one for one in optimizers_of(target) if all(one is not known for known in own)]
-    others = [described(one) for one in found]
     return {
-        **({"other optimizers": sorted(others, key=json.dumps)} if others else {}),
+        "other optimizers": sorted(map(described, found), key=json.dumps),
         "model": _described(model, names, of_layers),
-        "own code": [own_code(layer) for layer in parts],
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
@@ -85,12 +81,10 @@ def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> A
         return [_described(item, names, dropped) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = config_of(value)
-        if config is None:  # Its weights and its code still tell it.
+        if config is None:  # Its weights and layers still tell it.
             config = getattr(value, "layers", [])
-        return [_class(type(value)), _described(config, names, dropped)]
-    if hasattr(value, "__code__"):
-        return [_class(value), function_code(value)]
-    return _class(value if isinstance(value, type) else type(value))
+        return [name_of(type(value)), _described(config, names, dropped)]
+    return name_of(value)
 
 
 def config_of(part: Any) -> dict[str, Any] | None:
@@ -103,147 +97,7 @@ def config_of(part: Any) -> dict[str, Any] | None:
         return None
 
 
-def _class(kind: Any) -> str:
-    return f"{kind.__module__}.{kind.__qualname__}"
-
-
-_PLAIN = (bool, int, float, str)
-# `fit` sets it.
-_CHANGED_BY_TRAINING = {"stop_training"}
-# TensorFlow's own begin so, and what kbatch leaves in a layer.
-_TRACKING = ("_self_", "_kbatch_")
-
-
-def own_code(layer: keras.Layer) -> Any:
-    """Describe the code and the plain attributes of a layer or model that is not Keras's own."""
-    # Its `call` decides how often a part is applied, of which no configuration need tell.
-    seen: set[int] = set()
-    if isinstance(layer, keras.layers.Lambda):  # Its configuration has no variables around it.
-        return _described_value(layer.function, seen)
-    kinds = [kind for kind in type(layer).__mro__ if _is_own(kind)]
-    if not kinds:
-        return None
-    members = (item for kind in kinds for item in sorted(vars(kind).items()))
-    code = [
-        (name, _described_value(member, seen))
-        for name, member in members
-        if name in ("__init__", "__call__") or not name.startswith("__")
-    ]
-    ignored = _CHANGED_BY_TRAINING | vars(keras.Model(name="model")).keys()
-    if isinstance(layer, keras.layers.BatchNormalization):
-        ignored |= {"momentum"}  # Its configuration tells it, and it may follow the batch size.
-    held = [
-        (name, _described_value(value, seen))
-        for name, value in sorted(vars(layer).items())
-        if name not in ignored and not name.startswith(_TRACKING) and _is_plain(value)
-    ]
-    return [code, held]
-
-
-def function_code(function: Any) -> Any:
-    """Describe what a function does: its code, constants and the plain values that it reads."""
-    return _function(inspect.unwrap(function), set())
-
-
-# Modules whose parts hold no state, so that a name tells all of them; but for what draws.
-_STATELESS = ("keras", "tensorflow", "numpy", "math", "builtins")
-_DRAWING = ("random", "dropout")
-
-
-def tells_all(function: types.FunctionType) -> bool:
-    """Return whether `function_code` tells all that a function reads: equal ones do the same."""
-    return _is_told(function, set())
-
-
-def _is_told(value: Any, seen: set[int]) -> bool:
-    if value is None or isinstance(value, _PLAIN):
-        return True
-    if isinstance(value, (list, tuple)):
-        return all(_is_told(item, seen) for item in value)
-    if isinstance(value, types.FunctionType) and _is_own(value):
-        if id(value) in seen:
-            return True
-        seen.add(id(value))
-        names = _names(value.__code__)
-        read = [value.__globals__[name] for name in names if name in value.__globals__]
-        given = [*(value.__defaults__ or ()), *(value.__kwdefaults__ or {}).values()]
-        cells = [_content(cell) for cell in value.__closure__ or ()]
-        # Its attributes are not told, such as the function that one of `functools.wraps` wraps.
-        return (
-            not vars(value)
-            and not any(word in name for name in names for word in _DRAWING)
-            and all(_is_told(one, seen) for one in (*read, *given, *cells))
-        )
-    if isinstance(value, types.ModuleType):
-        module = value.__name__
-    elif isinstance(value, (types.FunctionType, types.BuiltinFunctionType, type)):
-        module = value.__module__ or ""
-    else:
-        return False
-    drawing = any(word in module for word in _DRAWING)
-    return module.split(".")[0] in _STATELESS and not drawing
-
-
-def _described_value(value: Any, seen: set[int]) -> Any:
-    """Return plain data: never a `repr` of an object, which may hold an address in memory."""
-    if value is None or isinstance(value, _PLAIN):
-        return value
-    if isinstance(value, (list, tuple)):
-        return [_described_value(item, seen) for item in value]
-    if isinstance(value, (set, frozenset)):
-        return sorted(str(_described_value(item, seen)) for item in value)
-    if isinstance(value, dict):
-        return sorted((str(key), _described_value(item, seen)) for key, item in value.items())
-    if isinstance(value, property):
-        return _described_value(value.fget, seen)
-    function = getattr(value, "__func__", value)
-    if isinstance(function, types.FunctionType):
-        function = inspect.unwrap(function)
-        return _function(function, seen) if _is_own(function) else function.__qualname__
-    return type(value).__qualname__
-
-
-def _function(function: Any, seen: set[int]) -> Any:
-    if id(function) in seen or not hasattr(function, "__code__"):
-        return function.__qualname__
-    seen.add(id(function))
-    cells = [_content(cell) for cell in function.__closure__ or ()]
-    names = _names(function.__code__)
-    read = {n: function.__globals__[n] for n in sorted(names) if n in function.__globals__}
-    around = [function.__defaults__, function.__kwdefaults__, cells, list(read.items())]
-    return [_code(function.__code__), _described_value(around, seen)]
-
-
-def _content(cell: Any) -> Any:
-    try:
-        return cell.cell_contents
-    except ValueError:  # A variable that has no value yet.
-        return None
-
-
-def _names(code: types.CodeType) -> set[str]:
-    inner = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
-    return set(code.co_names).union(*inner)
-
-
-def _code(code: types.CodeType) -> Any:
-    return [code.co_code.hex(), list(code.co_names), [_constant(c) for c in code.co_consts]]
-
-
-def _constant(constant: Any) -> Any:
-    if isinstance(constant, frozenset):  # Its order differs between processes.
-        return str(sorted(map(repr, constant)))
-    return _code(constant) if isinstance(constant, types.CodeType) else repr(constant)
-
-
-def _is_plain(value: Any) -> bool:
-    if isinstance(value, dict):
-        return all(isinstance(key, _PLAIN) and _is_plain(item) for key, item in value.items())
-    if isinstance(value, (list, tuple)):
-        return all(_is_plain(item) for item in value)
-    return isinstance(value, (*_PLAIN, types.FunctionType))
-
-
-def _is_own(part: Any) -> bool:
-    module = (getattr(part, "__module__", None) or "").partition(".")[0]
-    return module not in ("keras", "tensorflow", "numpy", "builtins")
+def name_of(part: Any) -> str:
+    """Return the full name of a function or a class, or that of the class of another object."""
+    named = part if hasattr(part, "__qualname__") else type(part)
+    return f"{named.__module__}.{named.__qualname__}"

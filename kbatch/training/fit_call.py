@@ -1,14 +1,16 @@
 """What `fit` is given, by name."""
 
+import dataclasses
 import inspect
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
 
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 
 _SIGNATURE = inspect.signature(keras.Model.fit)
+_DATA = tuple(field.name for field in dataclasses.fields(TrainingData))
 
 
 class FitCall:
@@ -39,8 +41,8 @@ class FitCall:
             return call
 
     @property
-    def data(self) -> FitData:
-        return FitData(**{name: self.named[name] for name in FitData._fields if name in self.named})
+    def data(self) -> TrainingData:
+        return TrainingData(**{name: self.named[name] for name in _DATA if name in self.named})
 
     @property
     def callbacks(self) -> list[Any]:
@@ -48,5 +50,5 @@ class FitCall:
 
     def without(self, *names: str) -> dict[str, Any]:
         """Return what was given beside the data and these."""
-        left_out = (*FitData._fields, *names)
+        left_out = (*_DATA, *names)
         return {name: value for name, value in self.named.items() if name not in left_out}

@@ -15,7 +15,7 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.library_internals import compile_arguments, excludes_from_decay, layers_of, rate_of
-from kbatch.training.fingerprint import model_description, tells_all
+from kbatch.training.fingerprint import model_description
 from kbatch.training.learning_rate import followed_settings
 from kbatch.training.model import installed_step, replica_count, user_step
 
@@ -185,6 +185,7 @@ def _description(model: Any) -> Any:
             type(step),
             getattr(step, "how", None),
             names,
+            [_read_by(one) for one in compiled if isinstance(one, types.FunctionType)],
             [_attributes(layer) for layer in layers_of(model)],
             [(one.trainable, *map(_configured, _rules(one))) for one in model.weights],
             (keras.config.epsilon(), keras.config.floatx()),
@@ -213,8 +214,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
             value = value.numpy()
         if isinstance(value, np.ndarray):  # Such as the mean of a `Normalization`.
             value = str(value.tolist())
-        plain = value is None or isinstance(value, (bool, int, float, str))
-        found[name] = value if plain else ...
+        found[name] = value if isinstance(value, _PLAIN) else ...
     return found
 
 
@@ -271,11 +271,54 @@ def _is_known_layer(layer: Any) -> bool:
 
 def _is_known(part: Any) -> bool:
     """Return whether a description tells all of a loss, a metric or another part of `compile`."""
-    if isinstance(part, types.FunctionType) and not _is_of_libraries(part):
-        return tells_all(part)
+    if isinstance(part, types.FunctionType):
+        return _read_by(part) is not None
     if isinstance(part, keras.Variable) or not _is_of_libraries(part):
         return False
     return all(map(_is_of_libraries, getattr(part, "__dict__", {}).values()))
+
+
+# Modules whose parts hold no state, so that a name tells all of them; but for what draws.
+_STATELESS = ("keras", "tensorflow", "numpy", "math", "builtins")
+_DRAWING = ("random", "dropout")
+_PLAIN = (bool, int, float, str, type(None))
+
+
+def _read_by(function: Any, *within: Any) -> list[Any] | None:
+    """Return a function's code and all that it reads, None where that may change or draw."""
+    if _is_of_libraries(function):
+        return [function]
+    names = _names(function.__code__)
+    # Its attributes are not told, such as the function that one of `functools.wraps` wraps.
+    if vars(function) or any(word in name for name in names for word in _DRAWING):
+        return None
+    found = [function.__code__]
+    for value in (
+        *(function.__defaults__ or ()),
+        *(function.__kwdefaults__ or {}).values(),
+        *(cell.cell_contents for cell in function.__closure__ or ()),
+        *(function.__globals__[name] for name in names if name in function.__globals__),
+    ):
+        kind, read = type(value), None
+        if all(isinstance(one, _PLAIN) for one in (value if kind in (list, tuple) else [value])):
+            read = [tuple(value) if kind is list else value]
+        elif any(value is one for one in (function, *within)):
+            read = []
+        elif kind is types.FunctionType:
+            read = _read_by(value, function, *within)
+        elif isinstance(value, (types.ModuleType, types.BuiltinFunctionType, type)):
+            module = value.__name__ if kind is types.ModuleType else value.__module__ or ""
+            drawing = any(word in module for word in _DRAWING)
+            read = [value] if module.split(".")[0] in _STATELESS and not drawing else None
+        if read is None:
+            return None
+        found += read
+    return found
+
+
+def _names(code: types.CodeType) -> list[str]:
+    inner = [_names(part) for part in code.co_consts if isinstance(part, types.CodeType)]
+    return sorted({*code.co_names}.union(*inner))
 
 
 def _is_of_libraries(part: Any) -> bool:

@@ -54,7 +54,7 @@ MISTAKES = {
     INPUT + " --cache-bytes -1": "cache_bytes=-1",
     INPUT + " --batch-size 0": "batch_size.*0",
     RECOMMEND.replace(":build", ":missing"): "does not have",
-    RECOMMEND.replace(":arrays", ":stream"): "Training data are arrays",
+    RECOMMEND.replace(":arrays", ":stream"): "Give arrays",
     RECOMMEND + " --figure limits.gif": r"`--figure` must end in \.png, \.svg or \.pdf",
     RECOMMEND + " --base-batch-size 0": "`base_batch_size` must be a positive",
     RECOMMEND + " --limit much": "A size of memory",

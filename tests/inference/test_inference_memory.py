@@ -13,7 +13,7 @@ from kbatch.inference.measure import measure_predict_memory
 from kbatch.memory.find import expected_bytes, memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes
 from kbatch.memory.workload import Workload
-from kbatch.training.data.sample_rows import SampleRows
+from kbatch.training.data.training_data import TrainingData
 
 LIMIT = 1000
 
@@ -157,8 +157,7 @@ def test_every_one_of_3_real_ends_of_memory_is_survived():
     """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
     model = wide()
     inputs = inference_inputs(model)
-    rows = SampleRows((inputs.rows,), None, None)
-    load = Workload(lambda: model, rows, "float32", training=False)
+    load = Workload(lambda: model, TrainingData(inputs.rows), "float32", training=False)
     survived = 0
     with WorkerProbes(load, 96 * 2**20) as probes:
         for size in (1600, 100_000, 1800):

@@ -15,12 +15,11 @@ from memory_models import MB, WIDTH, conv_net, images, wide_net
 import kbatch
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.find import data_source, probe_max_batch
+from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import ProcessProbes, WorkerProbes, open_probes
 from kbatch.memory.workload import Workload
 from kbatch.training.build_function import model_builder
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers = keras.layers
@@ -60,7 +59,7 @@ WINDOW = (0.4, 0.5)
 @pytest.fixture(scope="module")
 def probes():
     """As `find_max_batch_size` opens them: one worker for what is found and what runs out."""
-    load = Workload(wide_net, data_source(*models.rows(4000)), "float32")
+    load = Workload(wide_net, TrainingData(*models.rows(4000)), "float32")
     with open_probes(load, memory_limit_bytes=64 * MB, memory_window=WINDOW) as started:
         yield started
 
@@ -146,7 +145,8 @@ def test_every_form_of_data_is_run_to_its_end(data):
 
 def probes_here(build, *data, training=True, example=None):
     """Probes in this process."""
-    workload = Workload(build, data_source(*data, example), "float32", training=training)
+    given = TrainingData(*data) if example is None else TrainingData.of_example(example)
+    workload = Workload(build, given, "float32", training=training)
     return ProcessProbes(workload.start(), 1000 * MB, None)
 
 
@@ -154,7 +154,7 @@ def test_of_rows_that_differ_in_length_the_longest_is_used():
     probes = probes_here(sequence_model, ragged_batches(), None)
     assert probes.read(4).rows == 4
     assert [note.code for note in probes.facts.notes] == ["rows_differ"]
-    sample = sample_of(FitData(ragged_batches())).rows(sequence_model())
+    sample = TrainingData(ragged_batches()).some_rows(sequence_model())
     assert sample.rows[0].shape == (4, 40, 8)
 
 
@@ -289,9 +289,9 @@ def test_a_model_that_accumulates_is_measured_so():
     def build():
         return kbatch.accumulate_gradients(conv_net(), 8)
 
-    load = Workload(build, sample_of(FitData(*images(64))), "float32")
+    load = Workload(build, TrainingData(*images(64)), "float32")
     model = build()
-    sent = Workload(model_builder(model), load.source, "float32")
+    sent = Workload(model_builder(model), load.data, "float32")
     for each in (load, sent):
         with WorkerProbes(each, 150 * MB) as probes:
             # As a whole they need more than 80 MB.
@@ -359,7 +359,7 @@ REFUSED = [
     ((lambda size: ROWS.batch(size).take(0),), {}, InputError, "returned no batch"),
     ((X, Y[:4]), {}, InputError, "as many rows"),
     ((X,), {}, InputError, "needs targets.*give `y`"),
-    ((5,), {}, InputError, "Training data are arrays"),
+    ((5,), {}, InputError, "Give arrays"),
     ((tf.RaggedTensor.from_row_splits(X[:, 0], [0, 3, 8]), Y[:2]), {}, InputError, "RaggedTensor"),
 ]
 

@@ -9,8 +9,7 @@ from fake_clock import FakeClock
 from kbatch.errors import DeviceLostError
 from kbatch.memory.probe import ProcessProbes, WorkerProbes, WorkloadFacts
 from kbatch.memory.workload import Reading, Workload
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.data.training_data import TrainingData
 
 NO_LIBRARY = "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"
 LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
@@ -157,7 +156,7 @@ def test_a_size_that_is_run_again_in_this_process_is_not_compiled_again(jit_comp
     x, y = models.rows(32)
     model.fit(x, y, verbose=0)
     function = model.train_function
-    load = Workload(lambda: model, sample_of(FitData(x, y)), "float32", accumulate_below=16)
+    load = Workload(lambda: model, TrainingData(x, y), "float32", accumulate_below=16)
     probes = ProcessProbes(load.start(), None, None)
     for size in (16, 8, 4):  # The whole, and two cuts.
         probes.read(size)
@@ -187,7 +186,7 @@ def test_slow_steps_end_a_probe_early(monkeypatch, step_s, count):
         model.compile("sgd", "mse", run_eagerly=True)
         return model
 
-    source = sample_of(FitData(models.rows(8)[0], models.rows(8, features=3)[0]))
+    source = TrainingData(models.rows(8)[0], models.rows(8, features=3)[0])
     reading = ProcessProbes(Workload(build, source, "float32").start(), None, None).read(4)
     assert len(steps) == count
     assert reading.peak_bytes > 0

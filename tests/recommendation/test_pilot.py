@@ -9,7 +9,7 @@ from own_steps import vae
 from kbatch.errors import InputError
 from kbatch.recommendation.pilot import run_pilot
 from kbatch.recommendation.result import useful_stretches
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import seeded
 
 
@@ -33,7 +33,7 @@ def noisy_line(count=800):
 def pilot(data=None, *, build=regression, **plan):
     plan = {"batch_size": 16, "budget_s": 600.0, "seed": 0} | plan
     with seeded(plan["seed"]):
-        return run_pilot(build(), data or FitData(*noisy_line()), **plan)
+        return run_pilot(build(), data or TrainingData(*noisy_line()), **plan)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def test_the_model_stays_as_it_is():
     model = eager()
     model.optimizer.build(model.trainable_variables)
     before = [np.array(v) for v in (*model.variables, *model.optimizer.variables)]
-    run_pilot(model, FitData(*noisy_line(120)), batch_size=16, budget_s=1e-9, seed=0)
+    run_pilot(model, TrainingData(*noisy_line(120)), batch_size=16, budget_s=1e-9, seed=0)
     for kept, variable in zip(before, (*model.variables, *model.optimizer.variables), strict=True):
         np.testing.assert_array_equal(kept, np.array(variable))
     assert "train_step" not in vars(model)
@@ -90,7 +90,7 @@ def test_half_of_the_time_is_left_however_long_the_first_update_took(monkeypatch
         return model
 
     # A reading after each update, and one after each stretch of two or three.
-    late = pilot(FitData(*noisy_line(120)), build=build, budget_s=40.0)
+    late = pilot(TrainingData(*noisy_line(120)), build=build, budget_s=40.0)
     assert 10 <= sum(late.updates) <= 20
 
 
@@ -98,7 +98,7 @@ def test_half_of_the_time_is_left_however_long_the_first_update_took(monkeypatch
 def test_datasets_and_functions_are_trained_on_until_the_budget_ends(batched):
     dataset = tf.data.Dataset.from_tensor_slices(noisy_line(96))
     given = dataset.batch(10) if batched else lambda size: dataset.batch(size)
-    assert pilot(FitData(given), build=eager, budget_s=1e-9).updates == (2,)
+    assert pilot(TrainingData(given), build=eager, budget_s=1e-9).updates == (2,)
 
 
 @pytest.mark.parametrize(
@@ -112,4 +112,4 @@ def test_datasets_and_functions_are_trained_on_until_the_budget_ends(batched):
 )
 def test_what_allows_no_pilot_is_told(build, data, size, words):
     with pytest.raises(InputError, match=words):
-        pilot(FitData(*data), build=build, batch_size=size)
+        pilot(TrainingData(*data), build=build, batch_size=size)

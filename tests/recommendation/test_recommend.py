@@ -10,7 +10,7 @@ import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
 from kbatch.recommendation.measure import Budget, reason_kept
-from kbatch.training.data.sample_rows import DataEnded
+from kbatch.training.data.training_data import DataEnded
 
 STEPS = [MEMORY, NOISE, SATURATION, INPUT]
 
@@ -92,7 +92,7 @@ def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
         ({"build": 3}, TypeError, "must be a compiled"),
         ({"batch_sizes": (32, 512)}, InputError, "leave the sizes above 400 out"),
         ({"data": (learnable(9)[0], learnable(8)[1])}, InputError, "as many rows as each other"),
-        ({"data": (iter([]), None)}, InputError, "Training data are arrays"),
+        ({"data": (iter([]), None)}, InputError, "Give arrays"),
         ({"data": (lambda size: None, np.zeros(3))}, InputError, "brings its own targets"),
     ],
 )

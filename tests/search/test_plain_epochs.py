@@ -13,7 +13,7 @@ import kbatch
 from kbatch.records.search import PlainEpochs
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.training.applied_settings import apply_settings
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 
 
 @pytest.fixture(scope="module")
@@ -34,7 +34,7 @@ def ended(tmp_path_factory):
 def test_a_short_search_measures_nothing_more(ended):
     tuner, data = ended
     assert kbatch.load_study(tuner).plain_epochs is None
-    measure_plain_epochs(tuner, FitData(*data))
+    measure_plain_epochs(tuner, TrainingData(*data))
     assert kbatch.load_study(tuner).plain_epochs is None
 
 
@@ -52,12 +52,12 @@ def test_the_graphs_of_the_search_serve_every_size(ended):
 
 def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
     tuner, (x, y) = ended
-    measure_plain_epochs(tuner, FitData(x, y, validation_split=0.25), most_share=np.inf)
+    measure_plain_epochs(tuner, TrainingData(x, y, validation_split=0.25), most_share=np.inf)
     study = kbatch.load_study(tuner)
     found = study.plain_epochs
     assert (found.batch_sizes, found.examples) == ((4, 64), 300)
     assert min(found.epoch_s) > 0
-    measure_plain_epochs(tuner, FitData(x, y), most_share=np.inf)
+    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
     assert kbatch.load_study(tuner).plain_epochs == found
 
 
@@ -79,7 +79,7 @@ def test_data_that_are_no_arrays_are_not_timed(ended):
     tuner, (x, y) = ended
     file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
     file.unlink(missing_ok=True)
-    measure_plain_epochs(tuner, FitData(x.tolist(), y), most_share=np.inf)
+    measure_plain_epochs(tuner, TrainingData(x.tolist(), y), most_share=np.inf)
     assert not file.exists()
 
 
@@ -94,5 +94,5 @@ def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, mon
         lambda self: dataclasses.replace(decide(self), base_batch_size=64, alike_in_time=(4, 64)),
     )
     # A short search, whose share of time is none.
-    measure_plain_epochs(tuner, FitData(x, y), most_share=0.0)
+    measure_plain_epochs(tuner, TrainingData(x, y), most_share=0.0)
     assert kbatch.load_study(tuner).plain_epochs.batch_sizes == (4, 64)

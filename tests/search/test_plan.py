@@ -17,8 +17,7 @@ from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.search.plan import SearchPlan, most_in_memory
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import Samples
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model_facts import ModelFacts
 
 layers = keras.layers
@@ -278,7 +277,7 @@ def test_of_the_sizes_that_ran_out_in_several_processes_the_least_counts(tmp_pat
 @pytest.mark.parametrize("reason", ["own step", "compiled late"])
 def test_what_trains_whole_is_not_run_again_and_larger_sizes_are_left_out(reason):
     model = own_steps.gan() if reason == "own step" else models.mlp()
-    facts, search, data = ModelFacts(model), planned(reason=reason), FitData(*models.rows(94))
+    facts, search, data = ModelFacts(model), planned(reason=reason), TrainingData(*models.rows(94))
     assert search.cut(model, facts, 32, data) == (32, ())
     assert not search.halve(facts, 32, 32)
     assert (search.plan.number, search.plan.micro_batch_size) == (2, 31)
@@ -292,22 +291,6 @@ def test_a_size_that_was_given_is_never_halved():
     search = SearchPlan((64,), 32, plan=dataclasses.replace(PLAN, reason="given"))
     assert not search.halve(ModelFacts(models.mlp()), 64, 32)
     assert search.plan.number == 1
-
-
-def test_the_rows_of_a_dataset_are_read_once_for_all_executions():
-    read = []
-
-    def rows():
-        read.append(None)
-        yield from zip(*models.rows(20), strict=True)
-
-    signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
-    dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
-    data = Samples()
-    found = [data.source(FitData(dataset), models.mlp()) for _ in range(3)]
-    assert len(read) == 1
-    assert found[0] is found[2]
-    assert found[0].rows[0].shape == (10, 8)
 
 
 def wide():

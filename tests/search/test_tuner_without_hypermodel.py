@@ -13,7 +13,7 @@ import kbatch
 from kbatch.search.default_batch_sizes import default_batch_sizes
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.build_function import as_hypermodel
-from kbatch.training.data.forms import FitData
+from kbatch.training.data.training_data import TrainingData
 
 DATA = models.rows(400)
 
@@ -84,7 +84,9 @@ class Batches(keras.utils.PyDataset):
     ],
 )
 def test_the_data_fill_the_largest_size_eight_times(arguments, largest):
-    sizes = default_batch_sizes(as_hypermodel(models.stock), FitData(*arguments), parallel=False)
+    sizes = default_batch_sizes(
+        as_hypermodel(models.stock), TrainingData(*arguments), parallel=False
+    )
     assert sizes == kbatch.powers_of_two(16, largest)
 
 
@@ -100,4 +102,6 @@ def test_the_data_fill_the_largest_size_eight_times(arguments, largest):
 )
 def test_where_the_data_do_not_say_sizes_must_be_given(arguments, parallel, message):
     with pytest.raises(ValueError, match=message):
-        default_batch_sizes(as_hypermodel(models.stock), FitData(*arguments), parallel=parallel)
+        default_batch_sizes(
+            as_hypermodel(models.stock), TrainingData(*arguments), parallel=parallel
+        )

@@ -6,10 +6,9 @@ import small_models as models
 from fake_clock import FakeClock
 
 from kbatch.throughput.updates import time_updates
-from kbatch.training.data.forms import FitData
-from kbatch.training.data.sample_rows import sample_of
+from kbatch.training.data.training_data import TrainingData
 
-SOURCE = sample_of(FitData(*models.rows(64)))
+SOURCE = TrainingData(*models.rows(64))
 layers = keras.layers
 
 

@@ -8,7 +8,7 @@ import pytest
 from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
-from kbatch.training.data.sample_rows import DataEnded
+from kbatch.training.data.training_data import DataEnded
 
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 

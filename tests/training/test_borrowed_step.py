@@ -6,7 +6,6 @@ import tensorflow as tf
 from equal_training import built
 
 from kbatch.training.data.forms import first_rows
-from kbatch.training.data.sample_rows import held_on_device, takes_int64
 from kbatch.training.train_step import borrowed_step
 
 
@@ -117,53 +116,3 @@ def test_a_model_without_weights_is_built_by_the_batch():
     measure(model, batch)
     assert model.built
     assert int(model.optimizer.iterations) == 0
-
-
-def tokens(*, metrics=("accuracy",), kind=keras.Sequential):
-    keras.utils.set_random_seed(1)
-    model = kind(
-        [
-            keras.layers.Input((6,), dtype="int32"),
-            keras.layers.Embedding(10, 4),
-            keras.layers.GlobalAveragePooling1D(),
-            keras.layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=list(metrics))
-    return model
-
-
-def test_int32_that_a_gpu_leaves_on_the_host_is_held_as_int64_and_trains_the_same(monkeypatch):
-    cpu = tf.config.list_logical_devices("CPU")
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind=None: cpu)  # As a GPU.
-    ids = np.random.default_rng(3).integers(0, 10, (8, 6)).astype("int32")
-    batch = (tf.constant(ids), tf.constant(ids[:, 0] % 3), tf.ones(8))
-    assert [leaf.dtype.name for leaf in held_on_device(batch)] == ["int32", "int32", "float32"]
-    model, expected = tokens(), tokens()
-    held = held_on_device(batch, widen=takes_int64(model))
-    assert [leaf.dtype.name for leaf in held] == ["int64", "int64", "float32"]
-    expected.train_on_batch(*batch)
-    with borrowed_step(model, held) as step:
-        step(held)
-        for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-            np.testing.assert_allclose(one, other, rtol=1e-5)
-
-
-def own_metric(y, predicted):
-    return tf.equal(y, tf.argmax(predicted, -1, tf.int32))
-
-
-class OwnLoss(keras.Sequential):
-    def compute_loss(self, **arguments):
-        return super().compute_loss(**arguments)
-
-
-def test_int32_stays_where_what_is_the_users_own_may_see_it():
-    assert takes_int64(tokens())
-    assert takes_int64(models.mlp(loss=keras.losses.SparseCategoricalCrossentropy()))
-    assert not takes_int64(tokens(metrics=[own_metric]))
-    assert not takes_int64(tokens(kind=OwnLoss))
-    assert not takes_int64(models.mlp(loss=models.own_loss))
-    undeclared = keras.Sequential([keras.layers.Dense(3)])
-    undeclared.compile("sgd", "mse")
-    assert not takes_int64(undeclared)

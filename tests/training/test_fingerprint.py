@@ -62,7 +62,6 @@ SAME = {
         {"loss": keras.losses.SparseCategoricalCrossentropy()},
         {"loss": keras.losses.SparseCategoricalCrossentropy()},
     ),
-    "lambda": ({"loss": lambda y, p: my_loss(y, p)}, {"loss": lambda y, p: my_loss(y, p)}),
 }
 
 OTHER = {
@@ -104,14 +103,10 @@ def test_the_policy_and_what_is_trained_matter():
     assert of() != of(build=frozen)
 
 
-class OwnBatchNormalization(layers.BatchNormalization):
-    """A class of the user's own, whose attributes are in the fingerprint."""
-
-
-@pytest.mark.parametrize("kind", [layers.BatchNormalization, OwnBatchNormalization])
-def test_what_follows_the_batch_size_is_no_other_model(kind):
+def test_what_follows_the_batch_size_is_no_other_model():
     def build(batch_size):
-        model = keras.Sequential([layers.Input((8,)), kind(), layers.Dense(3)])
+        parts = [layers.Input((8,)), layers.BatchNormalization(), layers.Dense(3)]
+        model = keras.Sequential(parts)
         model.compile(keras.optimizers.AdamW(), "mse")
         scale_model(
             model,
@@ -135,98 +130,6 @@ def test_a_subclass_that_does_not_describe_itself_is_told_by_its_weights():
     assert of(build=subclassed) != of(build=subclassed, units=5)
 
 
-TIMES = 2
-
-
-def applied(times, how):
-    """A model that applies one layer as often as `times` says, wherever that is told."""
-
-    class Applied(keras.Model):
-        turns = times if how == "class" else 1
-
-        def __init__(self):
-            super().__init__()
-            self.dense = layers.Dense(8)
-            if how == "attribute":
-                self.rounds = times
-
-        if how == "code" and times == 1:
-
-            def call(self, x):
-                return self.dense(x)
-
-        elif how == "code":
-
-            def call(self, x):
-                return self.dense(self.dense(x))
-
-        elif how == "constant" and times == 1:
-
-            def call(self, x):
-                return self.apply(x, 1)
-
-        elif how == "constant":
-
-            def call(self, x):
-                return self.apply(x, 3)
-
-        elif how == "closure":
-
-            def call(self, x):
-                return self.apply(x, times)
-
-        elif how == "global":
-
-            def call(self, x):
-                return self.apply(x, TIMES)
-
-        else:
-
-            def call(self, x):
-                return self.apply(x, self.turns * getattr(self, "rounds", 1))
-
-        def apply(self, x, times):
-            for _ in range(times):
-                x = self.dense(x)
-            return x
-
-    model = Applied()
-    model.compile("sgd", "mse")
-    model(np.zeros((1, 8), "float32"))
-    return model
-
-
-@pytest.mark.parametrize("how", ["code", "constant", "attribute", "class", "closure"])
-def test_how_often_a_layer_is_applied_matters_although_the_weights_are_the_same(how):
-    assert of(build=applied, times=1, how=how) == of(build=applied, times=1, how=how)
-    assert of(build=applied, times=1, how=how) != of(build=applied, times=3, how=how)
-
-
-def of_a_lambda():
-    scaled = layers.Lambda(lambda x: TIMES * x)
-    model = keras.Sequential([keras.Input((8,)), scaled, layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
-
-
-@pytest.mark.parametrize("build", [lambda: applied(1, "global"), of_a_lambda])
-def test_what_a_function_reads_of_its_module_matters(monkeypatch, build):
-    before = of(build=build)
-    assert of(build=build) == before
-    monkeypatch.setitem(globals(), "TIMES", 3)
-    assert of(build=build) != before
-
-
-def test_the_code_of_a_layer_inside_a_graph_matters():
-    def nested(times):
-        model = keras.Sequential([keras.Input((8,)), applied(times, "closure")])
-        model.compile("sgd", "mse")
-        return model
-
-    assert of(build=nested, times=1) == of(build=nested, times=1)
-    assert of(build=nested, times=1) != of(build=nested, times=3)
-
-
 @pytest.mark.parametrize("build", [models.mlp, subclassed])
 def test_training_does_not_change_it(build):
     model = build()
@@ -238,6 +141,4 @@ def test_training_does_not_change_it(build):
 
 
 def fingerprints():
-    builds = ({"loss": keras.losses.SparseCategoricalCrossentropy()}, {"loss": my_loss})
-    found = [of("mixed_float16", **each) for each in builds] + [of(build=branched)]
-    return [*found, of(build=subclassed), of(build=applied, times=3, how="closure")]
+    return [of("mixed_float16", loss=my_loss), of(build=branched), of(build=subclassed)]

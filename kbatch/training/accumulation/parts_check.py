@@ -34,7 +34,7 @@ from kbatch.training.accumulation import gradient_sum, output_losses
 from kbatch.training.accumulation.gradient_sum import as_tensor
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
 from kbatch.training.data.forms import (
-    FitData,
+    arrays_of,
     each_part,
     first_rows,
     is_composite,
@@ -44,7 +44,6 @@ from kbatch.training.data.forms import (
     row_count,
     rows_between,
 )
-from kbatch.training.data.sample_rows import DataEnded, Source, batch_of, sample_of
 from kbatch.training.model import batch_norms, installed_step, replica_count
 from kbatch.training.state import kept_state, kept_values
 
@@ -63,16 +62,6 @@ _SMALLEST_SHARE = 0.01
 # the "state" that a layer keeps in its `call`. A "layer" that mixes rows shows in the outputs.
 _Pass = dict[str, list[np.ndarray]]
 _KINDS = ("loss", "added", "gradient", "state")
-
-
-def sampled_parts_note(model: keras.Model, source: Source, most: int | None = None) -> Note | None:
-    """Compare rows of the data that a search or a measurement cuts into parts of at most `most`."""
-    try:
-        return parts_note(model, batch_of(source, model, _rows_to_compare(most)))
-    except DataEnded as ended:
-        if ended.rows < 1:
-            raise
-        return parts_note(model, batch_of(source, model, ended.rows))
 
 
 def parts_note(model: keras.Model, rows: Any) -> Note | None:
@@ -353,7 +342,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if isinstance(step, AccumulatingTrainStep) and not frozen:
             size = step.how.micro_batch_size
             cut = at_once > size * replica_count(model)
-            most = min(_rows_to_compare(size), int(row_count(rows)))
+            most = min(rows_to_compare(size), int(row_count(rows)))
             note = parts_note(model, first_rows(rows, most)) if cut else None
     # Data in which this finds no rows `fit` may take all the same.
     except Exception as error:
@@ -373,7 +362,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
     return getattr(type(model), name)(model, *args, **kwargs)
 
 
-def _rows_to_compare(micro_batch_size: int | None) -> int:
+def rows_to_compare(micro_batch_size: int | None = None) -> int:
     """Return how many rows to compare where batches are cut into parts of a size."""
     # Half of them are compared, up to 16 in parts of 2, 3 and 11. Fewer than four tell little.
     return 2 * min(16, max(micro_batch_size or 16, 4))
@@ -388,7 +377,10 @@ def _first_rows(given: dict[str, Any], *, batched: bool) -> tuple[Any, int]:
     elif isinstance(x, keras.utils.PyDataset) or is_dataset(x):
         batch = next(iter(x)) if is_dataset(x) else x[0]
     else:
-        sample: Any = sample_of(FitData(**{k: given[k] for k in FitData._fields if k in given}))
-        return sample.rows, sample.examples if batched else given.get("batch_size") or 32
+        parts = {"x": x, "y": given.get("y"), "weight": given.get("sample_weight")}
+        first: Any = each_part(lambda part: part[: rows_to_compare()], parts)
+        rows, _ = arrays_of(**first, class_weight=given.get("class_weight"))
+        whole = len(parts_of(x)[0]) if batched else given.get("batch_size") or 32
+        return each_part(np.asarray, rows), whole
     batch = each_part(lambda part: part if is_composite(part) else np.asarray(part), batch)
     return batch, int(row_count(batch))

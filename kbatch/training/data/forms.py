@@ -2,7 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
@@ -18,18 +18,6 @@ FORMS = (
     "Give arrays (NumPy, pandas, tensors, nested in dicts or tuples), a `tf.data.Dataset`, a "
     "`keras.utils.PyDataset`, or a function `batch_size -> tf.data.Dataset` (or PyDataset)."
 )
-
-
-class FitData(NamedTuple):
-    """The data arguments of `fit`, as Keras names them."""
-
-    x: Any = None
-    y: Any = None
-    sample_weight: Any = None
-    class_weight: Any = None
-    validation_data: Any = None
-    validation_split: float = 0.0
-    shuffle: bool = True
 
 
 def is_dataset(data: Any) -> bool:
@@ -88,7 +76,7 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
 
 def _read(data: keras.utils.PyDataset, number: int) -> Any:
     """Read a batch of a PyDataset as arrays."""
-    arrays, _ = arrays_of(FitData(*keras.utils.unpack_x_y_sample_weight(data[number])))
+    arrays, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(data[number]))
     return keras.tree.lists_to_tuples(each_part(np.asarray, arrays))
 
 
@@ -188,20 +176,19 @@ def first_rows(batch: Any, rows: int) -> Any:
     return each_part(lambda leaf: rows_between(leaf, 0, rows), batch)
 
 
-def arrays_of(data: FitData) -> tuple[Any, int]:
+def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = None) -> Any:
     """Return inputs, targets and sample weights as arrays, packed as in `fit`, and their rows."""
     # No tensor is made of an array: that would start TensorFlow's devices, and a worker process
     # would find the GPU taken.
-    weight = data.sample_weight
-    if data.class_weight is not None:
+    if class_weight is not None:
         if weight is not None:
             raise InputError(
                 "Give `class_weight` or `sample_weight`, not both. "
-                f"Received: class_weight={data.class_weight} and a sample_weight."
+                f"Received: class_weight={class_weight} and a sample_weight."
             )
-        check_class_weight(data.y)
-        weight = class_weight_to_sample_weights(np.asarray(data.y), data.class_weight)
-    given = (data.x, data.y, weight)
+        check_class_weight(y)
+        weight = class_weight_to_sample_weights(np.asarray(y), class_weight)
+    given = (x, y, weight)
     while given[-1] is None:
         given = given[:-1]
     arrays: Any = each_part(_array, given)

@@ -11,7 +11,7 @@ import tensorflow as tf
 from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.training.data.forms import by_input, named_inputs
-from kbatch.training.data.sample_rows import SampleRows, Source, rows_for
+from kbatch.training.data.training_data import TrainingData
 
 
 def declared_inputs(model: Any) -> Sequence[Any]:
@@ -108,24 +108,26 @@ _REFUSALS = (tf.errors.InvalidArgumentError, tf.errors.UnimplementedError)
 
 
 @contextlib.contextmanager
-def refusals_told(model: Callable[[], keras.Model], source: Source) -> Iterator[None]:
+def refusals_told(model: Callable[[], keras.Model], data: TrainingData) -> Iterator[None]:
     """Turn what a train step says of data that it refuses into what to give instead."""
     try:
         yield
     except InputError:
         raise
     except (ValueError, TypeError, *_REFUSALS) as error:
-        told = _refusal_text(error, model, source)
+        told = _refusal_text(error, model, data)
         if told is None:
             raise
         raise InputError(told) from error
 
 
-def _refusal_text(error: Exception, model: Callable[[], keras.Model], source: Source) -> str | None:
-    if not callable(source):
+def _refusal_text(
+    error: Exception, model: Callable[[], keras.Model], data: TrainingData
+) -> str | None:
+    if not data.is_function:
         built = model()
-        known = rows_for(source, built)
-        mismatch = row_mismatch(built, known.rows) if isinstance(known, SampleRows) else None
+        known = data.some_rows(built)
+        mismatch = known and row_mismatch(built, known.rows)
         if mismatch is not None:
             return mismatch
     if not isinstance(error, _REFUSALS):

@@ -5,8 +5,8 @@ from typing import Any
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.training.data.batches import in_batches
-from kbatch.training.data.forms import FitData, gives_batches
+from kbatch.training.data.forms import gives_batches
+from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import check_seed, seed_of
 
 
@@ -57,12 +57,7 @@ def training_dataset(
             f"Received: x of type {type(x).__name__}."
         )
     size = int(batch_size)
-    return in_batches(
-        FitData(x, y, sample_weight, shuffle=shuffle),
-        None,
-        batch_size=size,
-        largest_batch_size=size,
-        validation_batch_size=size,
-        # As in the first `fit` of an execution, from its first epoch.
-        seed=seed_of(check_seed(seed), 0, 0),
-    ).dataset
+    data = TrainingData(x, y, sample_weight, shuffle=shuffle)
+    # As in the first `fit` of an execution, from its first epoch.
+    first = seed_of(check_seed(seed), 0, 0)
+    return data.batches(size, seed=first, largest_batch_size=size).dataset

@@ -1,0 +1,359 @@
+"""The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
+
+import dataclasses
+import hashlib
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.library_internals import (
+    build_symbolically,
+    make_class_weight_map_fn,
+    train_validation_split,
+)
+from kbatch.records.notes import Note
+from kbatch.training.data.array_rows import ArrayRows
+from kbatch.training.data.forms import (
+    FORMS,
+    arrays_of,
+    as_dataset,
+    batches_of,
+    called_for,
+    check_class_weight,
+    each_part,
+    gives_batches,
+    is_batched,
+    is_dataset,
+    open_spec,
+    parts_of,
+    rows_of,
+)
+from kbatch.training.data.validation import in_blocks, most_examples
+from kbatch.training.model import build_ahead, user_step
+
+_MOST_ROWS = 64
+_ELEMENTS_LOOKED_AT = 16
+
+
+class Sample(NamedTuple):
+    """Some rows of the data, and how many there are in all."""
+
+    rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
+    # None where the data do not tell; of a long dataset of batches at most so many.
+    examples: int | None
+    note: Note | None = None  # What a reader must know of the choice.
+
+
+class Batches(NamedTuple):
+    """Training data in batches of one size, and what they are validated on."""
+
+    dataset: tf.data.Dataset
+    validation_data: Any  # Arrays, or a dataset in validation batches, or None.
+    validation_batch_size: int
+    validation_batches: int | None  # At most, None where that is not known.
+    examples: int | None  # At most in an epoch, None where that is not known.
+    # Fingerprint of the order of arrays, None where it is drawn without a seed; of a dataset only
+    # its batches tell it.
+    order: str | None
+    of_dataset: bool
+    epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
+
+
+class DataEnded(Exception):
+    """A data function that has fewer examples than a batch needs: so many `rows`."""
+
+    def __init__(self, rows: int):
+        super().__init__(rows)
+        self.rows = rows
+
+
+@dataclasses.dataclass(eq=False)
+class TrainingData:
+    """The data arguments of `fit`, and what was read of them: a dataset is sampled once.
+
+    A copy that travels to another process has the sample alone, or the function that makes data.
+    """
+
+    x: Any = None
+    y: Any = None
+    sample_weight: Any = None
+    class_weight: Any = None
+    validation_data: Any = None
+    validation_split: float = 0.0
+    shuffle: bool = True
+
+    def __post_init__(self):
+        self._sample: _Sampled | None = None
+        self._rows: ArrayRows | None = None  # All, with the graphs that shuffle and gather them.
+
+    def __reduce__(self):
+        if self.is_function:
+            return TrainingData, (self.x,)
+        return TrainingData, (), {"_sample": self._sampled()}
+
+    @classmethod
+    def of_example(cls, example: Any) -> "TrainingData":
+        """Take one example, x or (x, y) without a batch axis, for a sample of unknown data."""
+        # As in Keras, a tuple is (x, y).
+        parts = example if isinstance(example, tuple) else (example,)
+        rows, _ = arrays_of(*each_part(lambda leaf: np.asarray(leaf)[None], parts))
+        data = cls()
+        data._sample = _Sampled(None, None, Sample(_as_numpy(rows), None))
+        return data
+
+    @property
+    def is_function(self) -> bool:
+        return callable(self.x) and not isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
+
+    def is_same(self, other: "TrainingData") -> bool:
+        names = [field.name for field in dataclasses.fields(self)]
+        return all(getattr(self, name) is getattr(other, name) for name in names)
+
+    def check(self) -> None:
+        """Refuse data of which no rows can be taken; a dataset is read."""
+        if self.is_function:
+            self._check_given()
+        else:
+            self._sampled()
+
+    def some_rows(self, model: Any) -> Sample | None:
+        """Return rows of the data; None of a function, which makes datasets of any batch size.
+
+        Of a dataset they are those of its largest element: the longest sequence needs most memory.
+        """
+        if self.is_function:
+            return None
+        known = self._sampled()
+        batched = known.spec is not None and is_batched(known.spec, model)
+        return (known.batches if batched else None) or known.examples
+
+    def row_shapes(self, model: Any) -> tuple[tuple[int, ...], ...] | None:
+        """Return the shapes of one row, where longer ones need more memory; None of a function."""
+        known = self.some_rows(model)
+        return known and tuple(tuple(leaf.shape[1:]) for leaf in parts_of(known.rows))
+
+    def build(self, model: keras.Model) -> None:
+        """Build a model, its metrics and its optimizer from the shapes of the data."""
+        known = self.some_rows(model)
+        if known is not None:
+            spec = each_part(open_spec, known.rows)
+        elif model.built:
+            return
+        else:
+            spec = called_for(self.x, model, 1).element_spec
+        if model.built or user_step(model) is not None:
+            build_ahead(model, spec)
+        else:
+            build_symbolically(model, spec)
+
+    def repeated(self, rows: int, model: keras.Model) -> tf.data.Dataset:
+        """Return endless batches of so many rows of the sample, or those of a data function."""
+        known = self.some_rows(model)
+        if known is None:
+            return called_for(self.x, model, rows)
+        # tf.data would pack a list into one tensor.
+        parts = keras.tree.lists_to_tuples(known.rows)
+        count = keras.tree.flatten(parts)[0].shape[0]
+        # A length that is not known until it runs: one graph serves all sizes.
+        sizes = tf.data.Dataset.from_tensors(tf.constant(rows)).repeat()
+        return sizes.map(
+            lambda size: each_part(lambda leaf: tf.gather(leaf, tf.range(size) % count), parts)
+        )
+
+    def sample(self, rows: int, model: keras.Model, *, fewest: int | None = None) -> Any:
+        """Return a batch of so many rows, on the device.
+
+        Raises:
+            DataEnded: If a data function gives fewer than that, or than `fewest`.
+        """
+        batch = next(iter(self.repeated(rows, model)), None)
+        found = 0 if batch is None else rows_of(batch)
+        if found < (fewest or rows):
+            raise DataEnded(found)
+        return held_on_device(batch)
+
+    def batches(
+        self,
+        batch_size: int,
+        model: Any = None,  # Arrays need none.
+        *,
+        seed: int | None,
+        largest_batch_size: int = 1,  # The data must fill it once.
+        validation_batch_size: int = 1,
+        validation_steps: int | None = None,
+        endless: bool = False,  # Arrays go on from epoch to epoch: to begin an iterator takes time.
+    ) -> Batches:
+        """Return all rows in batches of one size, each epoch of arrays in an order of its own."""
+        x, y, weight, validation_data = self._split()
+        order = epoch_steps = None
+        if of_dataset := gives_batches(x):
+            dataset = batches_of(x, model, batch_size, shuffle=self.shuffle, seed=seed)
+            examples = most_examples(x, model) if is_dataset(x) else None
+            if self.class_weight is not None:
+                check_class_weight(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1])
+                dataset = dataset.map(make_class_weight_map_fn(self.class_weight))
+            dataset = dataset.prefetch(tf.data.AUTOTUNE)
+        else:
+            if self._rows is None:
+                arrays, _ = arrays_of(x, y, weight, self.class_weight)
+                self._rows = ArrayRows(arrays, shuffle=self.shuffle)
+            examples = self._rows.examples
+            if endless:
+                dataset = self._rows.endless(batch_size, seed=seed)
+                epoch_steps = -(-examples // batch_size)
+            else:
+                dataset = self._rows.epoch(batch_size, seed=seed)
+            if seed is not None or not self.shuffle:
+                drawn = repr(seed if self.shuffle else "as given")
+                order = hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
+        if examples is not None and examples < largest_batch_size:
+            raise InputError(
+                "A batch cannot be larger than the training set: leave out the batch sizes above "
+                f"{examples}. Received: batch_size={largest_batch_size} for {examples} examples."
+            )
+        validation = in_blocks(
+            validation_data, model, batch_size=validation_batch_size, steps=validation_steps
+        )
+        return Batches(dataset, *validation, examples, order, of_dataset, epoch_steps)
+
+    def count_examples(self, build: Callable[[], keras.Model], batch_size: int) -> int | None:
+        """Count the training examples of an epoch, None where they are not known before it.
+
+        A data function is called with `batch_size`; what a batch is depends on the model.
+        """
+        x, y, weight, _ = self._split()
+        if not gives_batches(x):
+            return arrays_of(x, y, weight, self.class_weight)[1]
+        if isinstance(x, keras.utils.PyDataset):
+            return x.num_batches and x.num_batches * keras.tree.flatten(x[0])[0].shape[0]
+        model = build()
+        return most_examples(x if is_dataset(x) else called_for(x, model, batch_size), model)
+
+    def _check_given(self) -> None:
+        if self.x is None:
+            raise InputError(
+                f"There is no training data: `x` is missing. {FORMS} Received: x=None."
+            )
+        if gives_batches(self.x) and not (self.y is None and self.sample_weight is None):
+            raise InputError(
+                "A dataset brings its own targets and sample weights, as (x, y) or "
+                "(x, y, sample_weight): leave out `y` and `sample_weight`. "
+                f"Received: y of type {type(self.y).__name__}, sample_weight of type "
+                f"{type(self.sample_weight).__name__}."
+            )
+
+    def _split(self) -> tuple[Any, Any, Any, Any]:
+        """Return inputs, targets and weights to train on, and what to validate on."""
+        self._check_given()
+        whole = self.x, self.y, self.sample_weight
+        if not self.validation_split or self.validation_data is not None:
+            return (*whole, self.validation_data)
+        if gives_batches(self.x):
+            raise InputError(
+                "`validation_split` splits arrays only: give `validation_data` beside a dataset. "
+                f"Received: validation_split={self.validation_split}."
+            )
+        try:
+            split: Any = train_validation_split(whole, validation_split=self.validation_split)
+        except (ValueError, TypeError) as error:
+            raise InputError(str(error)[:300]) from error
+        return (*split[0], split[1])
+
+    def _sampled(self) -> "_Sampled":
+        # To read a dataset again may fill a buffer of shuffling.
+        if self._sample is None:
+            self._check_given()
+            data: Any = as_dataset(self.x)
+            self._sample = _first_elements(data) if is_dataset(data) else self._first_rows()
+        return self._sample
+
+    def _first_rows(self) -> "_Sampled":
+        parts = parts_of(self.x)
+        first: Any = keras.tree.map_structure(
+            lambda leaf: leaf[:_MOST_ROWS] if hasattr(leaf, "__getitem__") else leaf,
+            {"x": self.x, "y": self.y, "weight": self.sample_weight},
+        )
+        rows, count = arrays_of(**first, class_weight=self.class_weight)
+        if not count:
+            raise InputError("The data are empty: give arrays with rows. Received: 0 examples.")
+        return _Sampled(None, None, Sample(_as_numpy(rows), len(parts[0])))
+
+
+class _Sampled(NamedTuple):
+    """Rows as batches and as examples, until a model tells which they are."""
+
+    spec: Any  # Of an element of a dataset; None of arrays, whose rows are examples.
+    batches: Sample | None  # None where a part of the elements has no axis.
+    examples: Sample
+
+
+def _as_numpy(nested: Any) -> Any:
+    return each_part(np.asarray, nested)
+
+
+def _first_elements(dataset: tf.data.Dataset) -> _Sampled:
+    """Read elements one after the other, as batches where they may be, and as examples."""
+    spec = dataset.element_spec
+    for part in tf.nest.flatten(spec):
+        if isinstance(part, (tf.RaggedTensorSpec, tf.SparseTensorSpec)):
+            kind = part.value_type.__name__
+            raise InputError(
+                f"No rows can be taken out of a {kind}: convert the data with `.to_tensor()` or "
+                "`tf.sparse.to_dense`. A search trains them in whole batches with "
+                f"`micro_batch_size=None`. Received: a dataset with a {kind}."
+            )
+    may_be_batches = all(part.shape.rank != 0 for part in keras.tree.flatten(spec))
+    cardinality = int(dataset.cardinality())
+    batches, examples = _Reading(cardinality), _Reading(cardinality)
+    for element in dataset.take(_ELEMENTS_LOOKED_AT):
+        arrays = _as_numpy(element)
+        # The rank of what `tf.py_function` returns is known only now.
+        may_be_batches = may_be_batches and all(part.ndim for part in keras.tree.flatten(arrays))
+        examples.add(each_part(lambda leaf: leaf[None], arrays))
+        if may_be_batches:
+            batches.add(arrays)
+    if not examples.counts:
+        raise InputError("The dataset is empty: give one that has elements. Received: no element.")
+    return _Sampled(spec, batches.sample() if may_be_batches else None, examples.sample())
+
+
+class _Reading:
+    """Elements read as batches, or as examples of one row: the rows of the largest one."""
+
+    def __init__(self, cardinality: int):
+        self.counts: list[int] = []  # Rows of each element.
+        self._cardinality = cardinality
+        self._row_bytes: list[float] = []
+        self._rows: Any = None
+
+    def add(self, element: Any) -> None:
+        leaves = parts_of(element)
+        count = leaves[0].shape[0]
+        size = sum(leaf.nbytes for leaf in leaves) / max(1, count)
+        if size > max(self._row_bytes, default=-1.0):  # A view would keep the whole element.
+            self._rows = each_part(lambda leaf: np.array(leaf[:_MOST_ROWS]), element)
+        self._row_bytes.append(size)
+        self.counts.append(count)
+
+    def sample(self) -> Sample:
+        """Return the rows, with at most how many there are in the dataset."""
+        examples = None
+        if self._cardinality >= 0:
+            seen_all = self._cardinality <= len(self.counts)
+            examples = sum(self.counts) if seen_all else self._cardinality * max(self.counts)
+        differ = len(set(self._row_bytes)) > 1
+        note = Note.of("rows_differ", elements=len(self.counts)) if differ else None
+        return Sample(self._rows, examples, note)
+
+
+def held_on_device(batch: Any) -> Any:
+    """Copy a batch to the first GPU, where there is one; texts stay where they are."""
+    gpus = tf.config.list_logical_devices("GPU")
+    if not gpus:
+        return batch
+    with tf.device(gpus[0].name):
+        return each_part(lambda leaf: leaf if leaf.dtype == tf.string else tf.identity(leaf), batch)

@@ -1,0 +1,333 @@
+"""Every form of data: a sample of rows, and batches of any size."""
+
+import pickle
+
+import keras
+import numpy as np
+import pandas as pd
+import pytest
+import small_models as models
+import tensorflow as tf
+
+from kbatch.errors import InputError
+from kbatch.search.timed_fit import SearchFeed
+from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.training.data.validation import in_blocks
+
+MODEL = models.mlp()
+X, Y = models.rows(94)
+
+
+def batches_of(data, batch_size=32, model=MODEL, seed=0):
+    return data.batches(
+        batch_size,
+        model,
+        seed=seed,
+        largest_batch_size=batch_size,
+        validation_batch_size=16,
+    )
+
+
+def lengths(dataset):
+    return [len(keras.tree.flatten(batch)[0]) for batch in dataset]
+
+
+def sliced(*parts):
+    return tf.data.Dataset.from_tensor_slices(parts)
+
+
+class Sequence(keras.utils.PyDataset):
+    def __init__(self, size, workers=1):
+        super().__init__(workers=workers)
+        self.size = size
+        self.epochs = []
+
+    def __len__(self):
+        return -(-len(X) // self.size)
+
+    def __getitem__(self, index):
+        rows = slice(index * self.size, (index + 1) * self.size)
+        return X[rows].astype("float64"), Y[rows]
+
+    def on_epoch_end(self):
+        self.epochs.append("ended")
+
+
+FORMS = {
+    "arrays": TrainingData(X, Y),
+    "tensors": TrainingData(tf.constant(X), tf.constant(Y)),
+    "pandas": TrainingData(pd.DataFrame(X.astype("float64")), pd.Series(Y)),
+    "examples": TrainingData(sliced(X, Y)),
+    "batches": TrainingData(sliced(X, Y).batch(7)),
+    "PyDataset": TrainingData(Sequence(7)),
+    "PyDataset of three workers": TrainingData(Sequence(7, workers=3)),
+    "function of PyDatasets": TrainingData(Sequence, shuffle=False),
+    "function": TrainingData(lambda batch_size: sliced(X, Y).batch(batch_size)),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_all_rows_in_batches_of_the_size(form):
+    dataset = batches_of(FORMS[form]).dataset
+    assert lengths(dataset) == [32, 32, 30]
+    seen = np.concatenate([x for x, _ in dataset.as_numpy_iterator()])
+    np.testing.assert_allclose(np.sort(seen, axis=0), np.sort(X, axis=0))
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_batches_of_few_rows_also_in_another_process(form):
+    data = FORMS[form]
+    if data.is_function:
+        x, y = data.sample(10, MODEL)
+        np.testing.assert_allclose(x, X[:10])
+        with pytest.raises(DataEnded) as ended:
+            data.sample(95, MODEL)
+        assert ended.value.rows == 94
+        return
+    known = data.some_rows(MODEL)
+    count = len(keras.tree.flatten(known.rows)[0])
+    of_batches = form == "batches" or "Py" in form
+    assert count == (1 if form == "examples" else 7 if of_batches else 64)
+    assert (known.examples, known.note) == (None if "Py" in form else 94, None)
+    sent = pickle.loads(pickle.dumps(data))
+    for size in (1, count, 100):
+        wanted = np.arange(size) % count
+        x, y = sent.sample(size, MODEL)
+        np.testing.assert_allclose(x, X[wanted], rtol=1e-6)
+        np.testing.assert_array_equal(np.ravel(y), Y[wanted])
+    assert sent.repeated(5, MODEL).element_spec[0].shape.as_list() == [None, 8]
+
+
+def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
+    read, feed = [], SearchFeed()
+
+    def rows():
+        read.append(None)
+        yield from zip(X, Y, strict=True)
+
+    signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
+    dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
+    found = [feed.data(TrainingData(dataset)).some_rows(models.mlp()) for _ in range(3)]
+    assert len(read) == 1
+    assert found[0] is found[2]
+    arrays = feed.data(TrainingData(X, Y))
+    assert feed.data(TrainingData(X, Y)) is arrays
+    assert feed.data(TrainingData(X, Y, shuffle=False)) is not arrays
+
+
+def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them():
+    x, y = next(iter(batches_of(FORMS["pandas"]).dataset))
+    assert (x.dtype, x.shape, y.shape) == (tf.float32, (32, 8), (32, 1))
+    frame = pd.DataFrame({"age": Y, "fare": X[:, 0].astype("float64"), "alone": Y > 1})
+    x, _ = next(iter(batches_of(TrainingData(frame, Y, shuffle=False)).dataset))
+    np.testing.assert_allclose(x, np.stack([Y, X[:, 0], Y > 1], axis=1)[:32], rtol=1e-6)
+    assert x.dtype == tf.float32
+
+
+def test_nested_parts_and_weights_keep_their_structure():
+    data = TrainingData({"a": [X, X[:, :1]], "b": (Y, None)}, [Y, X], np.arange(94.0))
+    for x, y, weight in (next(iter(batches_of(data).dataset)), data.sample(32, MODEL)):
+        assert [part.shape for part in x["a"]] == [(32, 8), (32, 1)]
+        assert (x["b"][0].shape, x["b"][1]) == ((32,), None)
+        assert [part.shape for part in y] == [(32,), (32, 8)]
+        np.testing.assert_allclose(y[1], X[weight.numpy().astype(int)])
+    x, y, weight = next(iter(batches_of(TrainingData(X, sample_weight=np.ones(94))).dataset))
+    assert (x.shape, y, weight.shape) == ((32, 8), None, (32,))
+
+
+def orders(seed):
+    data = TrainingData(np.arange(94.0)[:, None], Y)
+    dataset = batches_of(data, 94, seed=seed).dataset
+    return [next(dataset.as_numpy_iterator())[0].ravel().astype(int).tolist() for _ in range(3)]
+
+
+def test_arrays_are_shuffled_anew_in_each_epoch_and_alike_for_a_seed():
+    first = orders(seed=0)
+    assert first[0] != first[1] != first[2]
+    assert sorted(first[0]) == list(range(94))
+    assert orders(seed=0) == first
+    assert orders(seed=1) != first
+    kept = batches_of(TrainingData(X, Y, shuffle=False)).dataset
+    np.testing.assert_array_equal(np.concatenate([x for x, _ in kept]), X)
+
+
+def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
+    sequence = Sequence(32)
+    dataset = batches_of(TrainingData(sequence)).dataset
+    orders = [
+        [len(x) for x, _ in dataset] + [float(next(iter(dataset))[0][0, 0])] for _ in range(6)
+    ]
+    assert len({order[-1] for order in orders}) > 1
+    assert len(sequence.epochs) == 11
+    kept = batches_of(TrainingData(Sequence(32), shuffle=False)).dataset
+    np.testing.assert_allclose(np.concatenate([x for x, _ in kept]), X)
+
+
+@pytest.mark.parametrize("form", ["arrays", "batches"])
+def test_class_weights_become_sample_weights_and_a_class_without_one_weighs_one(form):
+    data = TrainingData(FORMS[form].x, FORMS[form].y, class_weight={1: 5.0, 2: 0.5})
+    _, y, weight = next(iter(batches_of(data).dataset))
+    np.testing.assert_allclose(weight, np.array([1.0, 5.0, 0.5])[y])
+
+
+def test_validation_split_takes_the_last_rows_before_shuffling():
+    batches = batches_of(TrainingData(X, Y, validation_split=0.25), 10)
+    x, y = batches.validation_data[:2]
+    np.testing.assert_array_equal(x, X[-24:])
+    np.testing.assert_array_equal(y, Y[-24:])
+    assert sum(lengths(batches.dataset)) == batches.examples == 70
+
+
+@pytest.mark.parametrize("steps", [None, 2])
+@pytest.mark.parametrize("form", ["arrays", "examples", "batches", "function", "unknown"])
+def test_validation_data_are_cut_into_at_most_50_blocks(form, steps):
+    data = {
+        "arrays": (X, Y),
+        "examples": sliced(X, Y),
+        "batches": sliced(X, Y).batch(50),
+        "function": lambda size: sliced(X, Y).batch(size),
+        "unknown": sliced(X, Y).batch(50).filter(lambda *_: True),
+    }[form]
+    found, batch_size, batches = in_blocks(data, MODEL, batch_size=16, steps=steps)
+    # 94 rows in blocks of two; of a length that is not known, batches of the size given.
+    if steps is None and form == "unknown":
+        assert (batch_size, batches) == (16, None)
+        assert lengths(found) == [16, 16, 16, 16, 16, 14]
+        return
+    rows, size = (94, 2) if steps is None else (32, 1)
+    assert batch_size == size
+    assert rows // size <= batches <= 50
+    x = found[0] if form == "arrays" else np.concatenate([x for x, _ in found])
+    np.testing.assert_array_equal(x, X[:rows])
+    assert form == "arrays" or set(lengths(found)) == {size}
+
+
+def padded(size):
+    rows = [(np.ones(n, "float32"), n % 2) for n in (3, 3, 4, 4, 5, 5)]
+    spec = (tf.TensorSpec((None,)), tf.TensorSpec((), tf.int32))
+    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
+    return data.padded_batch(size)
+
+
+def test_validation_batches_of_lengths_of_their_own_stay_as_they_are():
+    model = keras.Sequential([keras.Input((None,)), keras.layers.Lambda(lambda x: x[:, :1])])
+    batches = batches_of(TrainingData(padded, validation_data=padded(2)), 6, model=model)
+    assert [x.shape for x, _ in batches.validation_data] == [(2, 3), (2, 4), (2, 5)]
+
+
+@pytest.mark.parametrize("batched", [False, True])
+def test_a_list_of_named_inputs_takes_columns_in_a_dict_by_their_names(batched):
+    inputs = [keras.Input((3,), name="z"), keras.Input((1,), name="q")]
+    model = keras.Model(inputs, keras.layers.Dense(3)(keras.layers.Concatenate()(inputs)))
+    data = sliced({"q": X[:, 0], "z": X[:, :3]}, Y)
+    data = data.batch(10) if batched else data
+    assert lengths(batches_of(TrainingData(data), model=model).dataset) == [32, 32, 30]
+
+
+def test_an_unbuilt_model_takes_batched_and_unbatched_datasets():
+    model = keras.Sequential([keras.layers.Dense(3)])
+    for form in ("examples", "batches"):
+        assert lengths(batches_of(FORMS[form], model=model).dataset) == [32, 32, 30]
+
+
+def generated(elements, *shapes):
+    signature = tuple(tf.TensorSpec(shape) for shape in shapes)
+    return tf.data.Dataset.from_generator(lambda: iter(elements), output_signature=signature)
+
+
+def test_of_elements_that_differ_rows_of_the_largest_are_kept_and_said():
+    batches = [(np.full((rows, 8), rows), np.zeros(rows)) for rows in (100, 300, 100, 300)]
+    data = TrainingData(generated(batches, (None, 8), (None,)))
+    found = data.some_rows(models.mlp())
+    assert [part.shape for part in found.rows] == [(64, 8), (64,)]
+    assert all(part.base is None for part in found.rows)  # A view would keep the whole batch.
+    assert (found.examples, found.note) == (None, None)
+    model = keras.Sequential([keras.Input((None, 8)), keras.layers.Dense(3)])
+    sequences = [(np.zeros((length, 8)), 0) for length in (3, 50, 9)]
+    found = TrainingData(generated(sequences, (None, 8), ())).some_rows(model)
+    assert found.rows[0].shape == (1, 50, 8)
+    assert found.note.values["elements"] == 3
+
+
+@pytest.mark.parametrize(
+    ("dataset", "examples"),
+    [
+        (sliced(X, Y).batch(3), 96),  # Beyond those that are read, all count as full.
+        (sliced(X, Y).repeat(), None),
+        (sliced(X, Y).filter(lambda x, y: y > 0), None),
+    ],
+)
+def test_a_dataset_tells_its_examples_where_it_knows(dataset, examples):
+    assert TrainingData(dataset).some_rows(models.mlp()).examples == examples
+
+
+def test_examples_of_a_python_function_are_no_batches_though_their_rank_is_unknown():
+    targets = tf.data.Dataset.range(6).map(lambda k: tf.py_function(float, [k], tf.float32))
+    data = TrainingData(tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X), targets))
+    x, y = data.sample(4, MODEL)
+    assert (x.shape, y.shape, data.some_rows(MODEL).examples) == ((4, 8), (4,), 6)
+
+
+def test_one_example_gets_a_batch_axis():
+    data = TrainingData.of_example((np.zeros((7, 8), "float32"), 2))
+    assert [part.shape for part in data.sample(4, MODEL)] == [(4, 7, 8), (4,)]
+    assert data.some_rows(MODEL).examples is None
+
+
+REFUSED = {
+    "both weights": (TrainingData(X, Y, np.ones(94), {1: 2.0}), "not both"),
+    "nothing": (TrainingData(), "`x` is missing"),
+    "generator": (TrainingData(pair for pair in [(X, Y)]), "tf.data.Dataset"),
+    "class weights of two outputs": (TrainingData(X, [Y, Y], class_weight={1: 2.0}), "single"),
+    "columns of two types": (
+        TrainingData(pd.DataFrame({"a": [1, 2], "b": [True, False]})),
+        r"b \(bool\)",
+    ),
+    "list of numbers": (TrainingData([1.0, 2.0], Y), "Give arrays"),
+    "sparse": (TrainingData(tf.sparse.from_dense(X), Y), "SparseTensor"),
+    "dataset and targets": (TrainingData(sliced(X), Y), "leave out `y`"),
+    "function and targets": (TrainingData(lambda size: sliced(X), Y), "leave out `y`"),
+    "texts": (TrainingData(X, np.array(["a"] * 94)), "Targets are numbers"),
+}
+NOT_IN_BATCHES = {
+    "different lengths": (TrainingData(X, Y[:-1]), "as many rows"),
+    "function of arrays": (TrainingData(lambda batch_size: X), "must return a `tf.data.Dataset`"),
+    "function without batches": (
+        TrainingData(lambda b: sliced(X, Y)),
+        r"\.batch\(batch_size\)",
+    ),
+    "dataset of images": (TrainingData(sliced(X[None, None, None], Y[:1])), "compare"),
+    "split of a dataset": (TrainingData(sliced(X, Y), validation_split=0.2), "validation_data"),
+    "batch above the arrays": (TrainingData(X[:20], Y[:20]), "batch_size=32 for 20"),
+    "batch above the dataset": (TrainingData(sliced(X, Y).take(20)), "batch_size=32 for 20"),
+    "iterator to validate on": (
+        TrainingData(X, Y, validation_data=iter([(X, Y)])),
+        "used up by the first trial",
+    ),
+}
+NO_ROWS = {
+    "no array": (TrainingData(5), "Give arrays"),
+    "no elements": (TrainingData(sliced(X, Y).take(0)), "empty"),
+    "no rows": (TrainingData(X[:0], Y[:0]), "empty"),
+    "ragged": (TrainingData(sliced(tf.ragged.constant([[1], [2, 3]]))), "to_tensor"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED | NOT_IN_BATCHES)
+def test_data_that_cannot_be_batched_are_refused_with_what_to_give(case):
+    data, message = (REFUSED | NOT_IN_BATCHES)[case]
+    with pytest.raises(InputError, match=message):
+        batches_of(data)
+
+
+@pytest.mark.parametrize("case", REFUSED | NO_ROWS)
+def test_data_without_rows_to_take_are_refused_with_what_to_give(case):
+    data, message = (REFUSED | NO_ROWS)[case]
+    with pytest.raises(InputError, match=message):
+        data.check()
+
+
+def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
+    sequences = sliced(np.zeros((94, 50, 4), "float32"), np.zeros((94, 50, 4), "float32"))
+    with pytest.raises(InputError, match=r"begin it with `keras.Input`"):
+        batches_of(TrainingData(sequences), model=keras.Sequential([keras.layers.Dense(4)]))
