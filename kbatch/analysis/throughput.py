@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from statistics import quantiles
-from typing import NamedTuple
 
 import numpy as np
 
@@ -51,37 +50,6 @@ def steady_windows(
         more_rows, more_s = windows.pop() if windows else (0, 0.0)
         windows.append((more_rows + rows, more_s + seconds))
     return [rows for rows, _ in windows], [seconds for _, seconds in windows]
-
-
-class PowerIntegral(NamedTuple):
-    """The energy between the first and the last reading of a power, by the trapezoid rule."""
-
-    energy_j: float = 0.0  # So far; 0 before the second reading.
-    first_s: float | None = None
-    last_s: float | None = None
-    last_w: float = 0.0
-
-    def add(self, time_s: float, power_w: float | None) -> "PowerIntegral":
-        if power_w is None:
-            return self
-        if self.last_s is None:
-            return PowerIntegral(0.0, time_s, time_s, power_w)
-        added_j = (self.last_w + power_w) / 2 * (time_s - self.last_s)
-        return PowerIntegral(self.energy_j + added_j, self.first_s, time_s, power_w)
-
-    def between(self, start_s: float, end_s: float) -> float | None:
-        """Return the energy from `start_s` to `end_s` in joules, None if readings miss an end."""
-        if self.first_s is None or self.last_s is None or start_s == end_s:
-            return None
-        covered = self.first_s <= start_s and end_s <= self.last_s
-        return self.energy_j if covered else None
-
-
-def counted_energy_j(first_mj: int | None, last_mj: int | None) -> float | None:
-    """Return the energy between two readings of a counter that only rises."""
-    if first_mj is None or last_mj is None or last_mj < first_mj:
-        return None
-    return (last_mj - first_mj) / 1e3
 
 
 class ThinnedSeries:

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING, TypeVar
 
 import psutil
 
-from kbatch.analysis.throughput import PowerIntegral, ThinnedSeries, counted_energy_j
+from kbatch.analysis.throughput import ThinnedSeries
 from kbatch.device.gpus import (
+    GpuReading,
     NvmlGpu,
     NvmlUnavailableError,
     TensorFlowMemory,
@@ -34,8 +35,7 @@ class _GpuTally:
         self._devices = tensorflow_devices
         self._memory = memory
         self._series = ThinnedSeries(columns=len(GpuSample.__dataclass_fields__))
-        self._power = PowerIntegral()
-        self._counters_mj: list[int | None] = []
+        self._ends: list[GpuReading] = []  # The first reading and the last.
         self._last_mj = 0
         self._counter_fell = False
 
@@ -45,19 +45,21 @@ class _GpuTally:
             reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
         *shown, counter_mj = reading
         self._series.add((time_s, *shown))
-        self._power = self._power.add(time_s, reading.power_w)
-        # The first and the last, if it never fell: one that began again may have passed its start.
-        self._counters_mj[1:] = [counter_mj]
+        self._ends[1:] = [reading]
         if counter_mj is not None:
+            # One that began again may have passed its start.
             self._counter_fell |= counter_mj < self._last_mj
             self._last_mj = counter_mj
 
     def usage(self, duration_s: float) -> GpuUsage:
-        energy_j = counted_energy_j(self._counters_mj[0], self._counters_mj[-1])
-        source: str | None = "counter"
-        if energy_j is None or self._counter_fell:
-            energy_j = self._power.between(0.0, duration_s)
-            source = None if energy_j is None else "power"
+        first, last = self._ends[0], self._ends[-1]
+        mean = _sample(GpuSample, self._series.mean)
+        energy_j = source = None
+        counters = first.energy_counter_mj, last.energy_counter_mj
+        if counters[0] is not None and counters[1] is not None and not self._counter_fell:
+            energy_j, source = (counters[1] - counters[0]) / 1e3, "counter"
+        elif mean.power_w is not None and None not in (first.power_w, last.power_w):
+            energy_j, source = mean.power_w * duration_s, "power"
         return GpuUsage(
             name=self._gpu.name,
             pci_bus_id=self._gpu.pci_bus_id,
@@ -67,7 +69,7 @@ class _GpuTally:
             mig=self._gpu.mig,
             energy_j=energy_j,
             energy_source=source,
-            mean=_sample(GpuSample, self._series.mean),
+            mean=mean,
             samples=tuple(_sample(GpuSample, row) for row in self._series.means),
             uuid=self._gpu.uuid,
         )
@@ -115,8 +117,8 @@ class GpuMonitor:
     every `interval_s` and at the end. NVML shows a GPU as a whole, with other processes and, where
     it is split into instances (MIG), the power of all of them. Energy is the difference of the
     driver's counter, which moves in steps: a block of milliseconds may show none. Without a
-    counter it is the integral of the power. Memory is TensorFlow's own count on an instance, and
-    where GPU and host share one memory.
+    counter it is the mean power times the seconds. Memory is TensorFlow's own count on an
+    instance, and where GPU and host share one memory.
 
     Example:
 

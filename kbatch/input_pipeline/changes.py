@@ -240,14 +240,12 @@ def _bytes(element: Iterable[np.ndarray]) -> int:
 
 
 _FEWEST_WORKERS = 2
-_LONGER_QUEUE = 4
 _PROCESSES_START_S = 10.0
 
 
 def worker_changes(dataset: keras.utils.PyDataset, *, timeout_s: float) -> list[Change]:
-    """Find the settings of a `PyDataset` to try: threads, processes and a longer queue."""
+    """Find the settings of a `PyDataset` to try: threads and processes."""
     workers = max(_FEWEST_WORKERS, usable_cores(), dataset.workers)
-    alone = dataset.workers < 2 and not dataset.use_multiprocessing
     rules: tuple[tuple[str, dict[str, Any], str | None, str | None], ...] = (
         (
             "more workers",
@@ -260,12 +258,6 @@ def worker_changes(dataset: keras.utils.PyDataset, *, timeout_s: float) -> list[
             {"workers": workers, "use_multiprocessing": True},
             "each process has its own copy of the data",
             "the workers are processes already" if dataset.use_multiprocessing else None,
-        ),
-        (
-            "longer queue",
-            {"max_queue_size": _LONGER_QUEUE * dataset.max_queue_size},
-            None,
-            "a single worker in the main thread has no queue" if alone else None,
         ),
     )
     found: list[Change] = []

@@ -58,7 +58,7 @@ def first_epoch(source):
 def test_every_change_gives_the_same_batches_in_order_and_leaves_the_settings():
     dataset = Batches(workers=2)
     tried, untried = changes(dataset)
-    assert {"processes", "longer queue"} <= set(tried)
+    assert "processes" in tried
     for change, source in tried.values():
         batches = first_epoch(source)
         assert [int(x[0, 0]) for x, _ in batches] == [0, 1, 2, 3]
@@ -68,18 +68,15 @@ def test_every_change_gives_the_same_batches_in_order_and_leaves_the_settings():
     assert "one a core" in untried.get("more workers", "one a core")
 
 
-def test_a_single_worker_has_no_queue_and_may_become_several():
-    tried, untried = changes(Batches())
-    assert "no queue" in untried["longer queue"]
+def test_a_single_worker_may_become_several():
+    tried, _ = changes(Batches())
     assert tried["more workers"][0].code.startswith("workers=")
     assert "several threads" in tried["more workers"][0].condition
 
 
 def test_processes_that_are_there_already_are_not_tried():
-    dataset = Batches(workers=2, use_multiprocessing=True)
-    tried, untried = changes(dataset)
+    _, untried = changes(Batches(workers=2, use_multiprocessing=True))
     assert "already" in untried["processes"]
-    assert tried["longer queue"][0].code == "max_queue_size=40"
 
 
 @pytest.mark.parametrize(

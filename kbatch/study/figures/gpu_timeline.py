@@ -61,7 +61,7 @@ def _summary(gpu: GpuUsage) -> str:
     if gpu.mean.power_w is not None:
         parts.append(f"mean power {format_number(gpu.mean.power_w)} W")
     if gpu.energy_j is not None:
-        source = "driver's counter" if gpu.energy_source == "counter" else "integral of power"
+        source = "driver's counter" if gpu.energy_source == "counter" else "mean power"
         parts.append(f"energy {format_number(gpu.energy_j)} J ({source})")
     answered_s = [s.time_s for s in gpu.samples if (s.utilization, s.power_w) != (None, None)]
     if answered_s and answered_s[-1] < gpu.samples[-1].time_s:
