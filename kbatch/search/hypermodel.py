@@ -210,9 +210,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._is_late(model):
             # Nobody knows whether its loss will be scaled.
             return model if named else self._built(hp, "float32")
-        with _ending_the_search(TypeError, ValueError):
+        try:
             check_trainable(model)
             check_active_policy(model, "float32" if self._search.refusal else policy)
+        except (TypeError, ValueError) as error:
+            raise keras_tuner.errors.FatalValueError(str(error)) from error
         if self._first is None:
             told = model_facts(model, with_policy=bool(self.dtype_policies))
             self._first = dict(hp.values), told
@@ -256,71 +258,85 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         It takes what `BatchSizeTuner.search` takes, and returns what the wrapped `fit` returns,
         with `samples_per_second` among the metrics.
         """
-        with _ending_the_search(InputError, RecordError), self._forgetting_failures():
-            call, number = FitCall.of_search(args, kwargs), self._number(hp)
-            files = trial_files(call.callbacks)
-            notes = self._notes(files, hp, call)
-            try:
-                results = self._train(hp, model, files, notes, call)
-            except PolicyChosen:  # It has not trained, and is built again under that one.
-                model = self.build(hp) if files is None else build_again(files.tuner, hp)
-                results = self._train(hp, model, files, notes, call)
-        self._executed = hp, (number + 1) % (1 if files is None else files.executions)
-        return results
+        try:
+            return self._train(hp, model, FitCall.of_search(args, kwargs))
+        except BaseException as error:
+            self.graph.forget()  # Nothing of a training that failed is kept.
+            self._executed = None, 0
+            ended = self._end_of(error)
+            if ended is None:
+                raise
+            raise ended from error
 
-    def _train(
-        self,
-        hp: keras_tuner.HyperParameters,
-        model: keras.Model,
-        files: TrialFiles | None,
-        notes: tuple[Note, ...],
-        call: FitCall,
-    ) -> Any:
-        """Train a model once, as the plan of the search says, and record it."""
-        search, named = self._search, self._declare(hp)[1]
+    def _train(self, hp: keras_tuner.HyperParameters, model: keras.Model, call: FitCall) -> Any:
+        """Train a model as the plan of the search says, and record it."""
+        files, number, policy = trial_files(call.callbacks), self._number(hp), self._declare(hp)[1]
+        search, notes = self._search, ()
+        if files is not None:
+            self._check_identity(files, hp, call)
+            files.check_settings(self.settings)
+            notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
         search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
         search.read(files and files.project)
         if self._is_late(model):
             search.settle_late()
             notes = (Note.of("compiled_late"), *notes)
-        if named is not None and model.dtype_policy.name != named:
+        if policy is not None and model.dtype_policy.name != policy:
             raise PolicyUnsupported(
                 f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
             )
-        used = self.graph.model(model) if self.stock_fit else model
-        execution = Execution(
-            used, self._execution_settings(hp, files, notes), files, self._builder(hp)
+        settings = ExecutionSettings(
+            number=number,
+            seed=self._seed(hp),
+            batch_size=self._declare(hp)[0],
+            validation_batch_size=self.validation_batch_size,
+            learning_rate_scaling=self.learning_rate_scaling,
+            metrics=files.objective_names if files is not None and self.stock_fit else (),
+            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
+            objective=None if files is None else files.objective,
+            objective_parts=() if files is None else files.objective_parts,
+            notes=notes,
+            search=search,
+            feed=self._feed,
         )
+        try:
+            results = self._execute(hp, model, files, settings, call)
+        except PolicyChosen:  # It has not trained, and is built again under that one.
+            model = self.build(hp) if files is None else build_again(files.tuner, hp)
+            results = self._execute(hp, model, files, settings, call)
+        self._executed = hp, (number + 1) % (1 if files is None else files.executions)
+        return results
+
+    def _execute(
+        self,
+        hp: keras_tuner.HyperParameters,
+        model: keras.Model,
+        files: TrialFiles | None,
+        settings: ExecutionSettings,
+        call: FitCall,
+    ) -> Any:
+        model = self.graph.model(model) if self.stock_fit else model
+        execution = Execution(model, settings, files, self._builder(hp))
         if files is not None:
             for callback in call.callbacks:
                 if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
-                    callback.follow_trial(files, number=self._number(hp), so_far=execution.so_far)
+                    callback.follow_trial(files, number=settings.number, so_far=execution.so_far)
         return execution.run(self._inner, hp, call)
 
-    @contextlib.contextmanager
-    def _forgetting_failures(self) -> Iterator[None]:
-        """Keep nothing of a training that failed; say what to mend where no size could train."""
-        try:
-            yield
-        except BaseException as error:
-            self.graph.forget()
-            self._executed = None, 0
-            # A size that has trained shows that others may.
-            said = None if any(completed_trials(self._search.directory)) else refusal(error)
-            if said is not None:
-                raise InputError(said) from error
-            raise
-
-    def _notes(self, files: TrialFiles | None, hp: Any, call: FitCall) -> tuple[Note, ...]:
-        """Compare a training with its search; return what to know of what it was given."""
-        notes: tuple[Note, ...] = ()
-        if files is not None:
-            self._check_identity(files, hp, call)
-            files.check_settings(self.settings)
-            notes = give_own_paths(
-                call.callbacks, trial_id=files.trial_id, execution=self._number(hp)
+    def _end_of(self, error: BaseException) -> Exception | None:
+        """Return what ends the search or the trial, None where an error says so itself."""
+        said = str(error) if isinstance(error, (InputError, RecordError)) else None
+        # A size that has trained shows that others may.
+        if said is None and not any(completed_trials(self._search.directory)):
+            said = refusal(error)
+        if said is not None:
+            return keras_tuner.errors.FatalValueError(said)
+        if isinstance(error, OutOfMemoryError):
+            return keras_tuner.errors.FailedTrialError(
+                f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
+                "oracle is given a larger `max_consecutive_failed_trials`."
             )
-        return notes
+        return None
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model built with the values of the identity, or with the first ones."""
@@ -413,25 +429,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy: Any = hp.Choice("dtype_policy", list(self.dtype_policies))
         return batch_size, policy
 
-    def _execution_settings(
-        self, hp: keras_tuner.HyperParameters, files: TrialFiles | None, notes: tuple[Note, ...]
-    ) -> ExecutionSettings:
-        batch_size: Any = hp.get("batch_size")
-        return ExecutionSettings(
-            number=self._number(hp),
-            seed=self._seed(hp),
-            batch_size=batch_size,
-            validation_batch_size=self.validation_batch_size,
-            learning_rate_scaling=self.learning_rate_scaling,
-            metrics=files.objective_names if files is not None and self.stock_fit else (),
-            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
-            objective=None if files is None else files.objective,
-            objective_parts=() if files is None else files.objective_parts,
-            notes=notes,
-            search=self._search,
-            feed=self._feed,
-        )
-
     def _seed(self, hp: keras_tuner.HyperParameters) -> int | None:
         return None if self.seed is None else self.seed + self._number(hp)
 
@@ -467,17 +464,3 @@ def _reads(hp: keras_tuner.HyperParameters, name: str) -> Iterator[list[str]]:
         yield found
     finally:
         hp.values = dict(hp.values)
-
-
-@contextlib.contextmanager
-def _ending_the_search(*kinds: type[Exception]) -> Iterator[None]:
-    """End the search at a mistake in what was given, and only the trial where no example fits."""
-    try:
-        yield
-    except kinds as error:
-        raise keras_tuner.errors.FatalValueError(str(error)) from error
-    except OutOfMemoryError as error:
-        raise keras_tuner.errors.FailedTrialError(
-            f"{error} keras-tuner ends a search after three failed trials in a row, unless its "
-            "oracle is given a larger `max_consecutive_failed_trials`."
-        ) from error
