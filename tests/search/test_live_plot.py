@@ -8,6 +8,7 @@ import pickle
 import keras_tuner
 import pytest
 import searches
+from fake_clock import FakeClock
 from figure_studies import learning
 from records_factory import make_execution, make_study, make_trial
 
@@ -51,22 +52,11 @@ class Place:
         self.screen.places[self.number] = data
 
 
-class Clock:
-    """A clock that a second passes on at each look."""
-
-    def __init__(self):
-        self.time_s = 0.0
-
-    def __call__(self):
-        self.time_s += 1.0
-        return self.time_s
-
-
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """A search of kbatch's tuner with a live plot: the screen, and the file it wrote."""
     folder, screen = tmp_path_factory.mktemp("live"), Screen()
-    live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=lambda: 0.0)
+    live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=FakeClock())
     searches.search(
         folder,
         searches.stock(batch_sizes=(8, 16)),
@@ -88,7 +78,7 @@ def test_a_search_has_one_figure_that_changes_in_place(searched):
 
 def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
     screen = Screen()
-    live = kbatch.LivePlot(interval_s=0, display=screen, now=Clock())
+    live = kbatch.LivePlot(interval_s=0, display=screen, now=FakeClock(tick_s=1.0))
     search = searches.stock(batch_sizes=(8, 16))
     fit = {"callbacks": [live], "epochs": 1}
     searches.search(tmp_path, search, keras_tuner.GridSearch, fit=fit)
@@ -126,7 +116,7 @@ def test_it_travels_without_its_place(searched, tmp_path):
 def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
     screen = Screen()
     # Each look at the clock is a second: a drawing takes one, so ten pass until the next.
-    live = kbatch.LivePlot(display=screen, interval_s=0, now=Clock())
+    live = kbatch.LivePlot(display=screen, interval_s=0, now=FakeClock(tick_s=1.0))
     live.show_ended(searched[1].parent / "search")
     drawn = screen.changes + len(screen.places)
     for epoch in range(1, 9):
