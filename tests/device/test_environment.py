@@ -39,12 +39,3 @@ def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, libr
     assert found.devices == ("GPU:0 Fake GPU",)
     assert {"cuda": "12.5.1", "cudnn": "9", **driver}.items() <= found.versions.items()
     assert ("nvidia-driver" in found.versions) == bool(driver)
-
-
-def test_without_a_gpu_of_tensorflow_its_software_is_not_among_them(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
-    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
-    monkeypatch.setattr(tf.sysconfig, "get_build_info", lambda: BUILT)
-    found = read_environment()
-    assert found.devices == ("CPU",)
-    assert not {"cuda", "cudnn", "nvidia-driver"} & set(found.versions)

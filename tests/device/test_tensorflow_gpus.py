@@ -6,11 +6,6 @@ from tensorflow.python.client import device_lib
 from kbatch.device.memory import tensorflow_gpus, tensorflow_memory
 
 
-def test_without_a_gpu_there_is_none():
-    if not tf.config.list_logical_devices("GPU"):
-        assert tensorflow_gpus() == {}
-
-
 def test_the_device_list_is_read_under_the_settings_of_the_running_context(monkeypatch):
     configs = []
 

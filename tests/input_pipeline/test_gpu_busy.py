@@ -49,13 +49,10 @@ def watched(clock, gpu, readings, *, first_batch_s=None):
     return busy
 
 
-def test_only_windows_within_the_block_count(gpu):
+def test_only_windows_within_the_block_after_the_start_of_the_pipeline_count(gpu):
     readings = [(0.5 * WINDOW_S, 90), (1.1 * WINDOW_S, 20), (1.3 * WINDOW_S, 20)]
     # The reading at the end of a block is the GPU's last one.
     assert watched(Clock(), gpu, readings) == pytest.approx(0.2)
-
-
-def test_the_start_of_a_pipeline_is_left_out(gpu):
     readings = [(1.5 * WINDOW_S, 0), (3.2 * WINDOW_S, 60)]
     busy = watched(Clock(), gpu, readings, first_batch_s=2 * WINDOW_S)
     assert busy == pytest.approx(0.6)

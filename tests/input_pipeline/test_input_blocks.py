@@ -25,8 +25,8 @@ LENGTH = BlockLength(settle_s=0.001, measure_s=0.01, longest_s=10.0)
 class Step:
     """A train step that does nothing and remembers what it was called with."""
 
-    def __init__(self, *, forgetful=False):
-        self.rows, self.restored, self.waited, self.forgetful = [], 0, 0, forgetful
+    def __init__(self):
+        self.rows, self.restored, self.waited = [], 0, 0
 
     def __call__(self, batch):
         self.rows.append(len(batch))
@@ -38,7 +38,7 @@ class Step:
         self.waited += 1
 
     def has_seen(self, batch):
-        return not self.forgetful and len(batch) in self.rows
+        return len(batch) in self.rows
 
     def restore(self):
         self.restored += 1
@@ -98,11 +98,6 @@ def test_a_step_on_new_shapes_is_made_and_not_counted():
     block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0), step)
     assert {1000, 1001} <= set(step.rows)
     assert block.examples == 16
-
-
-def test_shapes_that_never_repeat_are_counted_all_the_same():
-    block = reading_block(Source(8).given(), BlockLength(0.0, 0.0, 10.0), Step(forgetful=True))
-    assert block.examples == 32
 
 
 def test_steps_are_launched_together_and_waited_for_before_time_is_read():

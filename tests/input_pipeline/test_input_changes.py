@@ -231,9 +231,6 @@ BRANCHES = {
     "zip": lambda one, other: tf.data.Dataset.zip(
         numbers().map(one).cache(), numbers().map(other).cache()
     ).batch(4),
-    "concatenate": lambda one, other: (
-        numbers().map(one).cache().concatenate(numbers().map(other).cache()).batch(4)
-    ),
     "above each other": lambda one, other: numbers().map(one).cache().map(other).cache().batch(4),
 }
 

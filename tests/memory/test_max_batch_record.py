@@ -45,11 +45,6 @@ def test_a_prediction_is_read_off_the_line():
     )
 
 
-def test_one_measured_size_predicts_nothing():
-    with pytest.raises(ValueError, match=r"two sizes.*\[1\]"):
-        result(probes=PROBES[:1], max_batch_size=1).predict(2)
-
-
 def test_powers_of_two_end_at_the_answer():
     assert result().powers_of_two(16) == (16, 32, 64, 128, 256)
     assert result().powers_of_two()[0] == 1

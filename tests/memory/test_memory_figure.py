@@ -37,15 +37,6 @@ def test_every_run_is_drawn_and_what_ran_out_lies_on_the_limit():
     assert len({lines[label].get_marker() for label in lines if not label.startswith("_")}) == 4
 
 
-def test_the_line_is_the_fit_of_the_result():
-    result = max_batch_result()
-    panel = plot_memory(result)
-    (line,) = [line for line in panel.lines if len(line.get_xdata()) == 200]
-    places, values = line.get_xdata(), line.get_ydata()
-    assert [places[0], places[-1]] == pytest.approx([1, 4000])
-    assert list(values * GIB) == pytest.approx([result.predict(place) for place in places])
-
-
 def test_a_small_limit_is_in_mebibytes_and_one_size_has_no_line():
     probes = (ProbeRecord(1, 300 * 2**20, "fits", 1.0),)
     limit = 512 * 2**20
