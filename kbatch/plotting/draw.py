@@ -9,7 +9,6 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Transform
 
-from kbatch.analysis.intervals import Estimate
 from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
 from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
 
@@ -28,13 +27,6 @@ _GAP_PT = 5.0
 _MARK_PT = 4.0
 # More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
 _MOST_MARKS = 500
-
-
-def ends(
-    interval: Estimate[float | None] | None, factor: float = 1.0
-) -> tuple[float, float] | None:
-    """Return both ends of an interval, in the unit of an axis."""
-    return None if interval is None else interval.times(factor).ends
 
 
 def series(

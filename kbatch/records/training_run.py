@@ -278,25 +278,23 @@ class ExecutionRecord:
         return self.usage.gpu_energy_j if ended_there and self.usage else None
 
     @functools.cached_property
-    def _throughput(self) -> Estimate[float] | None:
+    def throughput(self) -> Estimate[float] | None:
+        """Examples over training time after the first step of each new shape.
+
+        With the first and third quartile over the timing windows, from two windows on.
+        """
         return throughput_of_windows(self.window_examples, self.window_durations_s)
 
     @property
     def samples_per_second(self) -> float | None:
         """Examples over training time after the first step of each new shape."""
-        return self._throughput and self._throughput.value
+        return self.throughput and self.throughput.value
 
     @property
     def window_samples_per_second(self) -> float | None:
         """Median over the timing windows: what most steps do, the few slow ones left out."""
         windows = zip(self.window_examples, self.window_durations_s, strict=True)
-        return statistics.median(n / s for n, s in windows) if self._throughput else None
-
-    @property
-    def samples_per_second_interval(self) -> Estimate[float] | None:
-        """First and third quartile over the windows, None for fewer than two windows."""
-        found = self._throughput
-        return None if found is None or found.ends is None else found
+        return statistics.median(n / s for n, s in windows) if self.throughput else None
 
     @property
     def data_wait_share(self) -> float | None:

@@ -379,10 +379,10 @@ def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
     if len(times) >= FEWEST_VALUES and (found := ratio_over_rounds(numerators, denominators)):
         return found
     ratio = fmean(numerators) / fmean(denominators)
-    rates = [t.executions[0].samples_per_second_interval for t in (base, other)]
+    one, two = base.executions[0].throughput, other.executions[0].throughput
     # The windows do not show how many updates another execution needs to a target.
-    if len(times) > 1 or base.target is not None or rates[0] is None or rates[1] is None:
+    timed = len(times) == 1 and base.target is None
+    if not (timed and one and two and one.ends and two.ends):
         return Estimate(ratio)
-    (low, high), (other_low, other_high) = rates[0].ends or (0, 0), rates[1].ends or (0, 0)
-    shift = ratio * rates[0].value / rates[1].value
-    return Estimate(ratio, shift * other_low / high, shift * other_high / low)
+    shift = ratio * one.value / two.value
+    return Estimate(ratio, shift * two.ends[0] / one.ends[1], shift * two.ends[1] / one.ends[0])

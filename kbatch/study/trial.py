@@ -129,8 +129,8 @@ class TrialRecord:
 
         With its 95 % interval over executions; of a single one, the quartiles of its windows.
         """
-        if len(self.executions) == 1 and (one := self.executions[0].samples_per_second_interval):
-            return one
+        if len(self.executions) == 1:
+            return self.executions[0].throughput
         return mean_of(self._known(lambda e: e.samples_per_second))
 
     @property

@@ -20,11 +20,6 @@ def test_ticks_are_batch_sizes_far_enough_apart_to_read(sizes):
     assert all(gap >= span / 12 for gap in gaps)
 
 
-def test_powers_of_two_all_get_a_tick():
-    sizes = [2**k for k in range(12)]
-    assert batch_ticks(sizes) == sizes
-
-
 def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
     ax = Figure().add_subplot()
     batch_axis(ax, [1024, 16, 128], "Batch size")

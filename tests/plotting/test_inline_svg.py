@@ -32,14 +32,6 @@ def test_two_figures_share_no_id_and_every_reference_is_met():
     assert set(references(text)) <= set(ids(text))
 
 
-def test_a_second_figure_adds_no_glyph_and_no_style():
-    page = SvgPage()
-    page.element(drawing())
-    glyphs, rules = page.glyphs(), page.rules()
-    page.element(drawing())
-    assert (page.glyphs(), page.rules()) == (glyphs, rules)
-
-
 def test_every_style_is_a_class_of_the_page():
     page = SvgPage()
     element = page.element(drawing())

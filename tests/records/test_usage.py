@@ -1,10 +1,7 @@
-import json
-
 import pytest
-from records_factory import make_execution, make_gpu, make_trial, make_usage
+from records_factory import make_gpu, make_usage
 
-from kbatch.records.json_codec import RecordError, read_record, write_record
-from kbatch.records.usage import USAGE_METRICS, GpuSample, UsageRecord
+from kbatch.records.usage import USAGE_METRICS
 
 
 def test_the_figures_of_several_gpus_are_those_of_all():
@@ -35,39 +32,3 @@ def test_without_gpus_no_figure_of_a_gpu_is_known():
     assert usage.gpus is None
     assert usage.metrics(100) == {}
     assert usage.cpu_cores_busy == pytest.approx(1.5)
-
-
-def test_no_work_is_no_utilization_and_no_unknown():
-    assert make_usage(make_gpu(utilization=0.0, energy_j=0.0)).metrics(10) == {
-        "joules_per_sample": 0.0,
-        "gpu_power_w": 300.0,
-        "gpu_utilization": 0.0,
-    }
-
-
-def test_joules_per_sample_of_a_run_count_the_examples_seen():
-    run = make_execution(usage=make_usage(make_gpu(energy_j=2 * 2874.0)))
-    assert run.joules_per_sample == 2.0
-    assert make_execution().joules_per_sample is None
-    assert make_execution(usage=make_usage()).joules_per_sample is None
-
-
-def test_a_trial_averages_over_the_executions_that_were_measured():
-    runs = [make_execution(usage=make_usage(make_gpu(energy_j=2874.0 * n))) for n in (1, 3)]
-    trial = make_trial(64, *runs, make_execution())
-    assert trial.mean(lambda e: e.joules_per_sample) == 2.0
-
-
-@pytest.mark.parametrize("gpus", [5, "GPU", {"a": 1}])
-def test_gpus_that_are_none_are_damaged(gpus, tmp_path):
-    path = tmp_path / "r.json"
-    write_record(make_usage(make_gpu()), path)
-    document = json.loads(path.read_text())
-    document["record"]["gpus"] = gpus
-    path.write_text(json.dumps(document))
-    with pytest.raises(RecordError, match="damaged"):
-        read_record(UsageRecord, path)
-
-
-def test_an_empty_sample_knows_its_time_only():
-    assert GpuSample(1.0) == GpuSample(1.0, None, None, None)

@@ -20,11 +20,6 @@ except OSError as error:
 """
 
 
-def test_the_folder_is_made_and_the_content_written(tmp_path):
-    write_whole_file(tmp_path / "a" / "b" / "file", b"content")
-    assert (tmp_path / "a" / "b" / "file").read_bytes() == b"content"
-
-
 def test_a_write_that_fails_halfway_leaves_the_old_file_alone(tmp_path):
     path = tmp_path / "file"
     path.write_bytes(b"old")

@@ -70,7 +70,3 @@ def test_a_target_that_no_trial_met_is_told():
     told = make_study(to_target(16, (0.5,)), to_target(64, (0.6,))).decide().page
     assert "No batch size can be named" in told.headline
     assert "No trial met the target" in told.certainty
-
-
-def test_trials_without_a_target_have_no_column_for_it():
-    assert not [name for name in make_study().table().columns if " to " in name]

@@ -106,11 +106,6 @@ def test_updates_do_not_bind_where_larger_batches_made_as_many():
     assert names(repeated(64, 0.98, 1000), make_trial(128, *executions)) == []
 
 
-def test_single_executions_do_not_tell_that_a_larger_batch_learns_less():
-    best = make_trial(64, accuracies=(0.98,), rate=1000)
-    assert names(best, make_trial(128, accuracies=(0.90,), rate=2000)) == []
-
-
 def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
     def noisy(size, variance):
         trial = repeated(size, 0.98, 1000)

@@ -5,7 +5,6 @@ from figure_studies import learned, learned_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.plotting.palette import ordered_color
 from kbatch.study.figures.learning_curves import learning_curves, plot_learning_curves
 
 
@@ -48,15 +47,6 @@ def test_one_panel_can_be_asked_for():
     assert [a.get_xlabel() for a in panels(axes)] == ["Training time (s)"]
     with pytest.raises(ValueError, match=r"updates, examples, seconds.*against='epochs'"):
         plot_learning_curves(learned_study(), against="epochs")
-
-
-def test_colours_are_in_the_order_of_the_batch_sizes_and_marks_differ():
-    axes = plot_learning_curves(learned_study(sizes=(16, 64, 1024)))
-    legend = axes.get_legend()
-    assert [t.get_text() for t in legend.get_texts()] == ["16", "64", "1,024"]
-    handles = legend.legend_handles
-    assert [h.get_color() for h in handles] == [ordered_color(share) for share in (0, 1 / 3, 1)]
-    assert len({h.get_marker() for h in handles}) == 3
 
 
 def test_a_diverged_trial_ends_with_a_cross():

@@ -1,14 +1,12 @@
 """A trial whose record is damaged or lost may have been the best: every page says so."""
 
-import subprocess
-import sys
-
 import pytest
 from figure_studies import learned_study
 from matplotlib import pyplot
 from records_factory import make_search
 
 import kbatch
+from kbatch.cli.main import main
 from kbatch.records.json_codec import write_record
 
 TEXT = "1 trial is missing: its record is damaged or lost, and it may have been the best."
@@ -47,16 +45,11 @@ def test_the_study_counts_it_and_names_its_file(project):
 @pytest.mark.parametrize(
     "command", [["report", "-o", "r.html"], ["report", "-o", "r.md"], ["plot"], ["export"]]
 )
-def test_commands_say_so_on_the_terminal(project, tmp_path, command):
+def test_commands_say_so_on_the_terminal(project, tmp_path, command, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
     name, *options = command
-    done = subprocess.run(
-        [sys.executable, "-m", "kbatch", name, str(project), *options],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=tmp_path,
-    )
-    assert f"left out: {project}/trial_" in done.stderr
+    assert main([name, str(project), *options]) == 0
+    assert f"left out: {project}/trial_" in capsys.readouterr().err
     if name == "report":
         assert TEXT in (tmp_path / options[1]).read_text()
 

@@ -53,11 +53,6 @@ def test_a_study_without_moments_says_what_to_run():
         plot_noise_scale(make_study())
 
 
-def test_every_batch_size_is_named():
-    panel = plot_noise_scale(learned_study(sizes=(32, 256, 1024)))
-    assert [t.get_text() for t in panel.get_legend().get_texts()] == ["32", "256", "1,024"]
-
-
 def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     study = learned_study(3)
     found, scale = goodput_of(study), study.best_trial().noise_scale

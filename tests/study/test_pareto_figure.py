@@ -1,8 +1,9 @@
+import numpy as np
 import pytest
 from figure_studies import learned_study, tuned_study
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.study.figures.pareto import pareto_points, plot_pareto
+from kbatch.study.figures.pareto import pareto_front, pareto_points, plot_pareto
 from kbatch.study.trial import Objective
 
 # Fast and bad, slow and good, and one that both beat.
@@ -22,6 +23,20 @@ def study(direction="max", **changed):
 
 def texts(panel):
     return [text.get_text() for text in panel.texts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_front_is_what_no_other_choice_beats(seed):
+    # Small integers, so that many are equal in one quality or in both.
+    choices = [tuple(pair) for pair in np.random.default_rng(seed).integers(0, 6, (12, 2)).tolist()]
+    beaten = {
+        place
+        for place, own in enumerate(choices)
+        if any(one[0] >= own[0] and one[1] >= own[1] and one != own for one in choices)
+    }
+    front = pareto_front(choices)
+    assert set(front) == set(range(12)) - beaten
+    assert [choices[place][0] for place in front] == sorted(choices[place][0] for place in front)
 
 
 @pytest.mark.parametrize("direction", ["max", "min"])

@@ -48,18 +48,6 @@ def test_the_columns_are_the_documented_ones():
     assert columns[:37] == [name for name in documented if name not in of_executions]
 
 
-def test_one_row_a_trial_or_one_row_an_execution():
-    study = make_study(
-        make_trial(16, make_execution(16), make_execution(16, seed=1)),
-        make_trial(32, status="failed"),
-    )
-    trials, executions = study.to_dataframe(), study.to_dataframe(executions=True)
-    assert trials["trial_id"].tolist() == ["0016", "0032"]
-    assert trials["executions"].tolist() == [2, 1]
-    assert executions["trial_id"].tolist() == ["0016", "0016", "0032"]
-    assert executions["execution"].tolist() == [0, 1, 0]
-
-
 def test_what_was_measured_of_the_devices_stands_in_the_table():
     target = Target("val_accuracy", 0.9, "max")
     runs = [
@@ -111,16 +99,6 @@ def test_a_trial_is_the_mean_of_its_executions():
     )
 
 
-@pytest.mark.parametrize("executions", [True, False])
-def test_a_single_timing_window_has_no_spread(executions):
-    trial = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
-    assert (trial.samples_per_second, trial.throughput.ends) == (1000, None)
-    row = make_study(trial).to_dataframe(executions=executions).iloc[0]
-    assert (row["samples_per_second_low"], row["samples_per_second_high"]) == (None, None)
-    two = make_trial(64, window_examples=(100, 100), window_durations_s=(0.1, 0.2))
-    assert two.throughput.low < two.throughput.high
-
-
 def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
     # Few steps take long: the windows' quartiles do not hold them.
     trial = make_trial(64, window_examples=(100,) * 9, window_durations_s=(0.1,) * 8 + (3.7,))
@@ -131,6 +109,19 @@ def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
         row = make_study(trial).to_dataframe(executions=executions).iloc[0]
         assert row["samples_per_second"] == pytest.approx(got)
         assert row["window_samples_per_second"] == pytest.approx(1000)
+
+
+@pytest.mark.parametrize(
+    ("accuracies", "low", "high"), [((0.5, 0.99, 0.8), None, 1), ((0.01, 0.4, 0.2), 0, None)]
+)
+def test_the_interval_of_an_accuracy_ends_where_accuracy_ends(accuracies, low, high):
+    found = make_trial(64, *(make_execution(accuracies=(a,)) for a in accuracies))
+    raw, ends = mean_interval(accuracies), found.metric("val_accuracy").ends
+    assert ends == (raw.low if low is None else low, raw.high if high is None else high)
+    pair = make_trial(64, make_execution(rate=1000), make_execution(rate=1200))
+    assert (pair.throughput.value, pair.throughput.ends) == (1100, None)
+    single = make_trial(64, window_examples=(100,), window_durations_s=(0.1,))
+    assert (single.throughput.value, single.throughput.ends) == (1000, None)
 
 
 def test_the_objective_is_that_of_an_epoch_chosen_on_other_examples():
@@ -222,13 +213,6 @@ def test_the_best_trial_follows_the_objective(objective, best):
 )
 def test_the_quality_metric_is_the_objective_or_an_accuracy(objective, quality):
     assert make_study(make_trial(objective=objective)).quality_metric == quality
-
-
-def test_throughput_is_no_quality_even_where_it_is_a_metric():
-    epoch = EpochRecord(0, {"samples_per_second": 9.0, "val_loss": 0.5}, 64, 1, 0.1, None)
-    objective = Objective("samples_per_second", "max")
-    study = make_study(make_trial(64, objective=objective, epochs=(epoch,)))
-    assert study.quality_metric == Objective("val_loss", "min")
 
 
 def test_an_empty_study_has_no_best_trial():

@@ -8,12 +8,11 @@ import matplotlib
 import pytest
 from matplotlib import pyplot
 from matplotlib.colors import to_hex
-from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
+from records_factory import make_epochs, make_execution, make_study, make_trial
 
-from kbatch.analysis.intervals import mean_interval
 from kbatch.plotting.palette import ALARM, PAPER, series_style
 from kbatch.plotting.saving import save_figure
-from kbatch.study.figures.trials import draw_trials, named_label, plot_trials
+from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
 
 
@@ -47,15 +46,6 @@ def test_series_are_named_where_the_throughput_is_unknown():
 
 def ends_of_bars(panel):
     return [tuple(segment[:, 1]) for bars in panel.collections for segment in bars.get_segments()]
-
-
-def test_several_executions_have_an_interval_for_both():
-    runs = ((1000, 0.9), (1100, 0.92), (1200, 0.94))
-    trial = make_trial(64, *(make_execution(rate=r, accuracies=(a,)) for r, a in runs))
-    for panel, values in zip(panels(make_study(trial)), zip(*runs, strict=True), strict=True):
-        interval = mean_interval(values)
-        (ends,) = ends_of_bars(panel)
-        assert ends == pytest.approx((interval.low, interval.high))
 
 
 def test_every_completed_trial_is_drawn_in_both_panels():
@@ -105,13 +95,6 @@ def test_a_size_far_from_all_others_lies_outside_the_axis_and_is_named():
     _, lower = panels(make_study(*trials))
     assert 0.25 < lower.get_ylim()[1] < 1
     assert "batch size 128 (5,000)" in texts(lower)
-
-
-def test_the_dotted_line_ends_below_the_label():
-    _, lower = usual_panels()
-    (guide,) = [line for line in lower.lines if line.get_linestyle() == ":"]
-    top = lower.transAxes.transform((0, guide.get_ydata()[1]))[1]
-    assert top == pytest.approx(lower.transData.transform((64, 0.981))[1])
 
 
 def test_the_trial_that_runs_is_a_hollow_mark():
@@ -189,19 +172,6 @@ def test_a_failed_trial_is_marked_at_the_bottom_edge():
     assert "out of memory" in texts(lower)
 
 
-@pytest.mark.parametrize(
-    ("accuracies", "low", "high"), [((0.5, 0.99, 0.8), None, 1), ((0.01, 0.4, 0.2), 0, None)]
-)
-def test_an_accuracy_bar_ends_where_accuracy_ends(accuracies, low, high):
-    executions = [make_execution(accuracies=(a,)) for a in accuracies]
-    study = make_study(make_trial(64, *executions))
-    raw = mean_interval(accuracies)
-    _, lower = panels(study)
-    assert all(-1e-6 <= tick <= 1 + 1e-6 for tick in lower.get_yticks())
-    ends = raw.low if low is None else low, raw.high if high is None else high
-    assert ends_of_bars(lower) == [pytest.approx(ends)]
-
-
 def with_units(*units, sizes=(16, 32), **changed):
     return make_study(
         *(
@@ -240,36 +210,12 @@ def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, dr
     assert ("the trials also differ in units (7 combinations)" in texts(lower)) is not few
 
 
-def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
-    accuracies = {16: 0.0, 32: 0.5, 64: 1.0}
-    learned = (make_trial(s, accuracies=(a,)) for s, a in accuracies.items())
-    _, lower = panels(make_study(*learned, make_trial(128, status="failed")))
-    assert lower.get_ylim()[0] < -0.2
-    assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
-
-
-def test_the_named_label_names_the_hyperparameters_that_differ():
-    study = make_study(
-        make_trial(16, hyperparameters={"units": 8, "drop": 0.5}, accuracies=(0.99,)),
-        make_trial(32, hyperparameters={"units": 9, "drop": 0.5}, dtype_policy="float32"),
-    )
-    assert named_label(study) == "take batch size 16, units=8, mixed_float16: 0.9900"
-
-
 def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
     upper, _ = panels(with_units(*range(6), sizes=(30, 31, 32)))
     lines = [line.get_xdata() for line in upper.lines if len(line.get_xdata()) == 3]
     by_size = list(zip(*lines, strict=True))
     assert len(set(by_size[0])) == 6
     assert max(by_size[0]) < min(by_size[1])
-
-
-def test_a_diverged_trial_is_marked_as_such():
-    study = make_study(make_trial(16), make_diverged(32))
-    upper, lower = panels(study)
-    assert "diverged" in texts(lower)
-    assert "failed" not in texts(lower)
-    assert "batch size 32 (diverged)" in upper.get_label()
 
 
 @pytest.mark.filterwarnings("error")
