@@ -17,12 +17,16 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.inference.inputs import InferenceInputs
+from kbatch.inference.inputs import (
+    InferenceInputs,
+    declared_inputs,
+    of_rank,
+    ordered_rows,
+)
 from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import declared_structure
 from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
-from kbatch.training.data.model_inputs import declared_inputs, of_rank, ordered_rows
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_dtype_policies,

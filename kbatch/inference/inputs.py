@@ -1,5 +1,6 @@
 """A saved model, and inputs for batches of any size that suit it."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -10,8 +11,13 @@ import tensorflow as tf
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
 from kbatch.records.notes import Note
-from kbatch.training.data.forms import as_dataset, is_composite, is_dataset
-from kbatch.training.data.model_inputs import alike, declared_inputs, ordered_rows
+from kbatch.training.data.forms import (
+    as_dataset,
+    by_input,
+    is_composite,
+    is_dataset,
+    named_inputs,
+)
 from kbatch.training.data.training_data import TrainingData
 
 _MADE_ROWS = 64
@@ -155,6 +161,49 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
                 f"Received: x with rows of shape {leaf.shape[1:]}, input {tensor.name!r} of shape "
                 f"{tuple(tensor.shape[1:])}."
             )
+
+
+def declared_inputs(model: Any) -> Sequence[Any]:
+    """Return the symbolic inputs of a model, none of one that does not declare them."""
+    return getattr(model, "inputs", None) or ()
+
+
+def ordered_rows(model: Any, rows: Any) -> list[Any]:
+    """Return the arrays of rows in the order of the inputs that the model declares."""
+    tensors, named = declared_inputs(model), named_inputs(model)
+    if isinstance(rows, dict) and not named.keys() <= rows.keys():
+        raise _other_inputs(sorted(named), f"x with {sorted(rows)}")
+    leaves = by_input(rows, model)
+    if len(leaves) != len(tensors):
+        names = [tensor.name for tensor in tensors]
+        raise _other_inputs(names, f"x with {len(leaves)} arrays")
+    return leaves
+
+
+def of_rank(leaf: np.ndarray, rank: int) -> np.ndarray:
+    """Add a last axis of 1 to an array, or take it away, where its rank is off by one."""
+    if leaf.ndim == rank - 1:
+        return leaf[..., None]
+    return leaf[..., 0] if leaf.ndim == rank + 1 else leaf
+
+
+def _other_inputs(names: Sequence[str], received: str) -> InputError:
+    return InputError(
+        "`x` must hold an array for each of the model's inputs, nested as the model takes them: "
+        f"{', '.join(names)}. Received: {received}."
+    )
+
+
+def alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+    """Return whether Keras takes a shape for an expected one: a last axis of 1 comes and goes."""
+    missing = len(expected) - len(shape)
+    if missing == 1 and expected[-1] == 1:
+        shape = (*shape, 1)
+    elif missing == -1 and shape[-1] == 1:
+        shape = shape[:-1]
+    return len(shape) == len(expected) and all(
+        size is None or size == there for size, there in zip(expected[1:], shape[1:], strict=True)
+    )
 
 
 def load_saved_model(path: Path) -> keras.Model:

@@ -11,7 +11,7 @@ import numpy as np
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
-from kbatch.device.failures import ran_out_of_memory
+from kbatch.device.failures import ran_out_of_memory, refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError
 from kbatch.input_pipeline.measure import profile_input_pipeline
@@ -34,7 +34,6 @@ from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
-from kbatch.training.data.model_inputs import refusals_told
 from kbatch.training.data.training_data import DataEnded, TrainingData
 from kbatch.training.learning_rate import Schedule, peak_learning_rate
 from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded
@@ -106,7 +105,7 @@ def recommend(
         _sizes(asked, arrays_of(x, y)[1])
     budget, unknown = Budget(budget_s, on_progress), {}
     load = Workload(builder, data, keras.config.dtype_policy().name)
-    with refusals_told(builder, data):
+    with _refusals_told():
         # First, since a worker process measures it, and a GPU has to be free for that.
         memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=budget.begin(MEMORY))
         fits = most_at_once(memory.records, memory.limit_bytes)
@@ -204,6 +203,17 @@ class Budget:
         later = sum(_MEASUREMENTS[each][1] for each in names[names.index(name) :])
         left_s = self._ends_s - time.perf_counter()
         return max(left_s * share / later, _LEAST_SHARE * self._budget_s)
+
+
+@contextlib.contextmanager
+def _refusals_told() -> Iterator[None]:
+    """Say what to mend where an operation refuses the data whatever the batch size, as a search."""
+    try:
+        yield
+    except Exception as error:
+        if (said := refusal(error)) is not None:
+            raise InputError(said) from error
+        raise
 
 
 @contextlib.contextmanager

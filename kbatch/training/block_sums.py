@@ -14,13 +14,17 @@ import tensorflow as tf
 
 from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.library_internals import metrics_by_name
-from kbatch.training.data.example_hashes import example_hashes, mixed
-from kbatch.training.data.forms import parts_of
+from kbatch.training.data.forms import is_composite, parts_of
 
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 2**21  # In all rows together.
 _CHECKED = 8  # Batches of a validation, for a metric of the user's own.
+
+# Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
+# of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
+_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+_SHIFT = 31
 
 
 class Validated(NamedTuple):
@@ -79,9 +83,9 @@ class BlockSums:
                 lambda: differs,
             )
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
-        hashes = example_hashes(parts_of(x if y is None else y))
+        hashes = _example_hashes(parts_of(x if y is None else y))
         rows = tf.shape(hashes, out_type=tf.int64)[0]
-        ordered = tf.reduce_sum(mixed(hashes + mixed(examples + tf.range(1, rows + 1))))
+        ordered = tf.reduce_sum(_mixed(hashes + _mixed(examples + tf.range(1, rows + 1))))
         row = tf.minimum(batches // stride, self._rows.shape[0] - 1)
         numbers = tf.concat([[tf.cast(examples + rows, sums.dtype)], sums], axis=0)
         self._rows.scatter_update(tf.IndexedSlices(numbers[None], row[None]))
@@ -158,3 +162,32 @@ class BlockSums:
         for one, value in zip(variables, kept, strict=True):
             one.assign(value)
         return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
+
+
+def _example_hashes(parts: list[Any]) -> tf.Tensor:
+    """Return a number of 64 bits for each example of a batch, whose parts have a row for each."""
+    found: Any = tf.constant(0, tf.int64)
+    for part in parts:
+        numbers = _numbers(part)
+        places = tf.range(1, tf.shape(numbers, out_type=tf.int64)[1] + 1)
+        found = _mixed(found + tf.reduce_sum(numbers * _mixed(places), axis=1))
+    return found
+
+
+def _mixed(numbers: Any) -> Any:
+    """Return numbers of 64 bits that have no pattern in common with those given."""
+    numbers *= _FACTORS[0]
+    return tf.bitwise.bitwise_xor(numbers, tf.bitwise.right_shift(numbers, _SHIFT)) * _FACTORS[1]
+
+
+def _numbers(part: Any) -> tf.Tensor:
+    """Return a part of a batch as whole numbers, a row for each example."""
+    if isinstance(part, tf.RaggedTensor):
+        part = part.to_tensor()
+    elif is_composite(part):
+        part = tf.sparse.to_dense(part)
+    if part.dtype == tf.string:
+        part = tf.strings.to_hash_bucket_fast(part, 2**62)
+    elif part.dtype.is_floating:
+        part = tf.bitcast(tf.cast(part, tf.float32), tf.int32)
+    return tf.reshape(tf.cast(part, tf.int64), [tf.shape(part)[0], -1])

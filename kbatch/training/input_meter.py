@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
+from kbatch.training.data.array_rows import map_traced
 from kbatch.training.data.forms import each_part, parts_of
-from kbatch.training.data.traced_maps import map_traced
 
 
 class InputReading(NamedTuple):
