@@ -3,7 +3,7 @@
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
-from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
+from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -148,11 +148,9 @@ def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utiliza
 
 def make_usage(*gpus):
     """What a run of 4 s took of these GPUs, or of none."""
-    samples = tuple(HostSample(float(t), 1.5 if t else None, 1e9) for t in range(4))
     return UsageRecord(
         duration_s=4.0,
         readings=4,
-        host=HostUsage(6.0, HostSample(1.5, 1.5, 1e9), samples),
         gpus=gpus or None,
         unavailable=None if gpus else "There is no NVIDIA driver: its library NVML was not found.",
     )

@@ -1,12 +1,10 @@
-"""GPUs and host, watched while a block of code runs."""
+"""GPUs, watched while a block of code runs."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
-
-import psutil
+from typing import TYPE_CHECKING
 
 from kbatch.analysis.throughput import ThinnedSeries
 from kbatch.device.gpus import (
@@ -17,12 +15,10 @@ from kbatch.device.gpus import (
     opened_nvml,
     read_gpu,
 )
-from kbatch.records.usage import GpuSample, GpuUsage, HostSample, HostUsage, UsageRecord
+from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
 
 if TYPE_CHECKING:
     import pandas as pd
-
-Sample = TypeVar("Sample", GpuSample, HostSample)
 
 
 class _GpuTally:
@@ -53,7 +49,7 @@ class _GpuTally:
 
     def usage(self, duration_s: float) -> GpuUsage:
         first, last = self._ends[0], self._ends[-1]
-        mean = _sample(GpuSample, self._series.mean)
+        mean = _sample(self._series.mean)
         energy_j = source = None
         counters = first.energy_counter_mj, last.energy_counter_mj
         if counters[0] is not None and counters[1] is not None and not self._counter_fell:
@@ -70,55 +66,25 @@ class _GpuTally:
             energy_j=energy_j,
             energy_source=source,
             mean=mean,
-            samples=tuple(_sample(GpuSample, row) for row in self._series.means),
+            samples=tuple(_sample(row) for row in self._series.means),
             uuid=self._gpu.uuid,
         )
 
 
-class _HostTally:
-    def __init__(self):
-        self.series = ThinnedSeries(columns=len(HostSample.__dataclass_fields__))
-        self._process = psutil.Process()
-        self._cpu_s: list[float | None] = []  # Of the first reading and of the last.
-        self._last_s = 0.0
-
-    def add(self, time_s: float) -> None:
-        cpu_s = resident_bytes = busy = None
-        # Without its children: to look for those scans all processes each time.
-        with contextlib.suppress(psutil.Error, OSError), self._process.oneshot():
-            times, memory = self._process.cpu_times(), self._process.memory_info()
-            cpu_s, resident_bytes = times.user + times.system, memory.rss
-        last_cpu_s = self._cpu_s[-1] if self._cpu_s else None
-        if cpu_s is not None and last_cpu_s is not None and time_s > self._last_s:
-            busy = (cpu_s - last_cpu_s) / (time_s - self._last_s)
-        self.series.add((time_s, busy, resident_bytes))
-        self._cpu_s[1:] = [cpu_s]
-        self._last_s = time_s
-
-    def usage(self) -> HostUsage:
-        first, last = self._cpu_s[0], self._cpu_s[-1]
-        return HostUsage(
-            cpu_s=None if first is None or last is None else last - first,
-            mean=_sample(HostSample, self.series.mean),
-            samples=tuple(_sample(HostSample, row) for row in self.series.means),
-        )
-
-
-def _sample(kind: Callable[..., Sample], row: tuple[float | None, ...]) -> Sample:
+def _sample(row: tuple[float | None, ...]) -> GpuSample:
     time_s, *shown = row
-    return kind(time_s or 0.0, *shown)
+    return GpuSample(time_s or 0.0, *shown)
 
 
 class GpuMonitor:
-    """Measures what a block of code takes of the GPUs and of the host.
+    """Measures what a block of code takes of the GPUs.
 
     Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
-    GPU that TensorFlow uses, and this process without its children, at the start, in a thread
-    every `interval_s` and at the end. NVML shows a GPU as a whole, with other processes and, where
-    it is split into instances (MIG), the power of all of them. Energy is the difference of the
-    driver's counter, which moves in steps: a block of milliseconds may show none. Without a
-    counter it is the mean power times the seconds. Memory is TensorFlow's own count on an
-    instance, and where GPU and host share one memory.
+    GPU that TensorFlow uses at the start, in a thread every `interval_s` and at the end. NVML shows
+    a GPU as a whole, with other processes and, where it is split into instances (MIG), the power of
+    all of them. Energy is the difference of the driver's counter, which moves in steps: a block of
+    milliseconds may show none. Without a counter it is the mean power times the seconds. Memory is
+    TensorFlow's own count on an instance, and where GPU and host share one memory.
 
     Example:
 
@@ -162,7 +128,7 @@ class GpuMonitor:
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
         self._started_s: float | None = None
-        self._host = _HostTally()
+        self._readings = 0
         self._gpus: list[_GpuTally] = []
 
     @property
@@ -203,14 +169,13 @@ class GpuMonitor:
                 self.unavailable = self.unavailable or text
             self.usage = UsageRecord(
                 duration_s=duration_s,
-                readings=self._host.series.readings,
-                host=self._host.usage(),
+                readings=self._readings,
                 gpus=tuple(tally.usage(duration_s) for tally in self._gpus) or None,
                 unavailable=self.unavailable,
             )
 
     def sample(self) -> float:
-        """Read GPUs and host once more, besides the thread, and return the seconds so far.
+        """Read the GPUs once more, besides the thread, and return the seconds so far.
 
         Raises:
             RuntimeError: If the block has not begun.
@@ -223,7 +188,7 @@ class GpuMonitor:
         return time_s
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.
+        """Make a table of the samples, one row a sample and GPU.
 
         Raises:
             RuntimeError: If the block has not ended.
@@ -266,6 +231,6 @@ class GpuMonitor:
             self._failure = error
 
     def _sample(self, time_s: float) -> None:
-        self._host.add(time_s)
+        self._readings += 1
         for tally in self._gpus:
             tally.add(time_s)

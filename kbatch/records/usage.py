@@ -1,4 +1,4 @@
-"""The record of what a block of work took of the GPUs and of the host."""
+"""The record of what a block of work took of the GPUs."""
 
 import dataclasses
 from collections.abc import Callable
@@ -43,8 +43,8 @@ class GpuUsage:
     tensorflow_devices: tuple[str, ...]  #: TensorFlow's names of it, such as `("GPU:0",)`.
     memory_total_bytes: int | None  #: Its memory, in bytes, None if unknown.
     energy_j: float | None  #: Energy of the board over the block, in joules, by all processes.
-    #: `"counter"` for the driver's energy counter, `"power"` for the integral of the power
-    #: readings, None where the energy is not known.
+    #: `"counter"` for the driver's energy counter, `"power"` for the mean power times the seconds,
+    #: None where the energy is not known.
     energy_source: str | None
     mean: GpuSample  #: The mean of all readings.
     #: The readings in order; where they were many, means of consecutive ones.
@@ -60,31 +60,11 @@ class GpuUsage:
 
 
 @dataclasses.dataclass(frozen=True)
-class HostSample:
-    """One reading of this process on its host, or the mean of several."""
-
-    time_s: float  # From the start of the block.
-    # Processor seconds a second since the reading before, of all threads; None for the first.
-    cpu_cores_busy: float | None = None
-    resident_bytes: float | None = None  # Memory of the process that is in RAM.
-
-
-@dataclasses.dataclass(frozen=True)
-class HostUsage:
-    """What a block of work took of the host, in its own process, without child processes."""
-
-    cpu_s: float | None  # Processor seconds of all threads, None where the system does not tell.
-    mean: HostSample  # Of all readings.
-    samples: tuple[HostSample, ...]  # In step with those of the GPUs.
-
-
-@dataclasses.dataclass(frozen=True)
 class UsageRecord:
-    """What a block of work took of the GPUs that TensorFlow uses, and of the host."""
+    """What a block of work took of the GPUs that TensorFlow uses."""
 
     duration_s: float  #: Seconds of the block.
-    readings: int  #: How often the GPUs and the host were read.
-    host: HostUsage  #: The host.
+    readings: int  #: How often the GPUs were read.
     #: The GPUs in TensorFlow's order, None where none could be read.
     gpus: tuple[GpuUsage, ...] | None = None
     unavailable: str | None = None  #: Why `gpus` is None, in one line; None where it is not.
@@ -104,18 +84,6 @@ class UsageRecord:
         """Mean utilization over the GPUs, from 0 to 1, None unless it is known of each."""
         return self._of_gpus(lambda gpu: gpu.mean.utilization, fmean)
 
-    @property
-    def cpu_cores_busy(self) -> float | None:
-        """Processor seconds a second: 1 is one core."""
-        if self.host.cpu_s is None or not self.duration_s:
-            return None
-        return self.host.cpu_s / self.duration_s
-
-    @property
-    def resident_bytes(self) -> float | None:
-        """Mean memory of the process in RAM, in bytes."""
-        return self.host.mean.resident_bytes
-
     def _of_gpus(self, quantity: Callable[[GpuUsage], float | None], combine: Any) -> float | None:
         values = [quantity(gpu) for gpu in self.gpus or ()]
         return combine(values) if values and None not in values else None
@@ -132,18 +100,18 @@ class UsageRecord:
         return {name: value for name, value in named if value is not None}
 
     def to_dataframe(self) -> "pd.DataFrame":
-        """Make a table of the samples, one row a sample and GPU; without GPUs one a sample.
+        """Make a table of the samples, one row a sample and GPU.
 
-        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`, where there are GPUs, and those
-        of `HostSample`.
+        Columns: `gpu` (TensorFlow's name) and those of `GpuSample`.
         """
         import pandas as pd
 
-        hosts = [dataclasses.asdict(sample) for sample in self.host.samples]
-        if self.gpus is None:
-            return pd.DataFrame(hosts)
+        names = ["gpu", *(field.name for field in dataclasses.fields(GpuSample))]
         return pd.DataFrame(
-            {"gpu": ", ".join(gpu.tensorflow_devices), **dataclasses.asdict(sample), **host}
-            for gpu in self.gpus
-            for sample, host in zip(gpu.samples, hosts, strict=True)
+            [
+                (", ".join(gpu.tensorflow_devices), *dataclasses.astuple(sample))
+                for gpu in self.gpus or ()
+                for sample in gpu.samples
+            ],
+            columns=names,
         )

@@ -209,9 +209,9 @@ class Study(Result):
         examples, with `noise_scale_low` and `_high` (a 95 % interval; an unresolved one may have
         the lower bound alone), `joules_to_target`, `joules_per_sample`,
         `gpu_energy_j`, `gpu_power_w` and `gpu_utilization` (0 to 1) of all GPUs in use,
-        `cpu_cores_busy`, `resident_bytes`, `epochs`, `executions` (or `execution` and `seed`),
-        `failure`, then the metrics of the best epoch under Keras's names, then the other
-        hyperparameters (as `hp/name` where a name is taken). Missing is NaN or None.
+        `epochs`, `executions` (or `execution` and `seed`), `failure`, then the metrics of the best
+        epoch under Keras's names, then the other hyperparameters (as `hp/name` where a
+        name is taken). Missing is NaN or None.
 
         Args:
             executions: One row an execution instead of one a trial.

@@ -235,7 +235,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
     counts = ("examples_seen", "updates", "overflowed_updates")
     joules = ("joules_to_target", "joules_per_sample")
-    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization", "cpu_cores_busy", "resident_bytes")
+    usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization")
     return {
         "trial_id": trial.trial_id,
         **({} if number is None else {"execution": number, "seed": first.seed}),

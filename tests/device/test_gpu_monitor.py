@@ -2,7 +2,6 @@ import itertools
 import threading
 
 import fake_nvml
-import psutil
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
@@ -82,7 +81,6 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     (gpu,) = monitor.gpus
     assert monitor.usage.readings == 1002
     assert 50 <= len(gpu.samples) <= 100
-    assert len(monitor.usage.host.samples) == len(gpu.samples)
     assert monitor.usage.gpu_energy_j == 0
 
 
@@ -116,7 +114,6 @@ def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, librar
     assert monitor.usage.unavailable == monitor.unavailable
     assert len(monitor.unavailable.splitlines()) == 1
     assert monitor.usage.metrics(100) == {}
-    assert monitor.usage.resident_bytes > 0
     assert library is None or library.users == 0
 
 
@@ -202,24 +199,6 @@ def test_a_mistake_in_the_thread_ends_the_sampling_and_not_the_block(monkeypatch
     assert library.users == 0
 
 
-def cpu_s():
-    times = psutil.Process().cpu_times()
-    return times.user + times.system
-
-
-def test_the_host_is_measured_beside(monkeypatch, clock):
-    with monitor_of(monkeypatch, None, clock) as monitor:
-        before_s = cpu_s()
-        while cpu_s() <= before_s:
-            sum(range(10_000))
-        clock.time_s += 1.0
-    host = monitor.usage.host
-    assert host.cpu_s > 0
-    assert monitor.usage.cpu_cores_busy == pytest.approx(host.cpu_s)
-    assert [sample.cpu_cores_busy for sample in host.samples] == [None, pytest.approx(host.cpu_s)]
-    assert host.mean.resident_bytes == pytest.approx(psutil.Process().memory_info().rss, rel=0.5)
-
-
 def test_the_samples_make_a_table(monkeypatch, clock):
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
     with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
@@ -227,4 +206,4 @@ def test_the_samples_make_a_table(monkeypatch, clock):
     table = monitor.to_dataframe()
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
     assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
-    assert {"utilization", "power_w", "cpu_cores_busy", "resident_bytes"} <= set(table.columns)
+    assert {"utilization", "power_w"} <= set(table.columns)

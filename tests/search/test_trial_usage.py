@@ -73,8 +73,6 @@ def test_without_a_driver_the_metrics_are_absent_and_the_record_says_why(monkeyp
     usage = run_of(study).usage
     assert usage.gpus is None
     assert "There is no NVIDIA driver" in usage.unavailable
-    assert usage.cpu_cores_busy > 0
-    assert usage.resident_bytes > 10**7
     assert set(USAGE_METRICS).isdisjoint(metrics_of(tuner, study))
 
 

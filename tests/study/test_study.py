@@ -20,7 +20,7 @@ from kbatch.study.trial import Objective
 
 USAGE = [
     *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w"),
-    *("gpu_utilization", "cpu_cores_busy", "resident_bytes"),
+    "gpu_utilization",
 ]
 
 
@@ -45,7 +45,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:37] == [name for name in documented if name not in of_executions]
+    assert columns[:35] == [name for name in documented if name not in of_executions]
 
 
 def test_what_was_measured_of_the_devices_stands_in_the_table():
@@ -64,8 +64,6 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
         "gpu_energy_j": 4311.0,
         "gpu_power_w": 300.0,
         "gpu_utilization": 0.8,
-        "cpu_cores_busy": 1.5,
-        "resident_bytes": 1e9,
     }
     assert all(math.isnan(value) for value in unknown.values())
     assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
