@@ -88,32 +88,21 @@ class CallPath(NamedTuple):
 def call_paths_of(given: "str | Callable[..., Any] | Iterable[Any]") -> tuple[CallPath, ...]:
     if isinstance(given, str) or callable(given) or not isinstance(given, Iterable):
         given = (given,)
-    paths = []
-    for one in given:
-        if callable(one):
-            name = getattr(one, "__name__", type(one).__name__)
-            if name in _NAMES:
-                raise InputError(
-                    f"`call_paths` may hold no function of the name {name!r}, which is that of one "
-                    f"of kbatch's own paths: give {name!r} itself, or a function of another name. "
-                    f"Received: call_paths with the function {name!r}."
-                )
-            paths.append(CallPath(name, one))
-        elif isinstance(one, str) and one in _NAMES:
-            paths.append(CallPath(one))
-        else:
-            raise InputError(
-                f"`call_paths` may hold {', '.join(_NAMES)} and functions of a batch. "
-                f"Received: call_paths with {one if isinstance(one, str) else type(one)!r}."
-            )
+    paths = tuple(
+        CallPath(getattr(one, "__name__", type(one).__name__), one)
+        if callable(one)
+        else CallPath(str(one))
+        for one in given
+    )
     names = [path.name for path in paths]
-    if not names or len(set(names)) < len(names):
+    known = all((path.function is None) == (path.name in _NAMES) for path in paths)
+    if not known or not names or len(set(names)) < len(names):
         raise InputError(
-            "`call_paths` must be at least one way to call the model, each once and functions of "
-            f"different names: {', '.join(_NAMES)} or a function of a batch. "
+            "`call_paths` must be at least one way to call the model, each once: "
+            f"{', '.join(_NAMES)}, or functions of a batch, of other and different names. "
             f"Received: call_paths={names}."
         )
-    return tuple(paths)
+    return paths
 
 
 def fetched(outputs: Any) -> Any:

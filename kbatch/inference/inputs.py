@@ -6,18 +6,11 @@ from typing import Any, NamedTuple
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.library_internals import calls_in_graph, declared_structure, layers_of
 from kbatch.records.notes import Note
-from kbatch.training.data.forms import (
-    as_dataset,
-    by_input,
-    is_composite,
-    is_dataset,
-    named_inputs,
-)
+from kbatch.training.data.forms import as_dataset, by_input, is_dataset, named_inputs
 from kbatch.training.data.training_data import TrainingData
 
 _MADE_ROWS = 64
@@ -47,7 +40,6 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         inputs = InferenceInputs(_made_rows(model), Note.of("inputs_made"))
     else:
         x = as_dataset(x)
-        _check_form(x)
         if is_dataset(x) and isinstance(x.element_spec, tuple):
             x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
         found = TrainingData(x).some_rows(model)
@@ -58,44 +50,6 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     if not model.built or not getattr(model, "inputs", None):
         model(inputs.batch(1), training=False)  # A subclass has its weights after a first call.
     return inputs
-
-
-def _check_form(x: Any) -> None:
-    if is_dataset(x):
-        spec: Any = x.element_spec
-        # The targets, which a prediction does not need, may be whatever they are.
-        parts = keras.tree.flatten(spec[0] if isinstance(spec, tuple) else spec)
-        ragged = [type(part).__name__ for part in parts if not isinstance(part, tf.TensorSpec)]
-        if ragged:
-            raise InputError(
-                "The elements of `x` must be dense tensors: bring rows of different lengths to "
-                f"one length (`dataset.padded_batch`). Received: x with {', '.join(ragged)}."
-            )
-        return
-    for leaf in keras.tree.flatten(x):
-        if not _is_array(leaf):
-            received = f"a value of type {type(leaf).__name__}"
-            if isinstance(leaf, np.ndarray):
-                received = f"an array of shape {leaf.shape} and dtype {leaf.dtype}"
-            raise InputError(
-                "`x` must be arrays of shape (examples, ...), nested as the model takes them, or a "
-                "`tf.data.Dataset`: bring rows of different lengths to one length "
-                "(`keras.utils.pad_sequences`), and make an array of a list (`np.asarray`). "
-                f"Received: x with {received}."
-            )
-
-
-def _is_array(leaf: Any) -> bool:
-    if is_composite(leaf) or not hasattr(leaf, "__array__"):
-        return False
-    if np.ndim(leaf) == 0:
-        return False
-    dtype = getattr(leaf, "dtype", None)
-    if dtype is not None and dtype != np.dtype(object):
-        return True  # Not made an array: it may lie in a file, all of it.
-    array = np.asarray(leaf)
-    # Text, or else rows of different lengths.
-    return array.dtype != object or all(isinstance(one, (str, bytes)) for one in array.flat)
 
 
 def _made_rows(model: Any) -> Any:

@@ -15,7 +15,6 @@ from kbatch.analysis.scaling_curve import (
     efficient_batch_size,
     fastest_batch_size,
     fit_latency,
-    knee_batch_size,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import fit_memory, predict_memory
@@ -241,16 +240,6 @@ class TrainingProfile(Result):
     def step_time(self) -> Line:
         """The fit t = a + b B of the seconds of a micro-batch, its share of the update included."""
         return self.latency.line
-
-    @property
-    def peak_samples_per_second(self) -> Estimate[float | None]:
-        """The throughput 1 / b that the fit reaches with unboundedly large micro-batches."""
-        return self.latency.peak_throughput
-
-    @property
-    def knee(self) -> Estimate[float | None]:
-        """The size of the largest throughput over step time."""
-        return knee_batch_size(self.latency)
 
     @property
     def efficient(self) -> Estimate[float | None]:

@@ -39,14 +39,6 @@ def test_every_point_is_drawn_within_its_interval():
                 assert segment[0][1] <= value <= segment[1][1]
 
 
-def test_policies_are_named_where_they_differ():
-    profile = make_profile(make_timing(1), make_timing(1, policy="int8"))
-    assert {line.get_label() for line in kbatch.plot_inference_operating_curve(profile).lines} == {
-        "compiled, float32",
-        "compiled, int8",
-    }
-
-
 def test_the_fit_is_drawn_where_a_line_holds_and_else_points_are_joined():
     stairs = [make_timing(size, path="xla", scale=1 + (size > 8)) for size in (1, 2, 4, 8, 16, 32)]
     profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32)), *stairs)
@@ -65,22 +57,6 @@ def test_a_target_and_sizes_without_memory_are_drawn():
     assert "out of memory" in text
     missed = make_profile(target_ms=5.0, checks=(make_check(33, outcome="missed"),))
     assert "no size verified" in words(kbatch.plot_inference_throughput(missed))
-
-
-def test_names_of_answers_and_targets_stand_above_all_points():
-    profile = make_profile(**TARGET)
-    for plot, starts in (
-        (kbatch.plot_inference_throughput, ("knee", "fastest")),
-        (kbatch.plot_inference_operating_curve, ("p95",)),
-    ):
-        ax = plot(profile)
-        ax.figure.canvas.draw()
-        highest = max(max(line.get_ydata()) for line in ax.lines if line.get_label()[0] != "_")
-        named = [text for text in ax.texts if text.get_text().startswith(starts)]
-        assert len(named) == len(starts)
-        for text in named:
-            lowest = ax.transData.inverted().transform(text.get_window_extent())[0, 1]
-            assert lowest > highest, text.get_text()
 
 
 @pytest.mark.parametrize("name", PLOTS)

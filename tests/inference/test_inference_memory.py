@@ -59,15 +59,6 @@ def test_a_size_far_from_the_only_one_is_not_refused_before_one_between_was_prob
     assert records[1].predicted_bytes == pytest.approx(356)
 
 
-def test_a_size_that_is_too_large_is_refused_after_one_between_as_well():
-    probes = Probes(each=4)
-    records = ascend(probes, (1, 512))
-    assert probes.sizes == [1, 13]
-    assert records[1].guarded
-    assert records[1].predicted_bytes == pytest.approx(100 + 4 * 512)
-    assert ascend(Probes(hidden_from=5), (1, 512))[1].guarded
-
-
 def test_what_is_expected_above_80_percent_is_not_run():
     probes = Probes()
     records = ascend(probes, (1, 2, 4, 8, 16, 32, 64, 128, 256))

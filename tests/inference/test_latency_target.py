@@ -109,41 +109,6 @@ def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     assert (found.outcome, len(found.latencies_s)) == ("verified", 138 + 4 * 138)
 
 
-@pytest.mark.parametrize(("slow", "looks"), [(10, 2), (40, 1)])
-def test_short_calls_of_which_more_come_than_asked_for_may_all_make_up_for_slow_ones(slow, looks):
-    """A look has 150 calls: of 10 slow ones a second look may make up, of 40 no look may."""
-    calls = iter([0.0195] * slow + [0.01] * 1000)
-    machine = Machine(spread=0.0)
-    machine.call = lambda size, count: [next(calls) for _ in range(150)]
-    (found,) = machine.search(drift=0.2, more_time=False)
-    assert len(found.latencies_s) == 150 * looks
-    assert (found.outcome == "verified") == (looks == 2)
-    assert found.missing_calls is None
-
-
-def test_no_size_is_tried_twice_nor_above_the_largest():
-    for seed in range(20):
-        machine = Machine(spread=0.3, fit_error=1.4, seed=seed)
-        sizes = [t.batch_size for t in machine.search(largest=12)]
-        assert len(set(sizes)) == len(sizes)
-        assert max(sizes) <= 12
-
-
-def test_a_target_that_nothing_reaches_has_no_answer():
-    machine = Machine()
-    tries = machine.search(target_s=0.001)
-    assert [t.batch_size for t in tries] == [1]
-    assert best_try(tries) is None
-
-
-def test_without_time_only_the_first_size_is_tried():
-    assert len(Machine(fit_error=1.5).search(more_time=False)) == 1
-
-
-def test_an_unknown_latency_of_one_example_starts_at_one():
-    assert Machine().search(target_s=0.006)[0].batch_size == 1
-
-
 @pytest.mark.parametrize("room", [1, 2, 5, 9, 12])
 def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
     machine = Machine(spread=0.0)

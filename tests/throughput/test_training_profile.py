@@ -26,14 +26,6 @@ def test_a_row_is_the_median_with_its_interval_and_its_rate():
     assert (left_out(8).row.rate, left_out(8).row.time_s, left_out(8).row.n) == (None, None, 0)
 
 
-def test_a_micro_batch_of_an_accumulated_update_has_its_share_of_the_time():
-    one = update(16, 0.8, batch_size=64)
-    assert one.accumulated
-    assert not update(64, 0.8).accumulated
-    assert one.samples_per_second == 80
-    assert one.row.value == pytest.approx(0.2)
-
-
 def test_the_fit_of_accumulated_updates_is_that_of_their_micro_batches():
     plain = [update(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
     parts = [update(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
@@ -48,8 +40,7 @@ def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     assert fit.intercept == pytest.approx(2e-3, rel=0.02)
     assert fit.slope == pytest.approx(1e-4, rel=0.02)
     assert fit.holds
-    assert profile.peak_samples_per_second.value == pytest.approx(1e4, rel=0.02)
-    assert profile.knee.value == pytest.approx(20, abs=1)
+    assert profile.latency.peak_throughput.value == pytest.approx(1e4, rel=0.02)
     assert profile.efficient.value == pytest.approx(180, abs=6)
     assert profile.fastest.value == 256
 
@@ -93,7 +84,7 @@ def test_what_was_not_measured_takes_no_part():
     assert [u.micro_batch_size for u in profile.measured] == [2]
     assert profile.micro_batch_size == 2
     assert profile.out_of_memory == (4,)
-    for answer in ("step_time", "knee", "efficient", "fastest", "peak_samples_per_second"):
+    for answer in ("step_time", "efficient", "fastest"):
         with pytest.raises(ValueError, match=r"two measured micro-batch sizes.*1 sizes with 7"):
             getattr(profile, answer)
     nothing = training_profile(left_out(8, OUT_OF_MEMORY))
@@ -146,11 +137,6 @@ def test_the_figure_has_units_conditions_and_what_failed():
     assert list(lowest.get_xticks()) == [1, 4, 16, 64, 256, 1024]
     drawn = ax.lines[0].get_xydata()
     np.testing.assert_allclose(drawn[-1], (256, 256 / 27.6e-3))
-
-
-def test_without_memory_there_are_two_panels():
-    bare = training_profile(update(4, 0.1), update(8, 0.2), memory_limit_bytes=None)
-    assert len(kbatch.plot_training_profile(bare).figure.axes) == 2
 
 
 def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():

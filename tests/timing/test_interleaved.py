@@ -42,10 +42,3 @@ def test_no_round_beyond_the_third_ends_after_the_budget(until_s):
     rounds = len(found["a"])
     assert rounds == max(FEWEST_ROUNDS, until_s // 4)
     assert rounds == FEWEST_ROUNDS or clock.now_s <= until_s
-
-
-def test_the_order_is_the_same_in_every_run():
-    first, second = Clock(1.0), Clock(1.0)
-    run(first, until_s=40)
-    run(second, until_s=40)
-    assert first.calls == second.calls
