@@ -43,7 +43,11 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         if is_dataset(x) and isinstance(x.element_spec, tuple):
             x = x.map(lambda inputs, *targets: (inputs,))  # A prediction needs no targets.
         found = TrainingData(x).some_rows(model)
-        assert found is not None
+        if found is None:
+            raise InputError(
+                "Predictions take arrays or a `tf.data.Dataset`, no function of a batch size. "
+                f"Received: x of type {type(x).__name__}."
+            )
         rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
         inputs = InferenceInputs(rows, found.note)
     check_inputs(model, inputs)

@@ -274,7 +274,11 @@ class TrainingData:
     def _first_rows(self) -> "_Sampled":
         parts = parts_of(self.x)
         first: Any = keras.tree.map_structure(
-            lambda leaf: leaf[:_MOST_ROWS] if hasattr(leaf, "__getitem__") else leaf,
+            lambda leaf: (
+                leaf[:_MOST_ROWS]
+                if hasattr(leaf, "__getitem__") and getattr(leaf, "shape", None) != ()
+                else leaf
+            ),
             {"x": self.x, "y": self.y, "weight": self.sample_weight},
         )
         rows, count = arrays_of(**first, class_weight=self.class_weight)
