@@ -215,10 +215,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The gradient noise binds: the batch size lies above the noise scale of {scale} "
         "examples, beyond which a larger batch saves ever fewer updates."
     ),
-    "saturated": (
-        "The hardware is saturated: up to {size} examples at once no larger micro-batch "
-        "trained {gain} faster."
-    ),
     "failure_rate": (
         "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "
         "still fail."

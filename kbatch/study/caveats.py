@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 # Above this share of the training time, waiting for data is what the samples/s show.
 MUCH_DATA_WAIT = 0.2
-# A gain in samples/s below this share is none: the device is saturated.
+# A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
 # A last batch below this share of a whole one counts where an epoch has fewer updates than these.
 _SMALL_SHARE, _FEW_UPDATES = 0.1, 20
@@ -57,31 +57,9 @@ def binding_limits(
     elif most is not None and size is not None and size < rows and size == equal_parts(rows, most):
         how = f"at most {most:,} examples fit in it at once, so batches are cut into {size:,}"
         yield Note.of("memory_binds", how=how)
-    # Where the device gains nothing, no gain is given up for the number of updates.
-    if (gained := _no_faster_up_to(best, larger)) is not None:
-        yield Note.of("saturated", size=f"{gained:,}", gain=percent(_SMALL_GAIN))
-    elif (gain := _given_up_for_updates(best, larger, trials)) is not None:
+    if (gain := _given_up_for_updates(best, larger, trials)) is not None:
         words = metric_words(best.objective.name)
         yield Note.of("updates_bind", gain=format_number(gain, 2), words=words)
-
-
-def _no_faster_up_to(best: TrialRecord, larger: Sequence[TrialRecord]) -> int | None:
-    """Return the largest micro-batch where none is faster, spread taken into account; else None."""
-    own, rows = best.throughput, best.micro_batch_size
-    timed = [
-        (rates.ends[1], trial.micro_batch_size or 0)
-        for trial in larger
-        if trial.status == "completed"
-        and rows
-        # A larger batch of equal micro-batches gives the device no more to do at once.
-        and (trial.micro_batch_size or 0) >= 2 * rows
-        and (rates := trial.throughput) is not None
-        and rates.ends is not None
-    ]
-    low = own and own.low
-    if low is None or not timed or max(timed)[0] / low - 1 >= _SMALL_GAIN:
-        return None
-    return max(size for _, size in timed)
 
 
 def _given_up_for_updates(
@@ -102,7 +80,8 @@ def _given_up_for_updates(
         if not (fewer and faster and (_above(value, own) or _above(own, value))):
             return None
     fastest = max(trial.samples_per_second or 0.0 for trial in completed)
-    return fastest / best.samples_per_second if best.samples_per_second else 1.0
+    gain = fastest / (best.samples_per_second or fastest)
+    return gain if gain > 1 + _SMALL_GAIN else None
 
 
 def _above(first: Estimate[float] | None, second: Estimate[float] | None) -> bool:

@@ -30,15 +30,3 @@ def test_labels_cover_neither_each_other_nor_a_mark(count):
     assert not any(a.overlaps(b) for i, a in enumerate(found) for b in found[:i])
     marks = axes.transData.transform(places)
     assert not any(box.contains(*mark) for box in found for mark in marks)
-
-
-def test_the_first_label_has_the_place_and_a_short_text_is_tried_after_the_long_one():
-    axes = panel()
-    place = (50.0, 50.0)
-    labels = [
-        Label(place, "first", ((1, 0),), "black"),
-        Label(place, "second", ((1, 0),), "black"),
-        Label((97.0, 20.0), "a text that is too long", ((0, 1),), "black", short="1"),
-    ]
-    place_labels(axes, labels, [])
-    assert [text.get_text() for text in axes.texts] == ["first", "1"]

@@ -22,11 +22,6 @@ def test_a_figure_that_one_gpu_does_not_tell_is_unknown(figure):
     assert set(usage.metrics(100)) == set(USAGE_METRICS) - {missing}
 
 
-@pytest.mark.parametrize("examples", [None, 0])
-def test_without_examples_there_is_no_energy_a_sample(examples):
-    assert make_usage(make_gpu()).joules_per_sample(examples) is None
-
-
 def test_without_gpus_no_figure_of_a_gpu_is_known():
     usage = make_usage()
     assert usage.gpus is None

@@ -64,9 +64,3 @@ def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
     assert list(table["updates to target"][:2]) == [30, 20]
     assert table["outcome"][256] == "never met the target"
     assert table["time to target (s)"].isna()[256]
-
-
-def test_a_target_that_no_trial_met_is_told():
-    told = make_study(to_target(16, (0.5,)), to_target(64, (0.6,))).decide().page
-    assert "No batch size can be named" in told.headline
-    assert "No trial met the target" in told.certainty

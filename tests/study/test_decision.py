@@ -213,14 +213,6 @@ def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
     assert named_label(study) == f"take batch size 64: {fast.objective_value:.4f}"
 
 
-def test_the_looks_of_a_race_widen_its_intervals():
-    trials = many(16, 2000), many(32, 2200)
-    grid, raced = make_study(*trials), make_study(*trials, search=make_search(strategy="race"))
-    gaps = [found.decide().judgement.gaps[32, 1.0] for found in (grid, raced)]
-    widths = [gap.high - gap.low for gap in gaps]
-    assert widths[1] > 1.1 * widths[0]
-
-
 def test_a_loss_is_compared_by_its_share_and_downwards():
     study = make_study(
         *(
@@ -389,14 +381,6 @@ def test_one_execution_has_an_interval_over_the_validation_examples():
     assert "0.9000 (0.8736 to 0.9264)" in str(make_study(trial))
     pair = dataclasses.replace(trial, executions=trial.executions * 2)
     assert pair.metric("val_accuracy").ends is None
-
-
-def test_a_size_that_is_certified_while_a_faster_one_is_open_claims_no_more():
-    trials = [many(16, 2000), many(32, 2100, rate=2000.0), many(64, 2500, rate=4000.0)]
-    found = make_study(*trials).decide()
-    assert found.certified and not found.certain
-    assert "It is open whether 64 would do too" in found.reason
-    assert make_study(*trials[:2]).decide().certain
 
 
 def timed(size, count, seconds):

@@ -57,11 +57,6 @@ def test_what_a_gpu_does_not_tell_has_no_panel():
     ]
 
 
-def test_energy_and_means_are_named():
-    text = plot_gpu_timeline(make_usage(make_gpu())).get_label()
-    assert "mean utilization 80 % · mean power 300 W · energy 1,000 J (driver's counter)" in text
-
-
 def test_a_study_shows_its_best_trial():
     study = gpu_study()
     best = study.best_trial().batch_size

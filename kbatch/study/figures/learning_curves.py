@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, join_words, pluralize
+from kbatch.page.numbers import pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.palette import ALARM, series_style, size_color
@@ -109,16 +109,9 @@ def plot_learning_curves(
     common.name_sizes(first, sizes, most=_MOST_NAMES)
     common.quality_axis(first, quality, [value.value for _, curve in curves for _, value in curve])
     incomplete = common.incomplete_text(study)
-    last = [(trial.batch_size, *curve[-1]) for trial, curve in curves]
-    ends = join_words(
-        f"{format_number(value.value)} at batch size {size:,} after {updates:,.0f} updates and "
-        f"{format_number(seconds)} s"
-        for size, (updates, _, seconds), value in last
-    )
     alt_text = (
         f"Curves of {metric_words(quality.name)} over training for "
-        f"{pluralize(len(curves), 'batch size')}, on logarithmic axes. They end with {ends}. "
-        f"{incomplete}"
+        f"{pluralize(len(curves), 'batch size')}, on logarithmic axes. {incomplete}"
     )
     first.set_label(alt_text.strip())
     title = f"{study.name}: learning by batch size"

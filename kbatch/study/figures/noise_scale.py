@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize
+from kbatch.page.numbers import format_number, in_brackets, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, series_style, size_color
@@ -90,14 +90,6 @@ def goodput_of(study: "Study") -> Goodput | None:
     return Goodput(rates, values, bests[0], note)
 
 
-def noise_scale_text(scale: Estimate[float | None]) -> str:
-    """Write a noise scale with its interval, or what is known of an unresolved one."""
-    if scale.value is not None:
-        return f"{format_number(scale.value, 2)}{in_brackets(scale, 2)}"
-    least = f": at least {format_number(scale.low, 2)}" if scale.low else ""
-    return f"n/a (unresolved{least})"
-
-
 def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     """Plot the gradient noise scale by epoch and of the late half, and the goodput by batch size.
 
@@ -134,7 +126,6 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     look: dict[str, Any] = {"linewidth": 0.8, "alpha": 0.6}
     if marked:
         look = {"linewidth": 1.1, "markersize": 3.5}
-    texts = []
     for number, (size, trial) in enumerate(trials.items()):
         color, marker = size_color(size, sizes), series_style(number).marker
         for run in filter(None, runs[size]):
@@ -149,28 +140,20 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
         elif late.low:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
-        texts.append(f"{noise_scale_text(late)} at batch size {size:,}")
     common.name_sizes(panel, sizes, most=14)
     _number_epochs(panel, epochs)
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
     canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
-    goodput_text = ""
     if progress:
         _draw_goodput(below[0], progress)
-        rates = join_words(
-            f"{format_number(one.value)} (throughput "
-            f"{format_number(progress.throughput[size].value)}) at batch size {size:,}"
-            for size, one in progress.values.items()
-        )
-        goodput_text = (
-            f"Below it, goodput by batch size is {rates} samples/s, largest at {progress.best:,}. "
-        )
+    goodput_text = (
+        f"Below it, goodput is largest at batch size {progress.best:,}." if progress else ""
+    )
     incomplete = common.incomplete_text(study)
     alt_text = (
         f"A chart of the gradient noise scale over {pluralize(epochs, 'epoch')}, on a "
-        f"logarithmic axis. In the late half of training it is {join_words(texts)}. "
-        f"{goodput_text}{incomplete}"
+        f"logarithmic axis. {goodput_text} {incomplete}"
     )
     panel.set_label(alt_text.strip())
     meaning = (

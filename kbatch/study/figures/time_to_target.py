@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 
 from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
+from kbatch.page.numbers import format_number, in_brackets, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.palette import GRID, MUTED, series_style
@@ -164,22 +164,10 @@ def plot_time_to_target(
         else "",
     )
     common.write_conditions(lower, study, fit_text, *notes)
-    took = [
-        f"{p.updates.value:,.0f} updates and {format_number(p.seconds.value)} s at batch size "
-        f"{p.batch_size:,}"
-        for p in points
-        if p.met
-    ]
-    missed = [f"{point.batch_size:,}" for point in points if not point.met]
-    sentences = [
-        "Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
-        f"{aim_text}.",
-        f"It took {join_words(took)}." if took else "",
-        f"Batch size {join_words(missed)} did not meet it." if missed else "",
-        fit_text,
-        common.incomplete_text(study),
-    ]
-    upper.set_label(" ".join(filter(None, sentences)))
+    upper.set_label(
+        f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
+        f"{aim_text}. {fit_text} {common.incomplete_text(study)}".strip()
+    )
     return upper
 
 

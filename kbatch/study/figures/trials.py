@@ -123,7 +123,13 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         tied = f"Not told apart from the best: {sizes}."
     notes = (tied, others, outside, common.bars_text(completed), _unjoined(series, shown))
     common.write_conditions(lower, study, *notes, alarm=alarm)
-    upper.set_label(_alt_text(study, shown))
+    sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in (shown[0], shown[-1]))
+    words = metric_words(quality.name) if quality else "quality"
+    marked = f"Marked: {named_label(study)}." if named else ""
+    upper.set_label(
+        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {' to '.join(sizes)}: "
+        f"throughput above, {words} below. {marked} {common.incomplete_text(study)}".strip()
+    )
     return upper
 
 
@@ -252,18 +258,3 @@ def _write_above(panel: Axes, text: str, place: float) -> None:
     panel.set_ylim(top=bottom + (top - bottom) / (1 - share))
     edge = panel.get_xaxis_transform()
     draw.text(panel, text, (place, 1), (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
-
-
-def _alt_text(study: "Study", shown: Sequence[TrialRecord]) -> str:
-    sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in (shown[0], shown[-1]))
-    words = metric_words(study.quality_metric.name) if study.quality_metric else "quality"
-    rates = [(trial.samples_per_second, trial.batch_size) for trial in shown]
-    fast, size = max(((rate, size) for rate, size in rates if rate), default=(0.0, 0))
-    sentences = [
-        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {' to '.join(sizes)}, on "
-        f"a logarithmic axis: throughput above, {words} below.",
-        f"The fastest trains {format_number(fast)} samples/s at {size:,}." if fast else "",
-        f"Marked: {named_label(study)}." if study.decide().trial else "",
-        common.incomplete_text(study),
-    ]
-    return " ".join(filter(None, sentences))
