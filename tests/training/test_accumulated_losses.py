@@ -21,7 +21,6 @@ from equal_training import (
 
 import kbatch
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.accumulation.output_losses import need_counting
 from kbatch.training.accumulation.parts_check import parts_note
 from kbatch.training.model import installed_step
 
@@ -271,30 +270,6 @@ def test_masks_of_every_kind_of_layer():
 
     x = random(94, 7, 2).astype("float32") * (tokens() > 0)[..., None]
     assert_equal_outputs(build, (x, dict.fromkeys(MASKING, TAGS)))
-
-
-def through(*found, loss="mse"):
-    model = keras.Sequential([layers.Input((7, 2)), *found, layers.Dense(3)])
-    model.compile("sgd", loss)
-    model.compute_loss(None, np.zeros((4, 7, 3)), model(np.zeros((4, 7, 2))))  # Builds the losses.
-    return model
-
-
-@pytest.mark.parametrize(
-    ("build", "counts"),
-    [
-        (lambda: through(layers.Masking()), True),
-        (lambda: through(OwnMask()), True),
-        (lambda: through(with_lambda_mask()), True),
-        (lambda: through(loss=keras.losses.MeanSquaredError("mean_with_sample_weight")), True),
-        (lambda: through(loss=per_row), True),
-        (lambda: through(loss=CallsItself()), True),
-        (lambda: through(layers.Dense(3), layers.Lambda(lambda x: x)), False),
-        (lambda: through(loss=keras.losses.MeanSquaredError("sum")), False),
-    ],
-)
-def test_what_is_counted_before_the_update(build, counts):
-    assert need_counting(build()) == counts
 
 
 class Wider(keras.Model):

@@ -448,26 +448,6 @@ class TiedByTable(Tied):
         return self.compared(table, x, temperature=self.temperature)
 
 
-class Multiplied(layers.Layer):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(5)
-
-    def call(self, x, temperature):
-        return self.dense(x) * temperature
-
-
-class TiedByScalar(Tied):
-    """Only the rows have a first axis, so the whole call is cut, not the layers in it."""
-
-    def __init__(self):
-        super().__init__()
-        self.scaled = Multiplied()
-
-    def scores(self, x):
-        return self.scaled(x, tf.exp(self.temperature))
-
-
 def tied(kind, **arguments):
     model = kind()
     model.compile(sgd(), **arguments)
@@ -477,9 +457,7 @@ def tied(kind, **arguments):
     return model
 
 
-@pytest.mark.parametrize(
-    ("kind", "eager"), [(TiedByTemperature, True), (TiedByTable, False), (TiedByScalar, True)]
-)
+@pytest.mark.parametrize(("kind", "eager"), [(TiedByTemperature, True), (TiedByTable, False)])
 def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(kind, eager):
     """Metrics that count in a call count once, and a layer may be frozen for a call alone."""
     data = X[:62], Y[:62]

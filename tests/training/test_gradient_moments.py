@@ -6,10 +6,8 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import accumulating, built
-from tensorflow.python.framework import kernels
 
-from kbatch.training.accumulation import gradient_sum, varying_micro_batch
-from kbatch.training.accumulation.moments import squared_norm
+from kbatch.training.accumulation import varying_micro_batch
 
 X, Y = models.rows(94)
 
@@ -133,40 +131,3 @@ def test_an_update_of_one_micro_batch_does_not_count(traced):
     result = after(model, X[:40], Y[:40], batch_size=32)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
     assert np.isnan(after(model, X[:24], Y[:24], batch_size=8)).all()
-
-
-def on_the_host(function, *specs):
-    """Names the operations on many values that TensorFlow runs on the host beside a GPU."""
-    found = []
-    for op in tf.function(function).get_concrete_function(*specs).graph.get_operations():
-        ranks = [out.shape.rank for out in op.outputs]
-        many = any(
-            rank and max(out.shape) >= 6 for rank, out in zip(ranks, op.outputs, strict=True)
-        )
-        if op.type in ("Placeholder", "Const") or not many:
-            continue
-        known = [
-            kernel
-            for kernel in kernels.get_registered_kernels_for_op(op.type).kernel
-            if kernel.device_type == "GPU"
-            and all(
-                op.get_attr(one.name) in one.allowed_values.list.type for one in kernel.constraint
-            )
-        ]
-        outputs = {out.name for out in op.op_def.output_arg}
-        if not known or outputs & set(known[0].host_memory_arg):
-            found.append(f"{op.type} {op.name}")
-    return found
-
-
-@pytest.mark.skipif(not tf.test.is_built_with_cuda(), reason="needs the list of CUDA's kernels")
-def test_the_rows_of_an_embedding_are_added_up_on_a_gpu():
-    def slices(values, indices):
-        return tf.IndexedSlices(values, indices, tf.constant([10, 4]))
-
-    specs = (tf.TensorSpec([7, 4]), tf.TensorSpec([7], tf.int32))
-    assert on_the_host(lambda v, i: v + 1.0, *specs) == []
-    assert on_the_host(lambda v, i: i + 1, *specs) != []  # What int32 does.
-    assert on_the_host(lambda v, i: squared_norm([slices(v, i)]), *specs) == []
-    sums = (tf.TensorSpec([10, 4]),)
-    assert on_the_host(lambda v, i, s: gradient_sum.add([s], [slices(v, i)]), *specs, *sums) == []

@@ -98,24 +98,6 @@ def test_an_update_is_that_of_the_gradient_at_every_micro_batch_size(name):
                 assert error <= 1e-6, (way, size, one.shape, error)
 
 
-def test_keras_squares_the_rows_of_a_repeated_word_apart():
-    """Why it matters: two thirds of the step of an embedding may differ."""
-    keras.utils.set_random_seed(1)
-    found = []
-    for prepare in (sum_sparse_gradients, lambda model: model):
-        model = prepare(classifier(OPTIMIZERS["rmsprop"]))
-        model.run_eagerly = True
-        model.optimizer.build(model.trainable_variables)
-        state = [np.asarray(v, "float64") for v in (*model.trainable_variables,)]
-        state = found[0][0] if found else state
-        slots = [np.asarray(v, "float64") for v in model.optimizer.variables]
-        _, moved = updated(model, [*state, *slots], (TOKENS[:ROWS], LABELS[:ROWS]))
-        found.append((state, moved))
-    (_, summed), (_, apart) = found
-    assert np.linalg.norm(summed[0] - apart[0]) > 0.2 * np.linalg.norm(summed[0])
-    np.testing.assert_allclose(summed[1], apart[1], rtol=1e-5, atol=1e-8)
-
-
 class OwnLookup(layers.Layer):
     """Looks up rows as `Embedding` does."""
 
@@ -143,26 +125,3 @@ def test_the_train_step_of_keras_stays_where_it_makes_no_difference():
     assert step_of(of(frozen, "adam")) is type(None)
     assert step_of(of(layers.Embedding(WORDS, 4), "adam")) is SummingTrainStep
     assert step_of(of(OwnLookup(), "adam")) is SummingTrainStep
-
-
-def test_the_summing_step_is_kerases_otherwise():
-    """Losses, metrics and weights of a model without sparse gradients."""
-    x, y = RNG.normal(size=(60, 8)), RNG.integers(0, 3, 60)
-    found = []
-    for summing in (False, True):
-        keras.utils.set_random_seed(1)
-        inputs = keras.Input((8,))
-        vectors = layers.Dense(4, kernel_regularizer="l2", activation="relu")(inputs)
-        model = keras.Model(inputs, layers.Dense(3, activation="softmax")(vectors))
-        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-        if summing:
-            SummingTrainStep(model).install()
-        model.run_eagerly = True
-        weights = np.linspace(0.1, 2, 60)
-        history = model.fit(x, y, batch_size=16, sample_weight=weights, shuffle=False, verbose=0)
-        found.append((history.history, model.get_weights()))
-    (expected, weights), (history, others) = found
-    for name, values in expected.items():
-        np.testing.assert_allclose(history[name], values, rtol=1e-6)
-    for one, other in zip(weights, others, strict=True):
-        np.testing.assert_allclose(other, one, rtol=1e-6, atol=1e-8)
