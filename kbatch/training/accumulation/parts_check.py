@@ -57,9 +57,9 @@ _MOVES, _MOVE = 3, 0.03
 # What is zero but for rounding, such as the gradient of a key's bias, is held against all others.
 _SMALLEST_SHARE = 0.01
 
-# What a pass brings, by kind. The kinds stand in the order in which they tell what
-# is wrong: the "loss" of an output, the one with what layers "added", the "gradient" of a variable,
-# the "state" that a layer keeps in its `call`. A "layer" that mixes rows shows in the outputs.
+# What a pass brings, by kind, in the order in which they tell what is wrong: the "loss" of an
+# output, the one with what layers "added", the "gradient" of a variable, the "state" that a layer
+# keeps in its `call`. That a "layer" mixes rows shows in the outputs.
 _Pass = dict[str, list[np.ndarray]]
 _KINDS = ("loss", "added", "gradient", "state")
 
