@@ -35,7 +35,7 @@ def main() -> None:
     parser.add_argument("--nets", nargs="+", default=["mlp", "cnn", "transformer", "mobilenet"])
     options = parser.parse_args()
     spent: list[float] = []
-    for name in ("see", "differing_layer"):
+    for name in ("see", "notes"):
         setattr(BatchDependence, name, timed(getattr(BatchDependence, name), spent))
     print(f"{'net':<13}{'share':>8}{'s':>8}{'profile s':>11}{'sizes':>7}{'largest difference':>20}")
     for net, (model, x) in inference_nets().items():

@@ -318,7 +318,7 @@ def expected_drift(timings: Sequence[TimingRecord]) -> float:
     # shows what a machine does between two moments, and a short sweep may have seen a calm one.
     pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
     noise = None
-    if len(pairs) >= 3 and len(timings) > 1:  # Enough for a line; slow rounds count too.
+    with contextlib.suppress(ValueError):  # Too few for a line; slow rounds count too.
         noise = fit_line(*zip(*pairs, strict=True)).departure.noise
     return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
 

@@ -174,11 +174,9 @@ class InferenceProfile(Result):
                 f"the calls within {self.target_ms:g} ms ({series}), verified by "
                 f"{len(check.latencies_s):,} fresh calls."
             )
-        for name, does in _ANSWERS.items():
-            with contextlib.suppress(ValueError):
-                found = getattr(self, name)
-                fitted = ", by the fit: it was not measured" if found.extrapolated else ""
-                return f"Batch size {found.batch_size:,} {does} ({series}){fitted}."
+        for name, found in self.answers.items():
+            fitted = ", by the fit: it was not measured" if found.extrapolated else ""
+            return f"Batch size {found.batch_size:,} {_ANSWERS[name]} ({series}){fitted}."
         return f"No batch size can be named for {series}: too little of it was timed."
 
     def table(self) -> "pd.DataFrame":
@@ -272,18 +270,8 @@ class InferenceProfile(Result):
         """
         timings = self.answering
         rounds = without_slow_rounds([t.batch_times_s for t in timings])
-        calm = [
-            (t.batch_size, time_s)
-            for t, times_s in zip(timings, rounds, strict=True)
-            for time_s in times_s
-        ]
-        if len(calm) < 3 or len(timings) < 2:
-            raise ValueError(
-                "A fit needs two measured batch sizes with three blocks in all: measure longer, or "
-                f"fewer call paths and policies at once. Received: {len(timings)} sizes with "
-                f"{len(calm)} blocks."
-            )
-        return fit_latency([size for size, _ in calm], [time_s for _, time_s in calm])
+        sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
+        return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
 
     @property
     def knee(self) -> InferenceAnswer:

@@ -255,12 +255,6 @@ class TrainingProfile(Result):
     def latency(self) -> Latency:
         """The fit of the seconds of a micro-batch, by the fastest way of each size."""
         ways = self.fastest_ways
-        if not self.has_fit:
-            raise ValueError(
-                "A fit needs two measured micro-batch sizes with three rounds in all: measure "
-                f"more sizes, or longer. Received: {len(ways)} sizes with "
-                f"{sum(len(way.rounds) for way in ways)} rounds."
-            )
         sizes = [way.micro_batch_size for way in ways for _ in way.rounds]
         return fit_latency(sizes, [time_s for way in ways for time_s in way.micro_batch_times_s])
 

@@ -100,3 +100,30 @@ def test_of_arrays_in_a_file_only_the_first_rows_are_read():
             raise AssertionError("all of it was read")
 
     assert inference_inputs(mlp(), Stored()).rows.shape == (64, 8)
+
+
+def pair(structure):
+    a, b = keras.Input((3,), name="a"), keras.Input((1,), name="b")
+    return keras.Model(structure(a, b), keras.layers.Concatenate()([a, b]))
+
+
+A, B = np.arange(6.0, dtype="float32").reshape(2, 3), np.ones((2, 1), "float32")
+
+
+@pytest.mark.parametrize("rows", [{"a": A, "b": B}, {"a": A, "b": B[:, 0]}])
+def test_named_inputs_pass_in_the_order_of_the_model(rows):
+    for structure in (lambda a, b: {"b": b, "a": a}, lambda a, b: [b, a]):
+        assert inference_inputs(pair(structure), rows).batch(5)["a"].shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "received"),
+    [
+        (A[:, :2], "each of the model's inputs"),
+        ({"a": A, "c": B}, r"a, b\. Received: x with \['a', 'c'\]"),
+        ({"a": A[:, :2], "b": B}, r"x\[None\].*rows of shape \(2,\), input 'a'"),
+    ],
+)
+def test_rows_of_other_shapes_or_names_are_told_with_what_to_give(x, received):
+    with pytest.raises(InputError, match=received):
+        inference_inputs(pair(lambda a, b: {"b": b, "a": a}), x)

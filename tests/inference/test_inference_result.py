@@ -59,12 +59,6 @@ def test_what_is_said_to_be_reachable_is_above_a_target_that_is_too_low(scale):
     assert profile.batch_for(latency_ms=1.01 * reachable_ms).batch_size >= 1
 
 
-def test_sizes_below_the_smallest_measured_one_are_no_answer():
-    profile = make_profile(*(make_timing(size) for size in (8, 16, 32)))
-    with pytest.raises(TargetTooLow, match="at least what batch size 8 takes"):
-        profile.batch_for(latency_ms=1.4)
-
-
 def test_a_quantile_is_that_of_the_slow_calls():
     def with_slow_calls(size):
         calls = [time_s(size)] * 9 + [2 * time_s(size)]
@@ -210,7 +204,7 @@ def test_what_no_calls_answer_says_why(timings, asked, message):
 
 def test_what_was_not_measured_says_how_to_measure_it():
     profile = make_profile(make_timing(1), make_failed(2))
-    with pytest.raises(ValueError, match="two measured batch sizes"):
+    with pytest.raises(ValueError, match="two or more sizes"):
         _ = profile.knee
     assert profile.answers == {}
     assert "too little" in profile.answer

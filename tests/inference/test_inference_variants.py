@@ -156,24 +156,6 @@ def test_layers_of_several_policies_are_all_named():
     assert policies_of(variant(model, "float32")) == {"float32"}
 
 
-def test_weights_that_cannot_be_drawn_in_a_dtype_are_a_reason():
-    model = keras.Sequential([keras.layers.Input((4, 2)), keras.layers.LSTM(2)])
-    with pytest.raises(PolicyUnsupported, match="copy under bfloat16 cannot be made"):
-        variant(model, "bfloat16")
-
-
-def test_a_layer_that_keeps_its_policy_is_told():
-    inputs = keras.Input((4,))
-
-    class Fixed(Block):
-        def __init__(self, **settings):
-            super().__init__("float32", **settings)
-
-    model = keras.Model(inputs, Fixed()(inputs))
-    with pytest.raises(PolicyUnsupported, match="keep a policy of their own: dense"):
-        variant(model, "float16")
-
-
 def test_the_change_is_that_of_a_naive_reference():
     rng = np.random.default_rng(0)
     one, other = rng.normal(size=(2, 5, 3)), rng.normal(size=(2, 5, 3))

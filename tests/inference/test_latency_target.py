@@ -119,24 +119,6 @@ def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
     assert room / 2 - 2 <= best_try(tries).batch_size <= room
 
 
-def test_calls_that_cannot_be_made_are_no_evidence_of_fast_ones():
-    hiccups, calls_before = 5, 50
-    before = np.full(calls_before, 0.005)
-    before[1 :: calls_before // hiccups] = 2 * TARGET_S
-
-    def call(size, calls):
-        return [0.005 if size <= 32 else math.inf] * calls
-
-    machine = Machine()
-    machine.call, machine.guess = call, lambda latency_s: 64
-    tries = machine.search(largest=64, earlier=[[tuple(before)]])
-    found = best_try(tries)
-    assert [one.batch_size for one in tries][:2] == [64, 32]
-    assert found is not None and found.batch_size == 32
-    # Of 50 calls before and its own, those of 64 examples are none.
-    assert len(found.latencies_s) > 138
-
-
 class Hiccups(Machine):
     """A machine that delays a share of its calls by ten targets, about `run` of them in a row."""
 

@@ -36,47 +36,28 @@ def sizes_of(found):
     return [u.micro_batch_size for u in found.updates if u.steps_per_execution == 1]
 
 
-@pytest.fixture(scope="module")
-def profile():
-    """Sizes, data and memory as they are found without being told."""
+def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     lines = []
     found = kbatch.profile_training(
         Here(models.linear), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
     assert any("when warm" in line for line in lines)
-    return found
-
-
-def test_by_default_powers_of_two_up_to_the_data_are_measured(profile):
-    assert sizes_of(profile) == [1, 2, 4, 8, 16]
-    assert not any(update.accumulated for update in profile.updates)
-    assert profile.measured
-    assert all(len(update.rounds) >= 1 for update in profile.measured)
-
-
-def test_steps_are_timed_one_and_several_an_execution(profile):
-    several = [one for one in profile.measured if one.steps_per_execution > 1]
-    # 20 rows make so many steps of an epoch, which no execution is longer than.
+    assert sizes_of(found) == [1, 2, 4, 8, 16]
+    assert not any(update.accumulated for update in found.updates)
+    alone = {u.micro_batch_size for u in found.measured if u.steps_per_execution == 1}
+    several = [one for one in found.measured if one.steps_per_execution > 1]
     assert several
+    assert {one.micro_batch_size for one in several} <= alone
+    # 20 rows make so many steps of an epoch, which no execution is longer than.
     assert all(u.steps_per_execution <= -(-20 // u.micro_batch_size) for u in several)
-    for one in several:
-        alone = next(u for u in profile.measured if u.micro_batch_size == one.micro_batch_size)
-        assert alone.steps_per_execution == 1
-
-
-def test_what_it_was_measured_with_is_kept(profile):
-    assert (profile.dtype_policy, profile.jit_compile) == ("float32", False)
-    assert profile.environment.versions["keras"] == keras.__version__
-    assert profile.duration_s > 0
-
-
-def test_memory_is_known(profile):
+    assert (found.dtype_policy, found.jit_compile) == ("float32", False)
+    assert found.environment.versions["keras"] == keras.__version__
     # So small a net's is a few tensors, which ones are alive at once is up to the threads.
-    peaks = profile.memory_bytes.values()
+    peaks = found.memory_bytes.values()
     assert len(peaks) >= 2
-    assert 0 < min(peaks) <= max(peaks) < profile.memory_limit_bytes
-    assert profile.predict_memory_bytes(128) > 0
+    assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
+    assert found.predict_memory_bytes(128) > 0
 
 
 def test_a_batch_is_cut_into_micro_batches_of_each_size():
@@ -91,22 +72,6 @@ def test_a_batch_is_cut_into_micro_batches_of_each_size():
         assert update.samples_per_second == pytest.approx(40 / update.median_s)
     assert found.memory_limit_bytes is None
     assert not found.memory_bytes
-
-
-@pytest.mark.parametrize(
-    "form",
-    ["function", *(pytest.param(f, marks=pytest.mark.slow) for f in ("dataset", "unbatched"))],
-)
-def test_data_come_in_every_form(form):
-    data = tf.data.Dataset.from_tensor_slices(DATA)
-    given = {
-        "dataset": data.batch(10),
-        "unbatched": data,
-        "function": lambda size: data.repeat().batch(size),
-    }[form]
-    found = kbatch.profile_training(models.linear, given, batch_sizes=(4, 16), **QUICK)
-    assert sizes_of(found) == [4, 16]
-    assert {u.outcome for u in found.updates} == {"measured"}
 
 
 def test_a_data_function_that_ends_leaves_larger_sizes_out():
