@@ -28,6 +28,7 @@ from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_
 from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
+from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context, record
 
@@ -366,6 +367,18 @@ def has_started_devices() -> bool:
     """Return whether TensorFlow has started its devices: any public name would start them."""
     running: Any = context.context()
     return bool(running._initialized)
+
+
+def fail_at_once_without_memory() -> None:
+    """Let a GPU say at once that its memory is out, unless TensorFlow has started it already.
+
+    By default it waits 10 s for other operations to free some, and where XLA tries its kernels it
+    does so for each of them: two minutes for a net of three layers.
+    """
+    running: Any = context.context()
+    if not running._initialized:
+        running._config = running._config or config_pb2.ConfigProto()
+        running._config.gpu_options.experimental.disallow_retry_on_allocation_failure = True
 
 
 def local_devices() -> Any:

@@ -486,3 +486,14 @@ def test_a_search_of_keras_tuner(tuner, tmp_path):
     internals.move_project(moved, tmp_path / "elsewhere")
     assert Path(moved.project_dir) == tmp_path / "elsewhere"
     assert str(internals.project_directory(moved.oracle)) == moved.project_dir != tuner.project_dir
+
+
+def test_a_gpu_that_is_not_started_is_told_to_wait_for_no_memory(monkeypatch):
+    fresh = internals.context.Context()
+    monkeypatch.setattr(internals.context, "context", lambda: fresh)
+    internals.fail_at_once_without_memory()
+    assert fresh.config.gpu_options.experimental.disallow_retry_on_allocation_failure
+    monkeypatch.undo()
+    internals.fail_at_once_without_memory()
+    options = internals.context.context().config.gpu_options
+    assert not options.experimental.disallow_retry_on_allocation_failure

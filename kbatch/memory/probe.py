@@ -27,6 +27,7 @@ from kbatch.device.memory import (
 )
 from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.errors import DeviceLostError, OutOfMemoryError
+from kbatch.library_internals import fail_at_once_without_memory
 from kbatch.memory.workload import Reading, Run, Workload
 from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import memory_text
@@ -223,6 +224,7 @@ class _Subject:
 
 
 def _start(workload: Workload, memory_limit_bytes: int | None) -> _Subject:
+    fail_at_once_without_memory()
     if memory_limit_bytes is not None:
         limit_gpu(memory_limit_bytes)
     memory = DeviceMemory()  # What is held before the model is built does not count.

@@ -13,7 +13,13 @@ from kbatch.device.failures import failure_traceback
 from kbatch.device.memory import worker_device
 from kbatch.device.worker import Worker
 from kbatch.errors import InputError
-from kbatch.library_internals import build_and_fit, move_project, trial_callbacks, tuner_callback
+from kbatch.library_internals import (
+    build_and_fit,
+    fail_at_once_without_memory,
+    move_project,
+    trial_callbacks,
+    tuner_callback,
+)
 from kbatch.search.executors import Task
 from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitProgress, FitReporter
@@ -36,6 +42,7 @@ def execute(
     keywords: Mapping[str, Any],
 ) -> tuple[str, str]:
     """Run a task in a folder with what it needs of the search; return its status, and an error."""
+    fail_at_once_without_memory()
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
     oracle.reload()

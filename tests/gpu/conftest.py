@@ -57,7 +57,9 @@ def scale():
 def limited(scale):
     """TensorFlow with the small memory, in this process."""
     from kbatch.device.memory import limit_gpu
+    from kbatch.library_internals import fail_at_once_without_memory
 
+    fail_at_once_without_memory()
     limit_gpu(scale.limit_bytes)
     return scale
 

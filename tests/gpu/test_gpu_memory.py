@@ -75,7 +75,9 @@ def test_a_convolution_runs_out_and_the_next_size_trains(
 
     from kbatch.device.failures import device_is_lost, ran_out_of_memory
     from kbatch.device.memory import DeviceMemory, limit_gpu
+    from kbatch.library_internals import fail_at_once_without_memory
 
+    fail_at_once_without_memory()
     if memory == "limited":
         limit_gpu(scale.limit_bytes)
     if not scale.on_gpu and (memory == "all" or jit_compile):
@@ -99,7 +101,7 @@ def test_a_convolution_runs_out_and_the_next_size_trains(
             tried.append(f"{size}: {type(error).__name__}")
             if len(tried) == 1:
                 record_property("error", " ".join(str(error).split())[:200])
-            assert ran_out_of_memory(error)
+            assert ran_out_of_memory(error, smaller_worked=True)
             assert not device_is_lost(error)
             # Its frames hold the tensors of the step.
             error.__traceback__ = None

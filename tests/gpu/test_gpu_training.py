@@ -81,7 +81,7 @@ def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_
     )
     record_property("trials", facts(study))
     ((run,),) = [trial.executions for trial in study.trials]
-    assert (run.status, run.batch_size_seen) == ("completed", size)
+    assert (run.status, run.batch_size_seen) == ("completed", size), run.failure
     (note,) = [note for note in run.notes if note.code == "memory_ran_out"]
     assert run.micro_batch_size <= note.values["after"] <= note.values["before"] // 2
 
