@@ -234,21 +234,6 @@ class Study(Result):
                 rows.append(row)
         return pd.DataFrame(rows)
 
-    def save(self, path: str | Path) -> None:
-        """Write the whole study to one `.json` file that `load_study` reads.
-
-        Args:
-            path: File to write, with suffix `.json`.
-
-        Raises:
-            ValueError: If the suffix is another one.
-            OSError: If it cannot be written.
-        """
-        path = Path(path)
-        if path.suffix != ".json":
-            raise ValueError(f"`path` must end in `.json`. Received: path={str(path)!r}.")
-        json_codec.write_record(self, path)
-
     def log_to(self, tracker: Literal["mlflow", "wandb"]) -> str:
         """Write the study and its executions to an experiment tracker, as runs.
 

@@ -15,6 +15,7 @@ from figure_studies import (
     target_study,
     tuned_study,
 )
+from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
 
 import kbatch
@@ -82,6 +83,15 @@ def test_two_hundred_trials_with_long_names_fit(name):
     axes = plot(name, tuned_study(200, name=LONG_NAME))
     assert cut_texts(axes.figure) == []
     assert LONG_NAME[:20] in words(axes)
+
+
+@pytest.mark.parametrize("name", ["trials", "learning-curves"])
+def test_axes_without_a_grid_are_split_into_panels_that_do_not_cover_each_other(name):
+    figure = Figure()
+    first = plot(name, learned_study(), ax=figure.add_axes((0.2, 0.2, 0.7, 0.7)))
+    boxes = [axes.get_axes_locator()(axes, None) for axes in figure.axes if axes.axison]
+    assert len(boxes) > 1 and first.figure is figure
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
 
 @pytest.mark.parametrize("name", SAMPLES)

@@ -210,6 +210,14 @@ def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, dr
     assert ("the trials also differ in units (7 combinations)" in texts(lower)) is not few
 
 
+def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
+    accuracies = {16: 0.0, 32: 0.5, 64: 1.0}
+    learned = (make_trial(s, accuracies=(a,)) for s, a in accuracies.items())
+    _, lower = panels(make_study(*learned, make_trial(128, status="failed")))
+    assert lower.get_ylim()[0] < -0.2
+    assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
+
+
 def test_series_stand_beside_each_other_and_apart_from_other_batch_sizes():
     upper, _ = panels(with_units(*range(6), sizes=(30, 31, 32)))
     lines = [line.get_xdata() for line in upper.lines if len(line.get_xdata()) == 3]
