@@ -82,11 +82,8 @@ def fit_facts(call: FitCall, *, scheduled: bool = False) -> dict[str, str]:
     for callback in call.callbacks:
         kind = type(callback)
         if kind not in _WRITERS and not kind.__module__.startswith(_OF_THE_SEARCH):
-            name, number = f"callback {kind.__name__}", 1
-            while name in facts:
-                number += 1
-                name = f"callback {kind.__name__} ({number})"
-            facts[name] = _text(_given_to(callback)) or "given"
+            name, given = f"callback {kind.__name__}", _text(_given_to(callback)) or "given"
+            facts[name] = f"{facts[name]}; {given}" if name in facts else given
     return facts
 
 

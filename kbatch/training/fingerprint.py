@@ -10,23 +10,21 @@ import keras
 from kbatch.library_internals import compile_arguments, layers_of
 from kbatch.training.state import optimizers_of
 
-# They change the steps, not what these need: the momentum is that of BatchNormalization.
-_NOT_OF_MEMORY = ("learning_rate", "name")
-_NOT_OF_LAYERS_MEMORY = (*_NOT_OF_MEMORY, "momentum")
 # Keras counts names up, and draws seeds that are not given.
 _DRAWN = ("name", "seed")
+# Settings that follow the batch size; those of an optimizer are left out all together.
+_FOLLOWING = ("learning_rate", "momentum")
 
 
 def model_fingerprint(model: keras.Model) -> str:
-    """Return a text that is equal for models that need the same memory, in any process."""
-    described = _description(model, _NOT_OF_MEMORY, of_layers=_NOT_OF_LAYERS_MEMORY)
+    """Return a text that is equal for models that differ at most in their optimizer's settings.
 
-    # Of the optimizers' numbers only whether they are zero, which decides the slots.
-    def zero_or_not(value: Any) -> Any:
-        return value != 0 if isinstance(value, float) else value
-
-    for name in [name for name in described if "optimizer" in name]:
-        described[name] = keras.tree.map_structure(zero_or_not, described[name])
+    It is the same in any process.
+    """
+    described = model_description(model, without=_FOLLOWING)
+    del described["other optimizers"]
+    optimizer: Any = getattr(model, "optimizer", None)
+    described["optimizer"] = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
@@ -35,14 +33,6 @@ def model_description(model: keras.Model, *, without: Sequence[str] = ()) -> dic
 
     Parts of these names are left out.
     """
-    dropped = (*_DRAWN, *without)
-    found = _description(model, dropped, of_layers=dropped)
-    return {name: value for name, value in found.items() if name not in without}
-
-
-def _description(
-    model: keras.Model, dropped: tuple[str, ...], *, of_layers: tuple[str, ...]
-) -> dict[str, Any]:
     target: Any = model
     parts = layers_of(target)
     # Operations such as a sum of two tensors are no layers, and counted up as these are.
@@ -53,19 +43,20 @@ def _description(
     compiled.pop("optimizer", None)
 
     def described(value: Any) -> Any:
-        return _described(value, names, dropped)
+        return _described(value, names, (*_DRAWN, *without))
 
     own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
-    found = [one for one in optimizers_of(target) if all(one is not known for known in own)]
-    return {
-        "other optimizers": sorted(map(described, found), key=json.dumps),
-        "model": _described(model, names, of_layers),
+    others = [one for one in optimizers_of(target) if all(one is not known for known in own)]
+    found = {
+        "model": described(model),
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
         "optimizer": described(target.optimizer),
+        "other optimizers": sorted(map(described, others), key=json.dumps),
         "compiled": described(compiled | {"jit_compile": target.jit_compile}),
     }
+    return {name: value for name, value in found.items() if name not in without}
 
 
 def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> Any:

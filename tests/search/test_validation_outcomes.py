@@ -78,15 +78,6 @@ def own_test_step():
     return model
 
 
-def two_outputs():
-    given = keras.Input((8,))
-    found = {"a": layers.Dense(3, name="a")(given), "b": layers.Dense(1, name="b")(given)}
-    model = keras.Model(given, found)
-    loss = {"a": keras.losses.SparseCategoricalCrossentropy(from_logits=True), "b": "mse"}
-    model.compile("sgd", loss, metrics={"a": "accuracy", "b": "mae"})
-    return model
-
-
 def masked():
     steps = [layers.Input((8,)), layers.Reshape((4, 2)), layers.Masking(0.0)]
     model = keras.Sequential([*steps, layers.LSTM(3), layers.Dense(3, activation="softmax")])
@@ -96,27 +87,13 @@ def masked():
 
 X, Y = VALIDATION
 LABELS = (Y > 0).astype("float32")[:, None]
-OUTPUTS = (X, {"a": Y, "b": LABELS})
 HISTORIES = {
-    "arrays": (small_models.stock, VALIDATION, VALIDATION),
     "weights": (masked, (*VALIDATION, WEIGHTS), (*VALIDATION, WEIGHTS)),
-    "dict": (two_outputs, OUTPUTS, OUTPUTS),
     "auc": (binary, (X, LABELS), (X, LABELS)),
     "batches": (small_models.stock, dataset().batch(7), VALIDATION),
     "several steps": (lambda: compiled(steps_per_execution=7), VALIDATION, VALIDATION),
-    "xla": (lambda: compiled(jit_compile=True), VALIDATION, VALIDATION),
     "own test step": (own_test_step, VALIDATION, VALIDATION),
-    "half": (lambda: in_half(small_models.stock), VALIDATION, VALIDATION),
 }
-
-
-def in_half(build):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        return build()
-    finally:
-        keras.config.set_dtype_policy(before)
 
 
 @pytest.mark.parametrize("form", HISTORIES)
@@ -149,28 +126,20 @@ def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
     assert (outcomes.reason, outcomes.examples, len(outcomes.values)) == (None, 90, 45)
 
 
-def best_only(path):
-    return keras.callbacks.ModelCheckpoint(path, save_best_only=True, save_weights_only=True)
-
-
-FOLLOWERS = {
-    "stops": lambda _: [keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True)],
-    "saves": lambda path: [best_only(path)],
-    "slows": lambda _: [keras.callbacks.ReduceLROnPlateau(patience=1)],
-    "all": lambda path: [follow(path)[0] for name, follow in FOLLOWERS.items() if name != "all"],
-}
-
-
 @pytest.mark.filterwarnings("ignore:.*available")
-@pytest.mark.parametrize(("name", "every"), [("stops", 1), ("saves", 1), ("slows", 1), ("all", 2)])
-def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(name, every, tmp_path):
+def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(tmp_path):
     found, data = [], rows(48)
     for form in ("timed", "plain"):
         keras.utils.set_random_seed(0)
         model = small_models.stock(optimizer=keras.optimizers.Adam(0.1))
         path = tmp_path / f"{form}.weights.h5"
-        fit = {"epochs": 10, "verbose": 0, "shuffle": False, "validation_freq": every}
-        fit |= {"validation_data": VALIDATION, "callbacks": FOLLOWERS[name](path)}
+        fit = {"epochs": 10, "verbose": 0, "shuffle": False, "validation_freq": 2}
+        fit["validation_data"] = VALIDATION
+        fit["callbacks"] = [
+            keras.callbacks.EarlyStopping(patience=2, restore_best_weights=True),
+            keras.callbacks.ModelCheckpoint(path, save_best_only=True, save_weights_only=True),
+            keras.callbacks.ReduceLROnPlateau(patience=1),
+        ]
         if form == "timed":
             with TimedFit(model, searches.plan(16, objective=VAL_LOSS)):
                 history = model.fit(*data, **fit)
@@ -178,27 +147,23 @@ def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(nam
             history = model.fit(*data, batch_size=16, validation_batch_size=2, **fit)
         logs = {key: history.history[key] for key in history.history if key.startswith("val_")}
         state = [np.array(one) for one in (*model.variables, *model.optimizer.variables)]
-        if path.exists():
-            model.load_weights(path)
-            state += model.get_weights()
+        model.load_weights(path)
+        state += model.get_weights()
         found.append((history.epoch, logs, state))
     (epochs, logs, state), plain = found
     assert (epochs, logs) == plain[:2]
     assert len(logs["val_loss"]) >= 3
     for one, other in zip(state, plain[2], strict=True):
         np.testing.assert_array_equal(one, other)
-    # The callback has done something.
+    # The callbacks have done something.
     rate, *_ = (one for one in model.optimizer.variables if one.path.endswith("learning_rate"))
-    assert len(epochs) < 10 or name not in ("stops", "all")
-    assert float(rate) < 0.1 or name not in ("slows", "all")
-    assert path.exists() or name not in ("saves", "all")
+    assert len(epochs) < 10
+    assert float(rate) < 0.1
 
 
 FORMS = {
-    "arrays": {},
     "weights": {"validation_data": (*VALIDATION, WEIGHTS)},
     "examples": {"validation_data": dataset()},
-    "batches": {"validation_data": dataset().batch(16)},
     "function": {"validation_data": lambda size: dataset().batch(size)},
     "every second epoch": {"validation_freq": 2, "epochs": 3},
     "two fits": {"fits": 2, "epochs": 1},
@@ -278,15 +243,6 @@ def test_models_of_a_search_share_the_graph_that_sums(steps, monkeypatch):
         counts.append(len(traced))
     assert counts[0] == counts[1] == counts[2] > 0
     assert found[0] == found[1] == found[2]
-
-
-def test_a_part_of_the_data_is_what_validation_took():
-    split = outcomes_of(validation_data=None, validation_split=0.25)
-    assert (split.examples, split.reason) == (12, None)
-    for data in (VALIDATION, dataset(), dataset().batch(16)):
-        taken = {"validation_data": data, "validation_steps": 2, "epochs": 1}
-        found = outcomes_of(plan={"validation_batch_size": 8}, **taken)
-        assert (found.examples, len(found.values), found.reason) == (16, 16, None)
 
 
 def test_a_block_of_many_examples_takes_several_batches():
@@ -380,33 +336,6 @@ def test_why_there_are_none_is_said(objective, fit, model, reason):
 def test_an_objective_that_no_epoch_has_leaves_the_metric_of_quality(name, model, quality):
     outcomes = outcomes_of(model(), Objective(name, "max"), epochs=1)
     assert (outcomes.metric, outcomes.reason) == (quality, None)
-
-
-def padded(size):
-    """Texts of up to 9 numbers, each batch as long as its longest."""
-    lengths = np.arange(40) % 5 + 5
-    texts = tf.data.Dataset.from_generator(
-        lambda: ((X[k, 0].repeat(lengths[k]), Y[k]) for k in range(40)),
-        output_signature=(tf.TensorSpec([None], tf.float32), tf.TensorSpec([], tf.int64)),
-    )
-    return texts.padded_batch(size)
-
-
-def test_batches_that_cannot_be_joined_are_blocks_themselves():
-    model = keras.Sequential(
-        [
-            layers.Input((None,)),
-            layers.Reshape((-1, 1)),
-            layers.GlobalAveragePooling1D(),
-            layers.Dense(3, activation="softmax"),
-        ]
-    )
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    timed = TimedFit(model, searches.plan(8, objective=VAL_LOSS, validation_batch_size=8))
-    with timed:
-        model.fit(padded, epochs=1, verbose=0, validation_data=padded)
-    outcomes = timed.best_epoch.outcomes()
-    assert (outcomes.reason, len(outcomes.values), outcomes.block_examples) == (None, 5, 8)
 
 
 def test_copies_of_the_best_weights_count_in_no_total():

@@ -72,15 +72,6 @@ def test_all_variables_are_as_before_and_training_goes_on_as_if_nothing_was(poli
     assert train(model).history["loss"] == first
 
 
-def test_a_learning_rate_that_a_callback_set_is_put_back():
-    with dtype_policy_scope("mixed_float16"):
-        model = eager(models.mlp())
-    with kept_state(model):
-        train(model)
-        model.optimizer.learning_rate = 7.0
-    assert float(model.optimizer.learning_rate) == pytest.approx(1e-3)
-
-
 def test_a_model_that_was_never_trained_starts_from_its_first_update():
     keras.utils.set_random_seed(0)
     model = eager(with_seeds("adam"))

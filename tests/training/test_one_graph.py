@@ -235,10 +235,6 @@ def _stateful():
 _OF_ITS_OWN = {
     "own layer": lambda: _functional(_Own()),
     "lambda": lambda: _functional(keras.layers.Lambda(lambda x: x)),
-    "own activation": lambda: _functional(keras.layers.Dense(2, activation=lambda x: x)),
-    "own regularizer": lambda: _functional(
-        keras.layers.Dense(2, kernel_regularizer=_OwnRegularizer())
-    ),
     "own rule of a weight": _with_an_own_rule_of_a_weight,
     "own loss of the model": _with_an_own_loss_of_the_model,
     "vocabulary": _with_a_vocabulary,
@@ -346,7 +342,6 @@ def _set(name, value, of=lambda model: model):
     "change",
     [
         _set("weight_decay", 0.5, of=lambda model: model.optimizer),
-        _set("beta_1", 0.5, of=lambda model: model.optimizer),
         _set(
             "learning_rate",
             keras.optimizers.schedules.CosineDecay(0.1, 9),
@@ -354,14 +349,13 @@ def _set(name, value, of=lambda model: model):
         ),
         _set("momentum", 0.5, of=lambda model: model.layers[2]),
         _set("trainable", False, of=lambda model: model.layers[1]),
-        _set("seen", True),
         _set("seen", True, of=lambda model: model.layers[1]),
         _set("loss", _noisy),
         _set("steps_per_execution", 2),
         _recompiled,
     ],
     ids=[
-        *("decay", "beta_1", "schedule", "momentum", "frozen", "of the model", "of a layer"),
+        *("decay", "schedule", "momentum", "frozen", "of a layer"),
         *("loss", "steps", "recompiled"),
     ],
 )

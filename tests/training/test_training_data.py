@@ -135,22 +135,6 @@ def test_nested_parts_and_weights_keep_their_structure():
     assert (x.shape, y, weight.shape) == ((32, 8), None, (32,))
 
 
-def orders(seed):
-    data = TrainingData(np.arange(94.0)[:, None], Y)
-    dataset = batches_of(data, 94, seed=seed).dataset
-    return [next(dataset.as_numpy_iterator())[0].ravel().astype(int).tolist() for _ in range(3)]
-
-
-def test_arrays_are_shuffled_anew_in_each_epoch_and_alike_for_a_seed():
-    first = orders(seed=0)
-    assert first[0] != first[1] != first[2]
-    assert sorted(first[0]) == list(range(94))
-    assert orders(seed=0) == first
-    assert orders(seed=1) != first
-    kept = batches_of(TrainingData(X, Y, shuffle=False)).dataset
-    np.testing.assert_array_equal(np.concatenate([x for x, _ in kept]), X)
-
-
 def test_a_sequence_is_shuffled_by_batches_and_told_where_an_epoch_ends():
     sequence = Sequence(32)
     dataset = batches_of(TrainingData(sequence)).dataset
