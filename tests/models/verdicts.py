@@ -45,7 +45,7 @@ def searched(kind: Kind, directory, sizes: tuple[int, ...] = (8, 16)) -> str:
     with warnings.catch_warnings(), mock.patch("kbatch.search.plan.gpu_visible", lambda: True):
         warnings.simplefilter("ignore")
         tuner.search(
-            *kind.data(32), validation_data=validation if validated else None, epochs=1, verbose=0
+            *kind.data(96), validation_data=validation if validated else None, epochs=1, verbose=0
         )
     trials = kbatch.load_study(tuner).trials
     failed = [trial for trial in trials if trial.status != "completed"]
