@@ -28,15 +28,35 @@ from kbatch.analysis.line_fit import Line, check_measurements, fit_line
 
 
 @dataclasses.dataclass(frozen=True)
-class LatencyCurve:
-    """A latency that never falls with the batch size, between the sizes that were measured."""
+class Latency:
+    """A fitted latency: a line through all measurements, and a monotone curve between them."""
 
+    line: Line  # Examples against seconds.
     batch_sizes: np.ndarray  # Measured sizes, ascending, in examples.
-    latencies_s: np.ndarray  # At each, not descending.
+    latencies_s: np.ndarray  # Of the curve at each, not descending.
     counts: np.ndarray  # Measurements behind each.
 
+    @property
+    def follows_line(self) -> bool:
+        """Whether the line answers questions: nothing speaks against it, and it rises."""
+        return self.line.departure.holds is not False and (self.line.slope_interval.low or 0.0) > 0
+
+    @property
+    def peak_throughput(self) -> Estimate[float | None]:
+        """r_inf, in examples per second; without a value where the line may be flat."""
+        return self.line.over_slope(1.0)
+
+    @property
+    def half_peak_batch_size(self) -> Estimate[float | None]:
+        """n_half, in examples; without a value where the line may be flat."""
+        return self.line.intercept_in_x
+
     def latency_s(self, batch_size: float) -> float:
-        """Interpolate the latency of a batch size, in seconds."""
+        """Return the seconds of b examples by the line, or by the curve where no line holds."""
+        return self.line(batch_size) if self.follows_line else self.interpolated_s(batch_size)
+
+    def interpolated_s(self, batch_size: float) -> float:
+        """Return the seconds of b examples by the curve, which ends where measurements do."""
         smallest, largest = self.batch_sizes[[0, -1]]
         if not smallest <= batch_size <= largest:
             raise ValueError(
@@ -60,42 +80,10 @@ class LatencyCurve:
         ends = slice(max(0, reached[0] - 1), reached[0] + 1)
         return _interpolate(rate, rates[ends], self.batch_sizes[ends])
 
-    def scaled(self, factors: np.ndarray) -> "LatencyCurve":
-        """Multiply the latencies, and let none fall."""
+    def scaled(self, factors: np.ndarray) -> "Latency":
+        """Multiply the latencies of the curve, and let none fall."""
         latencies = np.maximum.accumulate(self.latencies_s * factors)
         return dataclasses.replace(self, latencies_s=latencies)
-
-
-def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
-    """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""
-    return float(np.exp2(np.interp(np.log2(x), np.log2(xs), np.log2(ys))))
-
-
-@dataclasses.dataclass(frozen=True)
-class Latency:
-    """A fitted latency."""
-
-    line: Line  # Through all measurements: examples against seconds.
-    curve: LatencyCurve  # The interpolation of the same measurements.
-
-    @property
-    def follows_line(self) -> bool:
-        """Whether the line answers questions: nothing speaks against it, and it rises."""
-        return self.line.departure.holds is not False and (self.line.slope_interval.low or 0.0) > 0
-
-    @property
-    def peak_throughput(self) -> Estimate[float | None]:
-        """r_inf, in examples per second; without a value where the line may be flat."""
-        return self.line.over_slope(1.0)
-
-    @property
-    def half_peak_batch_size(self) -> Estimate[float | None]:
-        """n_half, in examples; without a value where the line may be flat."""
-        return self.line.intercept_in_x
-
-    def latency_s(self, batch_size: float) -> float:
-        """Return the seconds of b examples by the line, or by the curve where no line holds."""
-        return self.line(batch_size) if self.follows_line else self.curve.latency_s(batch_size)
 
     @property
     def drawn(self) -> list[tuple[float, float]]:
@@ -103,9 +91,14 @@ class Latency:
         if not self.follows_line:
             return []
         # A line looks curved on logarithmic axes.
-        smallest, largest = self.curve.batch_sizes[[0, -1]]
+        smallest, largest = self.batch_sizes[[0, -1]]
         sizes = np.geomspace(smallest, largest, 60).tolist()
         return [(size, self.line(size)) for size in sizes]
+
+
+def _interpolate(x: float, xs: np.ndarray, ys: np.ndarray) -> float:
+    """Interpolate by straight pieces in logarithms; beyond the ends is what the ends have."""
+    return float(np.exp2(np.interp(np.log2(x), np.log2(xs), np.log2(ys))))
 
 
 def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
@@ -123,7 +116,7 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
     medians = [np.log(np.median(latencies[index == i])) for i in range(len(places))]
     joined = np.exp(isotonic_regression(medians, weights=counts).x)
-    return Latency(fit_line(sizes, latencies), LatencyCurve(places, joined, counts))
+    return Latency(fit_line(sizes, latencies), places, joined, counts)
 
 
 # A size that is whole but for rounding.
@@ -137,13 +130,12 @@ def knee_batch_size(latency: Latency) -> Estimate[float | None]:
     """Find the batch size of the largest throughput over latency."""
     if latency.follows_line:
         return _of_ratio(latency.half_peak_batch_size, round)
-    curve = latency.curve
-    return _largest(latency, curve.batch_sizes / curve.latencies_s**2, errors=2)
+    return _largest(latency, latency.batch_sizes / latency.latencies_s**2, errors=2)
 
 
 def fastest_batch_size(latency: Latency) -> Estimate[float | None]:
     """Find the measured size of the largest throughput; its interval holds those as fast."""
-    return _largest(latency, latency.curve.batch_sizes / latency.curve.latencies_s, errors=1)
+    return _largest(latency, latency.batch_sizes / latency.latencies_s, errors=1)
 
 
 def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[float | None]:
@@ -152,17 +144,16 @@ def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[fl
         raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
     if latency.follows_line:
         return _of_ratio(latency.half_peak_batch_size, math.ceil, share / (1 - share))
-    curve, error = latency.curve, _error(latency)
-    rates = curve.batch_sizes / curve.latencies_s
+    rates, error = latency.batch_sizes / latency.latencies_s, _error(latency)
     best = int(np.argmax(rates))
-    size = curve.smallest_of_rate(share * rates[best])
+    size = latency.smallest_of_rate(share * rates[best])
     if error is None or size is None:
         return _whole(Estimate(size), math.ceil)
     low, high = (
-        curve.scaled(1 + off).smallest_of_rate(share * rates[best] * (1 + off[best]))
+        latency.scaled(1 + off).smallest_of_rate(share * rates[best] * (1 + off[best]))
         for off in (-error, error)
     )
-    smallest, largest = curve.batch_sizes[[0, -1]].tolist()
+    smallest, largest = latency.batch_sizes[[0, -1]].tolist()
     ends = smallest if low is None else low, largest if high is None else high
     return _whole(Estimate(size, *ends), math.ceil)
 
@@ -182,12 +173,12 @@ def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float |
         )
     if latency.follows_line:
         return _whole(latency.line.reaches(latency_s), math.floor)
-    curve, error = latency.curve, _error(latency)
-    size = curve.largest_within(latency_s)
+    size, error = latency.largest_within(latency_s), _error(latency)
     if error is None:
         return _whole(Estimate(size), math.floor)
     low, high = (
-        curve.scaled(factors).largest_within(latency_s) or 0.0 for factors in (1 + error, 1 - error)
+        latency.scaled(factors).largest_within(latency_s) or 0.0
+        for factors in (1 + error, 1 - error)
     )
     return _whole(Estimate(size, low, high), math.floor)
 
@@ -212,7 +203,7 @@ def _whole(size: Estimate[float | None], whole: Callable[[float], int]) -> Estim
 
 def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[float | None]:
     """Find the measured size of the largest score, which has so many times latency's error."""
-    sizes, error = latency.curve.batch_sizes, _error(latency)
+    sizes, error = latency.batch_sizes, _error(latency)
     best = int(np.argmax(scores))
     if error is None:
         return Estimate(int(sizes[best]))
@@ -224,7 +215,7 @@ def _largest(latency: Latency, scores: np.ndarray, *, errors: int) -> Estimate[f
 
 def _error(latency: Latency) -> np.ndarray | None:
     """Return the relative half-width of the interval of each measured size's median."""
-    counts = latency.curve.counts
+    counts = latency.counts
     spare = int(np.sum(counts) - len(counts))
     if latency.line.departure.noise is None or spare < 1:
         return None

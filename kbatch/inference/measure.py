@@ -335,7 +335,7 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
         return lambda latency_s: max(1, int(row.size * latency_s / (row.value or math.inf)))
 
     def guess(latency_s: float) -> int | None:
-        sizes, times_s = latency.curve.batch_sizes, latency.curve.latencies_s
+        sizes, times_s = latency.batch_sizes, latency.latencies_s
         if not latency.follows_line and latency_s > times_s[-1]:
             # The curve ends here; on a plateau the time grows with the size.
             return int(sizes[-1] * latency_s / times_s[-1])

@@ -334,7 +334,7 @@ class InferenceProfile(Result):
             return InferenceAnswer(verified.batch_size, Estimate(None), verified=True)
         latency = self.latency_quantile(quantile)
         found = batch_size_within(latency, latency_s=latency_ms / 1000)
-        smallest, largest = (int(size) for size in latency.curve.batch_sizes[[0, -1]])
+        smallest, largest = (int(size) for size in latency.batch_sizes[[0, -1]])
         size = min(int(found.value or 0), largest)
         if size < smallest:
             size = 0
