@@ -167,30 +167,6 @@ def test_the_longest_example_is_used_instead_of_the_data():
     assert longer.read(64).peak_bytes > 5 * long.read(64).peak_bytes > 0
 
 
-def two_inputs():
-    a, b = keras.Input((4,), name="a"), keras.Input((2,), name="b")
-    joined = layers.Concatenate()([a, b])
-    model = keras.Model({"a": a, "b": b}, [layers.Dense(1)(joined), layers.Dense(3)(joined)])
-    model.compile("adam", ["mse", "mse"], jit_compile=False)
-    return model
-
-
-class Subclassed(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.dense = layers.Dense(3, activation="softmax")
-
-    def call(self, x):
-        return self.dense(x)
-
-
-def subclassed():
-    model = Subclassed()
-    loss = "sparse_categorical_crossentropy"
-    model.compile("adam", loss, metrics=["accuracy"], run_eagerly=True)
-    return model
-
-
 def uncompiled():
     return keras.Sequential([layers.Input((8,)), layers.Dense(3)])
 
@@ -201,15 +177,6 @@ def weighted():
 
 
 KINDS = {
-    "subclass": (subclassed, models.rows(40), {}),
-    "dict": (
-        two_inputs,
-        (
-            {"a": np.zeros((40, 4), "float32"), "b": np.zeros((40, 2), "float32")},
-            [np.zeros((40, 1), "float32"), np.zeros((40, 3), "float32")],
-        ),
-        {},
-    ),
     "weights": (mlp, (weighted(), None), {}),
     "predictions": (uncompiled, (models.rows(40)[0], None), {"training": False}),
 }
