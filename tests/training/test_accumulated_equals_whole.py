@@ -8,7 +8,6 @@ from equal_training import (
     batches_of_lengths,
     built,
     sgd_mlp,
-    trained,
 )
 
 from kbatch.training.state import KeptState
@@ -134,15 +133,3 @@ def test_dropout_is_the_same_for_a_seed():
         runs.append(model.get_weights())
     for first, second in zip(*runs, strict=True):
         np.testing.assert_array_equal(first, second)
-
-
-def test_no_state_crosses_steps():
-    """Steps made by one train function equal steps made by a new one each."""
-    first, _ = trained(models.mlp, DATA, micro_batch_size=16, eager=True)
-    keras.utils.set_random_seed(1)
-    second = built(models.mlp(run_eagerly=True), *DATA)
-    for start in (0, 32, 64):
-        accumulating(second, 16)
-        second.train_on_batch(X[start : start + 32], Y[start : start + 32])
-    for one, other in zip(first.get_weights(), second.get_weights(), strict=True):
-        np.testing.assert_allclose(one, other, rtol=1e-6, atol=1e-7)

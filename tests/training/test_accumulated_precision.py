@@ -51,24 +51,6 @@ def test_many_small_gradients_count_beside_a_large_one(dtype):
 
 
 @pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
-def test_penalties_and_statistics_in_half_precision(policy):
-    def build():
-        layers = keras.layers
-        model = keras.Sequential(
-            [
-                layers.Input((8,)),
-                layers.Dense(8, kernel_regularizer="l2"),
-                layers.BatchNormalization(),
-                layers.Dense(3, activation="softmax", dtype="float32"),
-            ]
-        )
-        model.compile("sgd", "sparse_categorical_crossentropy", run_eagerly=True)
-        return model
-
-    assert_equal_training(build, (X, Y), micro_batch_size=200, tolerance=4e-3)
-
-
-@pytest.mark.parametrize("policy", ["mixed_float16"], indirect=True)
 def test_the_backward_pass_overflows_no_sooner_than_that_of_the_whole_batch(policy):
     """Each micro-batch's share is taken before the loss is scaled, not after."""
 

@@ -94,21 +94,6 @@ def test_the_step_is_a_real_train_step_from_a_state_that_can_be_restored():
     assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
 
 
-def test_an_error_gives_the_model_back_too():
-    model = network(run_eagerly=True)
-    x, y = models.rows(16)
-    model.fit(x, y, batch_size=8, verbose=0)
-    before, function = state(model), model.train_function
-    with (
-        pytest.raises(KeyError, match="mine"),
-        borrowed_step(model, (x, y)) as step,
-    ):
-        step((tf.constant(x), tf.constant(y)))
-        raise KeyError("mine")
-    assert_same(state(model), before)
-    assert model.train_function is function
-
-
 def test_a_model_without_weights_is_built_by_the_batch():
     model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
     model.compile("adam", "sparse_categorical_crossentropy")

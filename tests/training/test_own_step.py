@@ -7,7 +7,6 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import assert_equal_weights
-from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError
@@ -42,15 +41,6 @@ def test_a_profile_of_training_runs_it_whole_and_leaves_the_model_as_it_was():
     )
     assert found.updates[0].measured
     assert_untouched(model, before)
-
-
-def test_recommend_trains_it_whole_and_says_what_that_leaves_unknown(monkeypatch):
-    # The seconds of the budget are counted in readings: a slow machine makes as many updates.
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=2e-2))
-    build = own_steps.Here(own_steps.gan)  # Of this process: no other one has to start.
-    found = kbatch.recommend(build, X, budget_s=2.0, seed=0, base_batch_size=8)
-    assert found.timings
-    assert "the model has a `train_step` of its own" in found.unknown["gradient noise"]
 
 
 class ByHand(keras.Model):
