@@ -46,7 +46,7 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure", "updates"},
-    "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep"},
+    "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep", "variants"},
     "input_pipeline": {"blocks", "changes", "measure", "tf_data_graph"},
     "search": ...,
     "recommendation": {"measure", "pilot"},

@@ -1,4 +1,4 @@
-"""The ways to run a model: call paths, and copies of it under other dtype policies or quantised.
+"""The ways to run a model: call paths.
 
 A call begins with the caller's arrays in the host's memory and returns when its outputs lie there
 too: on a GPU it pays for both copies, and its work is done then, and not merely begun.
@@ -7,7 +7,6 @@ too: on a GPU it pays for both copies, and its work is done then, and not merely
 import contextlib
 import functools
 import tempfile
-import warnings
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -25,14 +24,6 @@ from kbatch.inference.inputs import (
 )
 from kbatch.inference.result import BULK_PATH
 from kbatch.library_internals import declared_structure
-from kbatch.page.numbers import join_words
-from kbatch.records.notes import Note
-from kbatch.training.dtype_policy import (
-    PolicyUnsupported,
-    check_dtype_policies,
-    copy_under,
-    layers_with_weights,
-)
 
 # From a batch of arrays and the batch size to outputs, as nested NumPy arrays.
 Run = Callable[[Any, int], Any]
@@ -147,111 +138,3 @@ def _as_declared(model: Any, batch: Any) -> Any:
     if not isinstance(batch, dict) or structure is None:
         structure = batch
     return keras.tree.pack_sequence_as(structure, cast)
-
-
-INT8 = "int8"
-
-
-def variants_of(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Iterable[CallPath]
-) -> tuple[dict[str, keras.Model], dict[str, float | None], tuple[Note, ...]]:
-    """Return the model under each policy, how its outputs differ from float32's, and notes."""
-    own = policy_of(model)
-    names = (own,) if dtype_policies is None else check_variants(dtype_policies)
-    functions = [path.name for path in paths if path.function is not None]
-    if functions and set(names) != {own}:
-        raise InputError(
-            "Functions in `call_paths` do not run under other policies than what they hold: "
-            "profile them without `dtype_policies`, or name kbatch's own paths. "
-            f"Received: call_paths with {functions}, dtype_policies={names}."
-        )
-    models: dict[str, keras.Model] = {}
-    notes = [] if inputs.note is None else [inputs.note]
-    refused = []
-    for name in names:
-        try:
-            models[name] = variant(model, name)
-        except PolicyUnsupported as reason:
-            refused.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
-    if not models:
-        raise InputError(
-            "The model can be had under none of the policies: leave `dtype_policies` out to "
-            f"measure it as it is. {' '.join(refused)} Received: dtype_policies={names}."
-        )
-    if INT8 in models:
-        layers = layers_with_weights(models[INT8])
-        plain = [one.name for one in layers if INT8 not in one.dtype_policy.name]
-        if plain:
-            note = Note.of(
-                "not_quantised",
-                quantised=len(layers) - len(plain),
-                layers=len(layers),
-                others=join_words(plain),
-            )
-            notes.append(note)
-    changes: dict[str, float | None] = {}
-    others = {name: one for name, one in models.items() if name != "float32"}
-    if others:
-        with contextlib.suppress(PolicyUnsupported):  # Then there is nothing to compare with.
-            reference = models.get("float32") or variant(model, "float32")
-            expected = outputs_of(reference, inputs.rows)
-            changes = {
-                name: output_change(outputs_of(one, inputs.rows), expected)
-                for name, one in others.items()
-            }
-    return models, changes, (*refused, *notes)
-
-
-def check_variants(dtype_policies: Any) -> tuple[str, ...]:
-    single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
-    names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
-    if not names or len(set(names)) < len(names):
-        raise InputError(
-            "`dtype_policies` must be at least one policy, each once. "
-            f"Received: dtype_policies={names!r}."
-        )
-    policies = [name for name in names if name != INT8]
-    if policies:
-        check_dtype_policies(policies)
-    return names
-
-
-def policy_of(model: keras.Model) -> str:
-    """Name the policy that the layers with weights have; several are joined by `+`."""
-    # Keras does not save the policy of the model itself: a loaded model has the global one.
-    found = {layer.dtype_policy.name for layer in layers_with_weights(model)}
-    return "+".join(sorted(found)) or model.dtype_policy.name
-
-
-def variant(model: keras.Model, dtype_policy: str) -> keras.Model:
-    """Return the model under a policy; the model itself stays as it is."""
-    if dtype_policy == policy_of(model):
-        return model
-    if dtype_policy != INT8:
-        return copy_under(model, dtype_policy)
-    copy: Any = copy_under(model, "float32")
-    with warnings.catch_warnings():
-        # One warning for each layer without int8; `variants_of` counts what was quantised.
-        warnings.simplefilter("ignore")
-        copy.quantize(INT8)
-    if not any(INT8 in layer.dtype_policy.name for layer in layers_with_weights(copy)):
-        raise PolicyUnsupported(f"No layer of model {model.name!r} can be quantised to int8.")
-    return copy
-
-
-def output_change(outputs: Any, reference: Any) -> float | None:
-    """Return the largest difference over the largest output; None if not finite or all zeros."""
-
-    def flat(nested: Any) -> np.ndarray:
-        leaves = keras.tree.flatten(nested)
-        return np.concatenate([np.asarray(leaf, "float64").ravel() for leaf in leaves])
-
-    expected = flat(reference)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        change = float(np.max(np.abs(flat(outputs) - expected)) / np.max(np.abs(expected)))
-    return change if np.isfinite(change) else None
-
-
-def outputs_of(model: Any, batch: Any) -> Any:
-    """Run a model eagerly on a batch."""
-    return fetched(model(batch, training=False))

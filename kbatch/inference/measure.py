@@ -24,7 +24,7 @@ from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import call_paths_of, variants_of
+from kbatch.inference.call_paths import call_paths_of
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.result import (
     BULK_PATH,
@@ -35,6 +35,7 @@ from kbatch.inference.result import (
 )
 from kbatch.inference.sweep import InferenceSweep, Series
 from kbatch.inference.target_search import LatencyTargetSearch
+from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import GUARD_SHARE

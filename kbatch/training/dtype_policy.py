@@ -1,21 +1,15 @@
-"""Dtype policies: the scope of one, a model's copy under another, and their speed here."""
+"""Dtype policies: the scope of one, and whether a model trains under it."""
 
 import contextlib
-import functools
 import math
 import re
-import tempfile
-import time
-from collections.abc import Callable, Iterator, Sequence
-from pathlib import Path
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import keras
-import numpy as np
-import tensorflow as tf
 
 from kbatch.device.failures import COLOURS, ran_out_of_memory
-from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of, replaced
+from kbatch.library_internals import layers_of
 from kbatch.training.state import updates_made
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
@@ -131,131 +125,3 @@ def overflows(model: Any) -> int:
 
 class PolicyUnsupported(ValueError):
     """A model that cannot be had under a policy; the message says why."""
-
-
-def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
-    """Copy a model; layers get the policy unless they compute whole numbers or text."""
-    under_policy = functools.partial(_layer_under, policy=dtype_policy)
-    try:
-        # Layers that make others themselves leave them to the global policy.
-        compiled = [one for one in layers_of(model) if getattr(one, "compiled", False)]
-        # Keras would compile the copy of a `Sequential`, for which it may not know the loss.
-        not_compiled = replaced((one, "compiled", False) for one in compiled)
-        with dtype_policy_scope(dtype_policy), not_compiled:
-            copy = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
-        copy.set_weights(model.get_weights())
-        _give_state(model, copy)
-    # What a layer raises that has no config or refuses the dtype in it, that makes other weights
-    # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
-    except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
-        raise PolicyUnsupported(
-            f"A copy under {dtype_policy} cannot be made of model {model.name!r}: "
-            f"{str(error).splitlines()[0]}"
-        ) from error
-    others = [
-        one.name for one in layers_with_weights(copy) if one.dtype_policy.name != dtype_policy
-    ]
-    if others:
-        raise PolicyUnsupported(
-            f"A copy under {dtype_policy} cannot be made of model {model.name!r}: layers keep a "
-            f"policy of their own: {', '.join(others)}."
-        )
-    return copy
-
-
-def layers_with_weights(model: Any) -> list[Any]:
-    """Return the layers that hold weights themselves, not only in layers within them."""
-    return [layer for layer in layers_of(model) if holds_variables(layer)]
-
-
-def _layer_under(layer: Any, policy: str) -> Any:
-    own = getattr(layer, "dtype_policy", None)
-    # An operator between tensors, such as `+`, has no policy; one on whole numbers needs its own.
-    if isinstance(layer, keras.layers.InputLayer) or own is None or own.name not in POLICIES:
-        return type(layer).from_config(layer.get_config())
-    if isinstance(layer, keras.layers.Lambda):
-        # Read from a config, the function would have lost its module.
-        return type(layer)(
-            layer.function,
-            output_shape=lambda_output_shape(layer),
-            mask=layer.mask,
-            arguments=layer.arguments,
-            name=layer.name,
-            dtype=policy,
-        )
-    return type(layer).from_config({**_with_policy(layer.get_config(), policy), "dtype": policy})
-
-
-def _with_policy(config: Any, policy: str) -> Any:
-    """Put a policy wherever a config, or one within it, has a policy; inputs have plain dtypes."""
-    if isinstance(config, (list, tuple)):
-        return type(config)(_with_policy(part, policy) for part in config)
-    if not isinstance(config, dict):
-        return config
-    changed = {key: _with_policy(part, policy) for key, part in config.items()}
-    own = config.get("dtype")
-    if isinstance(own, dict):  # That of whole numbers stays.
-        name = own.get("config", {}).get("name")
-        changed["dtype"] = policy if name is None or "int" not in name.split("_")[0] else own
-    return changed
-
-
-def _give_state(model: Any, copy: Any) -> None:
-    """Copy what layers hold beside weights, such as vocabularies, as Keras saves it."""
-    pairs = zip(layers_of(model), layers_of(copy), strict=True)
-    with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:
-        for number, (one, other) in enumerate(pairs):
-            if type(one).load_own_variables is not keras.Layer.load_own_variables:
-                store: dict[str, Any] = {}
-                one.save_own_variables(store)
-                other.load_own_variables(store)
-            if hasattr(one, "save_assets"):
-                place = Path(folder, str(number))
-                place.mkdir()
-                one.save_assets(str(place))
-                other.load_assets(str(place))
-
-
-TIMED_POLICIES = ("float32", "mixed_float16", "mixed_bfloat16")
-# Seconds that the steps of a policy are timed for, and at least one: many a CPU multiplies halves
-# without its vector units.
-_TIMED_S = 0.5
-
-
-def measure_policy_speeds(*, width: int | None = None) -> dict[str, float]:
-    """Time a train step under each policy: how many times as fast it is as in float32.
-
-    The step is that of a dense net, nearly all matrix products, at its fastest. A device that
-    cannot compute in bfloat16 has no ratio of it.
-    """
-    if width is None:
-        width = 4096 if tf.config.list_physical_devices("GPU") else 512
-    fastest_s: dict[str, float] = {}
-    for policy in TIMED_POLICIES:
-        step = _train_step(policy, width)
-        try:
-            step()  # Compilation is no part of a step.
-        except tf.errors.OpError:
-            if policy != "mixed_bfloat16":
-                raise
-            continue
-        times_s: list[float] = []
-        while sum(times_s) < _TIMED_S:
-            started_s = time.perf_counter()
-            step()
-            times_s.append(time.perf_counter() - started_s)
-        fastest_s[policy] = min(times_s)
-    return {policy: fastest_s["float32"] / own_s for policy, own_s in fastest_s.items()}
-
-
-def _train_step(policy: str, width: int) -> Callable[[], object]:
-    rng = np.random.default_rng(0)
-    x = tf.constant(rng.normal(size=(width, width)), tf.float32)
-    y = tf.constant(rng.integers(0, 10, width))
-    with dtype_policy_scope(policy):
-        layers = [keras.layers.Dense(width, activation="relu") for _ in range(3)]
-        output = keras.layers.Dense(10, dtype="float32")
-        model = keras.Sequential([keras.Input((width,)), *layers, output])
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss)
-    return lambda: model.train_on_batch(x, y)

@@ -7,8 +7,9 @@ from small_models import mlp
 
 import kbatch
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import call_paths_of, variant
+from kbatch.inference.call_paths import call_paths_of
 from kbatch.inference.inputs import inference_inputs
+from kbatch.inference.variants import variant
 
 layers, ops = keras.layers, keras.ops
 SIZES = (1, 2, 8, 64, 1024)

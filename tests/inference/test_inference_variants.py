@@ -4,14 +4,14 @@ import pytest
 import tensorflow as tf
 from small_models import mlp, rows
 
-from kbatch.inference.call_paths import (
+from kbatch.inference.inputs import inference_inputs
+from kbatch.inference.variants import (
     output_change,
     outputs_of,
     policy_of,
     variant,
     variants_of,
 )
-from kbatch.inference.inputs import inference_inputs
 from kbatch.training.dtype_policy import PolicyUnsupported
 
 
