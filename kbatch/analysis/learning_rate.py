@@ -28,6 +28,11 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 RULES = ("linear", "sqrt")
+# The hyperparameter of a search that holds the factor of the learning rate.
+FACTOR_NAME = "learning_rate_factor"
+# Factors of the learning rate that are tried around the rule's, in octaves: a rate of the user's
+# that is 8 times wrong leaves two octaves on either side.
+FACTORS = tuple(2.0**octave for octave in range(-5, 6))
 FOLLOWERS = ("beta_2", "weight_decay", "batch_norm_momentum", "ema_momentum")
 
 

@@ -22,8 +22,9 @@ from typing import Literal, NamedTuple
 import numpy as np
 
 from kbatch.analysis.judge import Judgement, Pair, Run
+from kbatch.analysis.learning_rate import FACTORS
 from kbatch.analysis.race_rounds import FIRST_LOOK, first_seed, judge_race, training_seconds_of
-from kbatch.analysis.rate_search import FACTORS, RateModel
+from kbatch.analysis.rate_search import RateModel
 
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5

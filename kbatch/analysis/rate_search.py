@@ -28,11 +28,6 @@ import numpy as np
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.judge import AS_FAST, Pair, Run
 
-# The hyperparameter of a search that holds the factor of the learning rate.
-FACTOR_NAME = "learning_rate_factor"
-# Factors of the learning rate that are tried around the rule's, in octaves: a rate of the user's
-# that is 8 times wrong leaves two octaves on either side.
-FACTORS = tuple(2.0**octave for octave in range(-5, 6))
 # Losses are compressed from this many units on; one of these stands for no value at all.
 _COMPRESSED, _NO_VALUE = 3.0, 10.0
 # The grid of hyperparameters: q; length in octaves of rate and of size; deviations in units.

@@ -9,20 +9,16 @@ import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.device.environment import read_environment
-from kbatch.device.memory import FreeMemory, check_memory_limit
-from kbatch.device.worker import WorkerDied
-from kbatch.errors import InputError
-from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits, open_probes
+from kbatch.device.memory import check_memory_limit
+from kbatch.memory.experiment import MaxBatchExperiment
+from kbatch.memory.probe import Probes, open_probes
 from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under
 from kbatch.memory.search import (
     GUARD_SHARE,
     MEMORY_WINDOW,
-    REACHED_DATA,
-    REACHED_MOST,
     SURE_SHARE,
-    MaxBatchAnswer,
-    MaxBatchSearch,
     check_window,
+    expected_bytes,
     fit_memory,
 )
 from kbatch.memory.workload import Workload
@@ -97,135 +93,35 @@ _MOST_CONFIRMATIONS = 4
 
 
 def probe_max_batch(
-    probes: Probes,
-    *,
-    memory_window: tuple[float, float],
-    max_batch_size: int | None,
-    quick: bool = False,
+    probes: Probes, *, memory_window: tuple[float, float], max_batch_size: int | None
 ) -> MaxBatchSizeResult:
-    """Search with real probes; where it is quick, the largest may end it and none is confirmed."""
-    experiment = _MaxBatch(probes, memory_window, max_batch_size)
-    answer = (experiment.largest() if quick else None) or experiment.search()
-    refuted = 0
-    while not quick and answer.batch_size and not experiment.confirmed(answer.batch_size):
+    """Search with real probes, and run the answer again."""
+    experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
+    answer, refuted, noted = experiment.search(), 0, ()
+    while answer.batch_size and not experiment.confirmed(answer.batch_size):
         answer, refuted = experiment.search(), refuted + 1
         if refuted == _MOST_CONFIRMATIONS:
-            experiment.noted.append(Note.of("peaks_differ", refuted=refuted))
+            noted = (Note.of("peaks_differ", refuted=refuted),)
             break
-    return experiment.record(answer)
-
-
-class _MaxBatch:
-    """The experiment: a workload, all probes of it so far, and what follows from them."""
-
-    def __init__(
-        self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
-    ):
-        self._facts = facts = probes.facts
-        check_weights(facts)
-        if facts.examples == 1:
-            raise InputError(
-                "The data have one example, and a second size must be tried: give more rows, or "
-                "`longest_example=(x, y)`. Received: 1 example."
-            )
-        self.noted: list[Note] = []
-        self._probes = probes
-        self._window = memory_window
-        self._most = memory_window[1] * facts.limit_bytes
-        caps = [cap for cap in (max_batch_size, facts.examples) if cap is not None]
-        self._cap = min(caps, default=None)
-        self._cap_reason = REACHED_MOST
-        if self._cap is not None and self._cap == facts.examples:
-            self._cap_reason = REACHED_DATA
-        self._search = MaxBatchSearch(
-            limit_bytes=facts.limit_bytes,
-            memory_window=memory_window,
-            max_batch_size=self._cap,
-            cap_reason=self._cap_reason,
-        )
-        self._memory = self._search.memory_bytes
-        self._records: list[ProbeRecord] = []
-        self._free: FreeMemory | None = None
-        self._died: WorkerDied | None = None
-
-    def search(self) -> MaxBatchAnswer:
-        """Search with what is known, and measure what is not."""
-        while (size := self._search.ask()) is not None:
-            self._measure(size, "search")
-        assert self._search.answer is not None
-        return self._search.answer
-
-    def largest(self) -> MaxBatchAnswer | None:
-        """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
-        size = self._cap
-        if size is None or not self._probes.isolated:
-            return None
-        try:
-            reading = self._measure(size, "search")
-        except InputError:
-            raise
-        except Exception:  # If it is not want of memory, smaller batches raise it too.
-            self._probes.renew()
-            return None
-        if reading.rows < size or self._outcome(self._memory[size]) != "fits":
-            return None
-        return MaxBatchAnswer(size, self._cap_reason, self._in_window(size))
-
-    def confirmed(self, size: int) -> bool:
-        """Run the answer in a fresh process, and again after another size."""
-        if self._probes.renew():
-            self._measure(size, "fresh process")
-        if self._outcome(self._memory[size]) == "fits":
-            if size > 1:
-                larger = [b for b, m in self._memory.items() if m is not None and b > size]
-                self._measure(larger[0] if larger else size // 2, "mixed sizes")
-            self._measure(size, "mixed sizes")
-        return self._outcome(self._memory[size]) == "fits"
-
-    def record(self, answer: MaxBatchAnswer) -> MaxBatchSizeResult:
-        facts, free = self._facts, self._free
-        if answer.batch_size is None:
-            raise no_example_fits(facts, self._window, self._memory[1], self._died)
-        return MaxBatchSizeResult(
-            max_batch_size=answer.batch_size,
-            reason=answer.reason,
-            in_window=self._in_window(answer.batch_size),
-            limit_bytes=facts.limit_bytes,
-            memory_window=self._window,
-            training=facts.training,
-            device=facts.device,
-            dtype_policy=facts.dtype_policy,
-            weights_bytes=facts.variables_bytes,
-            probes=tuple(self._records),
-            requested_block_bytes=free.requested_bytes if free else None,
-            free_bytes=free.free_bytes if free else None,
-            largest_free_block_bytes=free.largest_block_bytes if free else None,
-            noted=(*facts.notes, *self.noted),
-            environment=read_environment(),
-            other_processes=facts.other_processes,
-        )
-
-    def _measure(self, size: int, purpose: str) -> Reading:
-        reading = self._probes.read(size)
-        peak, rows = reading.bytes_below(self._facts.limit_bytes), reading.rows
-        self._search.tell(rows, peak)
-        if rows < size:
-            self._search.end_at(rows, REACHED_DATA)
-        self._free = reading.free or self._free
-        self._died = reading.died or self._died
-        self._records.append(
-            ProbeRecord(rows, peak, self._outcome(peak), reading.duration_s, purpose)
-        )
-        return reading
-
-    def _in_window(self, size: int) -> bool:
-        memory, low = self._memory[size], self._window[0] * self._facts.limit_bytes
-        return memory is not None and low <= memory <= self._most
-
-    def _outcome(self, peak: float | None) -> str:
-        if peak is None:
-            return "out_of_memory"
-        return "fits" if peak <= self._most else "above_window"
+    size, facts, free = experiment.size_of(answer), experiment.facts, experiment.free
+    return MaxBatchSizeResult(
+        max_batch_size=size,
+        reason=answer.reason,
+        in_window=experiment.in_window(size),
+        limit_bytes=facts.limit_bytes,
+        memory_window=memory_window,
+        training=facts.training,
+        device=facts.device,
+        dtype_policy=facts.dtype_policy,
+        weights_bytes=facts.variables_bytes,
+        probes=tuple(ProbeRecord(*run) for run in experiment.runs),
+        requested_block_bytes=free.requested_bytes if free else None,
+        free_bytes=free.free_bytes if free else None,
+        largest_free_block_bytes=free.largest_block_bytes if free else None,
+        noted=(*facts.notes, *noted),
+        environment=read_environment(),
+        other_processes=facts.other_processes,
+    )
 
 
 class MemoryPass(NamedTuple):
@@ -308,15 +204,3 @@ def _size_between(
         return None
     between = min(size // 2, int(first + (most_bytes - memory) / each))
     return between if between >= 2 * first else None
-
-
-def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
-    """Predict the memory of a size from that of smaller ones; None if there are none."""
-    if not measured:
-        return None
-    fit = fit_memory(measured)
-    largest = max(measured)
-    if fit is None:
-        fixed = min(held_bytes, measured[largest])
-        return fixed + (measured[largest] - fixed) * batch_size / largest
-    return max(fit.predict(batch_size), measured[largest])

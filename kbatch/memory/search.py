@@ -234,3 +234,15 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     line, covariance = np.polyfit(sizes, memory, 1, w=weights, cov=True)
     (each, fixed), errors = line.tolist(), np.sqrt(np.diag(covariance)).tolist()
     return MemoryFit(fixed, each, errors[1], errors[0])
+
+
+def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:
+    """Predict the memory of a size from that of smaller ones; None if there are none."""
+    if not measured:
+        return None
+    fit = fit_memory(measured)
+    largest = max(measured)
+    if fit is None:
+        fixed = min(held_bytes, measured[largest])
+        return fixed + (measured[largest] - fixed) * batch_size / largest
+    return max(fit.predict(batch_size), measured[largest])

@@ -10,8 +10,13 @@ import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
-from kbatch.analysis.learning_rate import FOLLOWERS, check_followers, check_rule
-from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
+from kbatch.analysis.learning_rate import (
+    FACTOR_NAME,
+    FACTORS,
+    FOLLOWERS,
+    check_followers,
+    check_rule,
+)
 from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError

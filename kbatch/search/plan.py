@@ -14,9 +14,9 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.find import expected_bytes, probe_max_batch
+from kbatch.memory.experiment import MaxBatchExperiment
 from kbatch.memory.probe import ProcessProbes, open_probes
-from kbatch.memory.search import MEMORY_WINDOW
+from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
 from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import format_number
@@ -338,16 +338,13 @@ class SearchPlan:
             model=lambda: model,
             why_here=None if replicas == 1 else "replicas",
         ) as probes:
-            found = probe_max_batch(
-                probes,
-                memory_window=MEMORY_WINDOW,
-                max_batch_size=rows,
-                quick=True,
-            )
-        most = found.max_batch_size
-        if own or not found.memory_bound or most >= rows:
+            # No answer is run again: where memory runs out later, the plan is halved.
+            experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
+            found = experiment.largest() or experiment.search()
+        most, others = experiment.size_of(found), experiment.facts.other_processes
+        if own or not experiment.is_bound(most) or most >= rows:
             return most, "own step" if own else "fits", None
-        more = f" {beside}" if (beside := neighbours_text(found.other_processes)) else ""
+        more = f" {beside}" if (beside := neighbours_text(others)) else ""
         return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
 
     def _probes(self, model: keras.Model, data: TrainingData) -> ProcessProbes:

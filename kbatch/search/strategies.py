@@ -5,8 +5,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.race import NextRun, RaceStep, next_runs
-from kbatch.analysis.rate_search import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, setting
 from kbatch.records.training_run import COST_NAMES

@@ -15,7 +15,7 @@ import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from kbatch.analysis.judge import Run
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 

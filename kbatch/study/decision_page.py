@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord

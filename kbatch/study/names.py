@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import count_range, pluralize, setting
 from kbatch.records.notes import Note

@@ -4,7 +4,8 @@ import json
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.rate_search import FACTOR_NAME, RateModel
+from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.analysis.rate_search import RateModel
 from kbatch.page.numbers import count_range, format_number, in_brackets
 from kbatch.records.plan import Plan
 from kbatch.study.comparison import other_hyperparameters, runs_of

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import one_line
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.caveats import MUCH_DATA_WAIT

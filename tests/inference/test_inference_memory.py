@@ -10,8 +10,9 @@ import tensorflow as tf
 
 from kbatch.inference.inputs import InferenceInputs, inference_inputs
 from kbatch.inference.measure import measure_predict_memory
-from kbatch.memory.find import expected_bytes, memory_pass
+from kbatch.memory.find import memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes
+from kbatch.memory.search import expected_bytes
 from kbatch.memory.workload import Workload
 from kbatch.training.data.training_data import TrainingData
 

@@ -13,6 +13,7 @@ from fake_tensorflow import FakeTensorFlow
 from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import OutOfMemoryError
+from kbatch.memory.experiment import MaxBatchExperiment
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import (
     ProcessProbes,
@@ -84,10 +85,14 @@ class ComputedProbes:
         return self._renewable
 
 
-def probe(probes, *, memory_window=WINDOW, max_batch_size=None, **arguments):
-    return probe_max_batch(
-        probes, memory_window=memory_window, max_batch_size=max_batch_size, **arguments
-    )
+def probe(probes, *, memory_window=WINDOW, max_batch_size=None):
+    return probe_max_batch(probes, memory_window=memory_window, max_batch_size=max_batch_size)
+
+
+def searched(probes, *, memory_window=WINDOW, max_batch_size=None):
+    """Search as a plan does: the largest size may end it, and no answer is run again."""
+    experiment = MaxBatchExperiment(probes, memory_window, max_batch_size)
+    return experiment.largest() or experiment.search(), experiment
 
 
 def test_later_steps_are_aimed_into_the_window_and_the_first_one_below_the_limit():
@@ -117,21 +122,22 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
 @pytest.mark.parametrize("window", [(0.1, 0.2), (0.89, 0.9), (0.99, 1.0)])
 def test_a_quick_search_is_the_search_itself(window):
     probes = ComputedProbes()
-    found = probe(probes, memory_window=window, quick=True)
+    found, experiment = searched(probes, memory_window=window)
     search = MaxBatchSearch(limit_bytes=LIMIT, memory_window=window)
     while (size := search.ask()) is not None:
         search.tell(size, 1000 + 10 * size if size <= 900 else None)
-    assert (found.max_batch_size, found.reason) == search.answer[:2]
+    assert found == search.answer
+    assert experiment.is_bound(found.batch_size)
     assert probes.runs == list(search.memory_bytes)
-    assert {p.purpose for p in found.probes} == {"search"}
+    assert {purpose for *_, purpose in experiment.runs} == {"search"}
 
 
 def test_the_largest_size_ends_the_search_where_it_fits():
     probes = ComputedProbes()
-    found = probe(probes, max_batch_size=64, quick=True)
-    assert (found.max_batch_size, found.reason) == (64, "reached `max_batch_size`")
-    assert [(p.batch_size, p.purpose) for p in found.probes] == [(64, "search")]
-    assert not found.in_window
+    found, experiment = searched(probes, max_batch_size=64)
+    assert found == (64, "reached `max_batch_size`", False)
+    assert [run[0] for run in experiment.runs] == [64]
+    assert not experiment.is_bound(64)
 
 
 @pytest.mark.parametrize(
@@ -146,10 +152,10 @@ def test_the_largest_size_ends_the_search_where_it_fits():
 )
 def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, runs):
     probes = ComputedProbes(**known)
-    found = probe(probes, max_batch_size=cap, quick=True)
+    found, _ = searched(probes, max_batch_size=cap)
     plain = probe(ComputedProbes(**known), max_batch_size=cap)
     assert probes.runs[: len(runs)] == runs
-    assert found.max_batch_size == pytest.approx(plain.max_batch_size, rel=0.01)
+    assert found.batch_size == pytest.approx(plain.max_batch_size, rel=0.01)
     assert (found.reason, found.in_window) == (plain.reason, plain.in_window)
 
 
@@ -163,8 +169,8 @@ def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
             return super().read(size) if size <= 100 else Reading(None, size, 0.5)
 
     probes = NoAlgorithm()
-    found = probe(probes, max_batch_size=5000, quick=True)
-    assert found.max_batch_size <= 100
+    found, _ = searched(probes, max_batch_size=5000)
+    assert found.batch_size <= 100
     assert probes.runs[0] == 1
 
 

@@ -9,7 +9,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 
 layers, optimizers = keras.layers, keras.optimizers
 schedules = optimizers.schedules

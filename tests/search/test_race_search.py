@@ -11,7 +11,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.search.trial_states import read_trials
 

@@ -10,8 +10,7 @@ from records_factory import make_diverged, make_epochs, make_execution, make_sea
 from records_factory import make_trial as trial_of
 
 import kbatch
-from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.analysis.rate_search import FACTOR_NAME, FACTORS
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
 from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.pareto import pareto_points
 from kbatch.study.names import decay_text

@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 import records_factory as records
 
-from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME, learning_rate_scaling
 
 SIZES, BASE_RATE = (16, 64, 256), 0.01
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.rate_search import FACTOR_NAME
+from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
