@@ -30,8 +30,7 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
-from kbatch.training.data.array_rows import held_batches
-from kbatch.training.data.forms import arrays_of, gives_batches, is_dataset
+from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, TrainingData
 from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.fit_call import FitCall
@@ -244,13 +243,9 @@ class TimedFit:
                 meter.see_order = batches.of_dataset
                 if batches.epoch_steps is not None:
                     call["steps_per_epoch"] = batches.epoch_steps
-                validation = batches.validation_data
-                if not (validation is None or self._several or gives_batches(validation)):
-                    parts, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(validation))
-                    validation = held_batches(parts, batches.validation_batch_size)
                 history = self._fit(
                     meter.attach(batches.dataset, batches.examples),
-                    validation_data=validation,
+                    validation_data=batches.validation_data,
                     validation_batch_size=batches.validation_batch_size,
                     callbacks=[*own, *scalars, *last],
                     shuffle=False,  # The dataset is shuffled; Keras warns about anything else.

@@ -1,5 +1,4 @@
 import gc
-import itertools
 import weakref
 
 import keras
@@ -80,9 +79,6 @@ def test_data_without_end_never_end_an_epoch(make, model):
     [
         lambda: ((X[:8], Y[:8]) for _ in range(3)),
         lambda: iter(examples().batch(8)),
-        lambda: iter([(X, Y)]),
-        lambda: zip(X, Y, strict=True),
-        lambda: itertools.repeat((X, Y)),
     ],
 )
 def test_what_can_be_read_once_only_is_refused_and_left_alone(make, model):
@@ -92,19 +88,9 @@ def test_what_can_be_read_once_only_is_refused_and_left_alone(make, model):
     assert next(given) is not None
 
 
-@pytest.mark.parametrize(
-    ("make", "words"),
-    [
-        (lambda: examples(0).batch(8), "no batches to measure.*no batch"),
-        (lambda: Rows(0), "no batches to measure.*num_batches=0"),
-    ],
-)
-def test_empty_data_are_refused(make, words, model):
-    with pytest.raises(InputError, match=words):
-        first_batch(source(make(), model))
-
-
-def test_a_generator_that_is_used_up_behind_a_dataset_is_named(model):
+def test_an_empty_dataset_and_a_generator_that_is_used_up_behind_one_are_named(model):
+    with pytest.raises(InputError, match=r"no batches to measure.*no batch"):
+        first_batch(source(examples(0).batch(8), model))
     used_up = ((X[:8], Y[:8]) for _ in range(2))
     specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
     dataset = tf.data.Dataset.from_generator(lambda: used_up, output_signature=specs)
@@ -121,8 +107,8 @@ def test_a_generator_that_is_used_up_behind_a_dataset_is_named(model):
         stream.next()
 
 
-@pytest.mark.parametrize("at", [0, 2, 5])
-def test_an_error_in_the_data_names_the_batch_and_the_cause(at, model):
+def test_an_error_in_the_data_names_the_batch_and_the_cause(model):
+    at = 2
     with BatchStream(source(raising(at), model)) as stream:
         for _ in range(at):
             stream.next()
@@ -143,6 +129,7 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(at, model):
         (lambda: (X, Y, Y, Y), 8, "tuple"),
         (lambda: (X, Y[:-1]), 8, "cardinality|same"),
         (lambda: None, None, "NoneType"),
+        (lambda: Rows(0), None, "num_batches=0"),
         (lambda: ([[1.0]], [2.0]), 8, "tuple of 2: list, list"),
     ],
 )

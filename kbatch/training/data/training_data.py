@@ -52,7 +52,7 @@ class Batches(NamedTuple):
     """Training data in batches of one size, and what they are validated on."""
 
     dataset: tf.data.Dataset
-    validation_data: Any  # Arrays, or a dataset in validation batches, or None.
+    validation_data: Any  # A dataset in validation batches; for several replicas it may be arrays.
     validation_batch_size: int
     validation_batches: int | None  # At most, None where that is not known.
     examples: int | None  # At most in an epoch, None where that is not known.

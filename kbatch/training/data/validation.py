@@ -8,7 +8,9 @@ import tensorflow as tf
 
 from kbatch.analysis.cross_fit import MOST_BLOCKS
 from kbatch.errors import InputError
+from kbatch.training.data.array_rows import held_batches
 from kbatch.training.data.forms import (
+    arrays_of,
     as_dataset,
     batches_of,
     called_for,
@@ -29,7 +31,8 @@ def in_blocks(
 ) -> tuple[Any, int, int | None]:
     """Cut what `steps` batches of a size validate on into blocks, all data without a number.
 
-    Return arrays, or a dataset in batches, the size of a batch, and how many there are at most.
+    Return a dataset in batches, the size of a batch, and how many there are at most. Arrays of
+    which no blocks are measured stay arrays.
     """
     if data is None:
         return None, batch_size, None
@@ -45,8 +48,11 @@ def in_blocks(
         if steps is not None and steps * batch_size < rows:
             rows = steps * batch_size
             data = each_part(lambda leaf: leaf[:rows], data)
-        size = batch_size if several else _block_part(rows, batch_size)
-        return data, size, -(-rows // size)
+        if several:
+            return data, batch_size, -(-rows // batch_size)
+        size = _block_part(rows, batch_size)
+        arrays, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
+        return held_batches(arrays, size), size, -(-rows // size)
     data = as_dataset(data)
     spec = data.element_spec if is_dataset(data) else None
     dense = [one.shape for one in tf.nest.flatten(spec) if isinstance(one, tf.TensorSpec)]
