@@ -1,7 +1,6 @@
 """A worker process: what may end a process is tried there."""
 
 import contextlib
-import dis
 import functools
 import gc
 import io
@@ -24,6 +23,7 @@ from typing import IO, Any
 import cloudpickle
 import numpy as np
 
+from kbatch import errors
 from kbatch.device.worker_errors import UnsendableError, WorkerDied
 
 _LARGE_BYTES = 1_000_000
@@ -335,23 +335,12 @@ def _pickled(kind: str, value: Any, trace: str = "") -> bytes:
 
 
 def _error(error: Exception, kind: str) -> bytes:
-    trace = "" if _is_own_message(error) else "".join(traceback.format_exception(error))
+    # What kbatch says of the caller's own input needs no traceback.
+    own = type(error).__module__ == errors.__name__
+    trace = "" if own else "".join(traceback.format_exception(error))
     try:
         message = _pickled(kind, error, trace)
         pickle.loads(message)  # Some exceptions can be written and not read.
         return message
     except Exception:  # Whatever the exception's own pickling raises: its text is kept.
         return _pickled(kind, WorkerError(f"{type(error).__name__}: {error}"), trace)
-
-
-def _is_own_message(error: Exception) -> bool:
-    """Return whether kbatch refused something in words of its own, which need no traceback."""
-    last = error.__traceback__
-    while last is not None and last.tb_next is not None:
-        last = last.tb_next
-    if last is None or not isinstance(error, (TypeError, ValueError, MemoryError)):
-        return False
-    code, module = last.tb_frame.f_code, last.tb_frame.f_globals.get("__name__", "")
-    # What an operation raised in code of kbatch is a fault of kbatch.
-    raised = code.co_code[last.tb_lasti] == dis.opmap["RAISE_VARARGS"]
-    return raised and module.startswith("kbatch.")
