@@ -107,7 +107,7 @@ def test_recommend_writes_page_record_and_figure(folder, capsys, monkeypatch):
     printed = capsys.readouterr().out
     found = kbatch.Recommendation.load(folder / "found.json")
     assert (found.base_batch_size, found.pilot.seed) == (16, 0)
-    assert found.memory.limit_bytes == 2**30
+    assert found.memory_limit_bytes == 2**30
     assert str(found) in printed
     assert "measuring gradient noise: a pilot ..." in printed
     assert printed.endswith("record: found.json\nfigure: limits.png\n")
