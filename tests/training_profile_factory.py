@@ -41,7 +41,6 @@ def training_profile(*updates, **changes):
         "updates": updates or tuple(made),
         "memory": memory_of(*sizes) if not updates else (),
         "memory_limit_bytes": 64 * 2**20,
-        "duration_s": 12.5,
         "noted": (Note.of("rows_differ", elements=16),),
         "environment": make_environment(),
     }

@@ -51,7 +51,6 @@ class InferenceSweep(Sweep):
         self.first_series = next(iter(runs))  # It answers questions.
         self._inputs, self._memory, self._seed = inputs, memory, seed
         self._bulk_examples, self._target_ms = bulk_examples, target_ms
-        self._probed = {(one.dtype_policy, one.batch_size): one for one in memory.records}
 
     def prepare(self, setting: Setting) -> Callable[[], Any]:
         """Make a batch, and the call of it."""
@@ -64,8 +63,7 @@ class InferenceSweep(Sweep):
         (path, policy), most = setting.series, self._bulk_examples
         if path == BULK_PATH and setting.size > most:
             return f"more than the {most} examples of a bulk call: see `bulk_examples`"
-        record = self._probed.get((policy, setting.size))
-        return None if record is None else record.refusal
+        return self._memory.refusal(policy, setting.size)
 
     def shares(self, setting: Setting) -> float:
         """Return how many batches a call has."""

@@ -2,8 +2,6 @@
 
 import functools
 import itertools
-import math
-import time
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -18,7 +16,6 @@ from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
-from kbatch.page.numbers import memory_text
 from kbatch.throughput.result import TrainingProfile
 from kbatch.throughput.updates import TimedUpdates, Way
 from kbatch.timing.rounds import TimingPlan, check_seconds
@@ -50,7 +47,7 @@ def profile_training(
     Real train steps of all sizes take turns in shuffled rounds, one an execution and as many as a
     search would run (about 100 ms), so that a machine that drifts slows all alike; the first of
     each, which compiles, is kept apart. Memory is measured before, in a worker process that may die
-    of it, and what is above the memory window is not timed: a size that runs out of memory is a
+    of it, and what is expected above the memory window is not run: that a size does not fit is a
     result.
 
     Example:
@@ -83,7 +80,6 @@ def profile_training(
         ValueError: If a size is not positive, sizes do not ascend or exceed `batch_size`, or the
             model cannot be trained.
     """
-    began_s = time.perf_counter()
     check_seconds(time_budget_s=time_budget_s)
     whole = None if batch_size is None else check_size(batch_size, "batch_size")
     chosen = batch_sizes is not None
@@ -97,8 +93,8 @@ def profile_training(
     say = on_progress or (lambda line: None)
     data = TrainingData(x, y)
     data.check()
-    policy = keras.config.dtype_policy().name
-    workload = Workload(model_builder(build), data, policy, accumulate_below=batch_size or 0)
+    accumulate_below, policy = batch_size or 0, keras.config.dtype_policy().name
+    workload = Workload(model_builder(build), data, policy, accumulate_below=accumulate_below)
     # Building the model takes the GPU: the worker process comes first.
     start = functools.cache(workload.start)
 
@@ -124,26 +120,13 @@ def profile_training(
                 filled(sizes, facts.examples),
                 dtype_policy=facts.dtype_policy,
                 time_budget_s=time_budget_s,
-                # The worker may die of sizes that were chosen.
-                guard_share=math.inf if chosen and probes.isolated else MEMORY_WINDOW[1],
+                guard_share=MEMORY_WINDOW[1],
                 say=say,
             )
     run = start()
-    probed = {record.batch_size: record for record in memory.records}
-
-    def refused(size: int) -> str | None:
-        if (record := probed.get(size)) is None:
-            return None
-        # Where the time for the memory did not suffice, the line through smaller sizes tells.
-        needed = record.predicted_bytes if record.peak_bytes is None else record.peak_bytes
-        if record.refusal is None and needed and needed > MEMORY_WINDOW[1] * memory.limit_bytes:
-            limit = f"{MEMORY_WINDOW[1]:.0%} of {memory_text(memory.limit_bytes)}"
-            return f"needs {memory_text(needed)}, more than {limit}"
-        return record.refusal
-
-    measured, larger = filled(sizes, run.examples), ()
+    policy, measured, larger = run.model.dtype_policy.name, filled(sizes, run.examples), ()
     if not chosen and whole is None and run.examples is not None:
-        most = memory.largest_sure(run.model.dtype_policy.name)
+        most = memory.largest_sure(policy)
         larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
     plan = TimingPlan(
         time_budget_s,
@@ -160,7 +143,7 @@ def profile_training(
             plan,
             chosen=chosen,
             examples=run.examples,
-            refused=refused,
+            refused=lambda size: memory.refusal(policy, size),
             seed=seed,
             say=say,
         )
@@ -177,12 +160,11 @@ def profile_training(
         notes.append(parts_note(run.model, rows))
     return TrainingProfile(
         model_name=run.model.name,
-        dtype_policy=run.model.dtype_policy.name,
+        dtype_policy=policy,
         jit_compile=bool(run.model.jit_compile),
         updates=tuple(timed.found(one) for one in pairs if one in asked or one in timed.blocks),
         memory=memory.records,
         memory_limit_bytes=memory.limit_bytes or None,
-        duration_s=round(time.perf_counter() - began_s, 3),
         noted=tuple(dict.fromkeys(note for note in notes if note)),
         environment=read_environment(),
     )

@@ -17,7 +17,7 @@ from kbatch.analysis.scaling_curve import (
     fit_latency,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.memory.search import fit_memory, predict_memory
+from kbatch.memory.search import predict_memory
 from kbatch.page.content import Figure
 from kbatch.page.numbers import (
     format_number,
@@ -100,7 +100,6 @@ class TrainingProfile(Result):
     updates: tuple[TimedUpdate, ...]
     memory: tuple[MemoryRecord, ...] = ()  #: Of each size that was probed.
     memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
-    duration_s: float | None = None  #: Seconds that the measurement took.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
 
@@ -174,11 +173,6 @@ class TrainingProfile(Result):
         }
         if self.memory_limit_bytes is not None:
             found["memory limit"] = memory_text(self.memory_limit_bytes)
-        if (memory := fit_memory(self.memory_bytes)) is not None:
-            fixed, each = (
-                memory_text(max(b, 0.0)) for b in (memory.fixed_bytes, memory.bytes_per_example)
-            )
-            found["memory of training"] = f"{fixed} and {each} an example"
         if self.has_fit:
             found["time of a micro-batch of B examples"] = self.line_text
             efficient = self.efficient
@@ -186,8 +180,6 @@ class TrainingProfile(Result):
                 found["90 % of the peak throughput"] = (
                     f"from {efficient.value:,.0f}{in_brackets(efficient)} examples on"
                 )
-        if self.duration_s is not None:
-            found["measured in"] = f"{format_number(self.duration_s)} s"
         return found
 
     @property

@@ -94,9 +94,9 @@ def test_a_given_model_stays_as_it_is():
         np.testing.assert_array_equal(one, np.array(other))
 
 
-@pytest.mark.slow  # The allocator waits ten seconds before it gives up; `test_max_batch` does so.
-def test_what_runs_out_of_memory_is_a_result():
-    """Real want of memory, in a worker whose allocator has 64 MB."""
+@pytest.mark.slow
+def test_what_does_not_fit_is_a_result():
+    """A worker whose allocator has 64 MB."""
     found = kbatch.profile_training(
         memory_models.wide_net,
         *models.rows(64),
@@ -105,13 +105,12 @@ def test_what_runs_out_of_memory_is_a_result():
         time_budget_s=30.0,
     )
     outcomes = {u.micro_batch_size: u.outcome for u in found.updates}
-    assert [outcomes[size] for size in (4, 16, 4000)] == ["measured", "measured", "out of memory"]
-    assert "memory ran out" in outcomes[8000]
+    assert [outcomes[size] for size in (4, 16)] == ["measured", "measured"]
+    assert "expected to need" in outcomes[4000]
     assert found.memory_limit_bytes == 64 * memory_models.MB
     peaks = found.memory_bytes
     assert list(peaks) == [4, 16]
     assert peaks[4] < peaks[16] < 64 * memory_models.MB
-    assert found.out_of_memory == (4000,)
 
 
 BAD = {
