@@ -155,16 +155,12 @@ def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
 def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
     """Check what a decision is asked for, against the range of the metric where its name tells."""
     number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
-    if tolerance is not None and not (number and 0 <= tolerance < math.inf):
+    most = 1 if is_fraction(metric) else math.inf
+    if tolerance is not None and not (number and 0 <= tolerance < most):
         raise ValueError(
             "`tolerance` is how much worse than the best still counts as equally good, in the "
-            "metric's unit: a number from 0 on, such as 0.01 for 1 % of accuracy, or None for the "
-            f"default. Received: tolerance={tolerance!r}."
-        )
-    if is_fraction(metric) and tolerance is not None and tolerance >= 1:
-        raise ValueError(
-            f"`tolerance` must be smaller than the range of {metric}, which lies between 0 and 1: "
-            f"0.01 for 1 %. Received: tolerance={tolerance}."
+            f"metric's unit: a number from 0 to below {most:g}, such as 0.01 for 1 % of accuracy, "
+            f"or None for the default. Received: tolerance={tolerance!r}."
         )
     if not isinstance(confidence, (int, float)) or not 0.5 < confidence < 1:
         raise ValueError(

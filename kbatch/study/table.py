@@ -58,26 +58,14 @@ def rows_of(
         if (joules := trial.mean(lambda e: e.joules_per_sample)) is not None:
             row["energy (J/sample)"] = joules
         rows.append(row | {"runs": len(trial.executions), "outcome": _outcome(found, trial)})
-    return _aligned(rows)
+    every, last = dict.fromkeys(name for row in rows for name in row), ("runs", "outcome")
+    columns = [*(name for name in every if name not in last), *last]
+    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def objective_column(objective: Objective) -> str:
     """Name the column that holds the objective."""
     return _COSTS.get(objective.name) or metric_words(objective.name)
-
-
-def _aligned(rows: Sequence[Row]) -> list[Row]:
-    """Return the rows with the same columns in one order: a missing value is None."""
-    columns: list[str] = []
-    for row in rows:
-        place = 0
-        for name in row:
-            if name in columns:
-                place = columns.index(name) + 1
-            else:
-                columns.insert(place, name)
-                place += 1
-    return [{name: row.get(name) for name in columns} for row in rows]
 
 
 def _ranged(name: str, found: Estimate[float] | Estimate[float | None] | None) -> Row:
