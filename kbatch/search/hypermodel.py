@@ -208,16 +208,16 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         policy = named or self._search.dtype_policy
         try:
             with _reads(hp, "batch_size") as read:
-                model = self._built(hp, policy)
+                model, policy = self._built(hp, policy)
         except Exception:
             self._executed = None, 0
             raise
         if self._is_late(model):
             # Nobody knows whether its loss will be scaled.
-            return model if named else self._built(hp, "float32")
+            return model if named else self._built(hp, "float32")[0]
         try:
             check_trainable(model)
-            check_active_policy(model, "float32" if self._search.refusal else policy)
+            check_active_policy(model, policy)
         except (TypeError, ValueError) as error:
             raise keras_tuner.errors.FatalValueError(str(error)) from error
         if self._first is None:
@@ -227,7 +227,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if read and batch_size != self.base_batch_size:
             base = hp.copy()
             base.values["batch_size"] = self.base_batch_size
-            base_model = self._built(base, policy)
+            base_model, _ = self._built(base, policy)
         scale_model(
             model,
             batch_size=batch_size,
@@ -286,10 +286,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._is_late(model):
             search.settle_late()
             notes = (Note.of("compiled_late"), *notes)
-        if policy is not None and model.dtype_policy.name != policy:
-            raise PolicyUnsupported(
-                f"{search.refusal} Give `dtype_policy=None` for a policy that it can train under."
-            )
+        self._check_built(hp, model, policy)
         settings = ExecutionSettings(
             number=number,
             seed=self._seed(hp),
@@ -306,8 +303,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         try:
             results = self._execute(hp, model, files, settings, call)
-        except PolicyChosen:  # It has not trained, and is built again under that one.
+        except PolicyChosen as chosen:  # It has not trained, and is built again under that one.
             model = self.build(hp) if files is None else build_again(files.tuner, hp)
+            self._check_built(hp, model, str(chosen))
             results = self._execute(hp, model, files, settings, call)
         self._executed = hp, (number + 1) % (1 if files is None else files.executions)
         return results
@@ -351,7 +349,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
             named = self._declare(hp)[1]
-            model = self._built(hp, named or self._search.dtype_policy)
+            model, _ = self._built(hp, named or self._search.dtype_policy)
             told = model_facts(model, with_policy=bool(self.dtype_policies))
             self._first = dict(hp.values), told
         return self._first
@@ -384,14 +382,17 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         known, number = self._executed
         return number if hp is known else 0
 
-    def _built(self, hp: keras_tuner.HyperParameters, policy: str) -> Any:
+    def _built(self, hp: keras_tuner.HyperParameters, policy: str) -> tuple[Any, str]:
         """Build a model; in float32 where it cannot be had under its policy."""
-        self._search.refusal = None
         try:
-            return _built(self._inner, hp, policy, self._seed(hp))
-        except PolicyUnsupported as error:
-            self._search.refusal = str(error)
-            return _built(self._inner, hp, "float32", self._seed(hp))
+            return _built(self._inner, hp, policy, self._seed(hp)), policy
+        except PolicyUnsupported:
+            return _built(self._inner, hp, "float32", self._seed(hp)), "float32"
+
+    def _check_built(self, hp: Any, model: keras.Model, policy: str | None) -> None:
+        """Raise why a model could not be built under the policy that it is to train under."""
+        if policy is not None and model.dtype_policy.name != policy:
+            _built(self._inner, hp, policy, self._seed(hp))
 
     def _builder(self, hp: keras_tuner.HyperParameters) -> Build:
         """Return what builds the model of a trial under a policy, also in another process."""

@@ -69,7 +69,6 @@ class SearchPlan:
     stock_fit: bool = True
     directory: Path | None = None  # Of the search; other processes find the plan there.
     plan: Plan | None = None
-    refusal: str | None = None  # Why the last model could not be built under its policy.
 
     def __post_init__(self):
         self.graph = OneGraph()  # That of its trials.
@@ -129,7 +128,6 @@ class SearchPlan:
 
         Raises:
             PolicyChosen: If the model was built under another policy than the plan's.
-            PolicyUnsupported: If it cannot be built under that policy.
         """
         known, began_s = self.plan, time.perf_counter()
         if known is not None and not self._outgrown(known):
@@ -252,8 +250,6 @@ class SearchPlan:
 
     def _check_policy(self, model: keras.Model, policy: str | None) -> None:
         if not self.dtype_policies and policy != model.dtype_policy.name:
-            if policy != "float32" and self.refusal is not None:
-                raise PolicyUnsupported(self.refusal)
             raise PolicyChosen(policy)
 
     def _outgrown(self, plan: Plan) -> bool:
@@ -289,8 +285,6 @@ class SearchPlan:
         """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
         halved, largest = model.dtype_policy.name == HALF, self.batch_sizes[-1]
         try:
-            if self.refusal is not None:
-                raise PolicyUnsupported(self.refusal)
             run = here().run
             if not halved:
                 # Where it is chosen, trials train by the graph that is traced for it here.

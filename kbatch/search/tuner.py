@@ -14,6 +14,7 @@ import keras
 import keras_tuner
 from keras_tuner.engine.trial import TrialStatus
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
@@ -151,7 +152,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
-            tuner_arguments.check_count(max_executions, "max_executions", least=1)
+            check_size(max_executions, "max_executions", unit="")
         tuner_arguments.check_strategy(
             strategy,
             search_learning_rate=search_learning_rate,
@@ -163,8 +164,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         tuner_arguments.check_executor(executor, max_parallel)
         project = tuner_arguments.check_directory(directory, project_name, overwrite=overwrite)
         # keras-tuner sets it after the reload, which needs it.
-        self.executions_per_trial = tuner_arguments.check_count(
-            executions_per_trial, "executions_per_trial", least=1
+        self.executions_per_trial = check_size(
+            executions_per_trial, "executions_per_trial", unit=""
         )
         given = {
             "tolerance": tolerance,

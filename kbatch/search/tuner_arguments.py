@@ -5,6 +5,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
@@ -88,20 +89,12 @@ def check_executor(executor: Any, max_parallel: Any) -> None:
             f"executor={executor!r}."
         )
     if max_parallel is not None:
-        check_count(max_parallel, "max_parallel", least=1)
+        check_size(max_parallel, "max_parallel", unit="")
         if executor is None:
             raise ValueError(
                 "`max_parallel` limits the trials of an executor: give one too, such as "
                 f'`executor="local"`. Received: max_parallel={max_parallel}, executor=None.'
             )
-
-
-def check_count(count: Any, name: str, *, least: int) -> int:
-    if isinstance(count, bool) or not isinstance(count, int) or count < least:
-        raise ValueError(
-            f"`{name}` must be an integer of at least {least}. Received: {name}={count!r}."
-        )
-    return count
 
 
 def check_directory(

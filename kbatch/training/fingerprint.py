@@ -90,5 +90,7 @@ def config_of(part: Any) -> dict[str, Any] | None:
 
 def name_of(part: Any) -> str:
     """Return the full name of a function or a class, or that of the class of another object."""
-    named = part if hasattr(part, "__qualname__") else type(part)
+    # A generator has the one name without the other.
+    whole = hasattr(part, "__qualname__") and hasattr(part, "__module__")
+    named = part if whole else type(part)
     return f"{named.__module__}.{named.__qualname__}"

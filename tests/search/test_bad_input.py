@@ -99,7 +99,7 @@ AT_ONCE = [
     (tuner(directory="s3://bucket/results"), ValueError, "local files"),
     (tuner(executor="slurm"), ValueError, "submit"),
     (tuner(executor=concurrent.futures.ProcessPoolExecutor), ValueError, "submit"),
-    (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "at least 1"),
+    (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "positive"),
     (tuner(max_parallel=2), ValueError, "give one too"),
     (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "leave it out"),
     (race(executions_per_trial=3), ValueError, "executions_per_trial"),
