@@ -18,12 +18,12 @@ from typing import Any, Literal, NamedTuple
 
 import tensorflow as tf
 
+from kbatch.input_pipeline.borrowed_step import BorrowedStep
 from kbatch.input_pipeline.rates import LongRun, long_run
 from kbatch.input_pipeline.result import RateRecord, StepSpan
 from kbatch.timing.rounds import FEWEST_ROUNDS
 from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.data.forms import rows_of
-from kbatch.training.train_step import BorrowedStep
 
 MOST_ROUNDS = 9
 _FEWEST_BATCHES = 4

@@ -25,6 +25,7 @@ from kbatch.input_pipeline.blocks import (
     reading_block,
     step_block,
 )
+from kbatch.input_pipeline.borrowed_step import BorrowedStep, borrowed_step, fitting_data
 from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
 from kbatch.input_pipeline.rates import LongRun
 from kbatch.input_pipeline.result import InputPipelineProfile, RateRecord, StepSpan
@@ -36,7 +37,6 @@ from kbatch.training.data.forms import first_rows, rows_of
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
-from kbatch.training.train_step import BorrowedStep, borrowed_step, fitting_data
 
 _CHANGES_SHARE = 0.5
 # Below this share of waiting no change to the pipeline is worth a measurement.

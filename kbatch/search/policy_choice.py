@@ -16,8 +16,8 @@ from kbatch.training.dtype_policy import (
     overflows,
     skips_all_updates,
 )
+from kbatch.training.model import wait_for
 from kbatch.training.state import kept_state
-from kbatch.training.train_step import wait_for
 
 HALF = "mixed_float16"
 TOO_SLOW = 2.0

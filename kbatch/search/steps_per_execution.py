@@ -22,10 +22,9 @@ from kbatch.records.plan import StepSeconds
 from kbatch.records.record import SHORTEST_S
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import TrainingClock
-from kbatch.training.model import build_ahead, replica_count, user_step
+from kbatch.training.model import build_ahead, execution_steps, replica_count, user_step, wait_for
 from kbatch.training.one_graph import GraphCount, counted_steps
 from kbatch.training.state import kept_seeds, kept_state
-from kbatch.training.train_step import execution_steps, wait_for
 
 _TIMED_S = 0.03
 _MOST_TIMED = 1024

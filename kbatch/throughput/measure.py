@@ -16,6 +16,7 @@ from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import check_weights, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
+from kbatch.throughput.micro_batch_steps import micro_batch_steps
 from kbatch.throughput.result import TrainingProfile
 from kbatch.throughput.updates import TimedUpdates, Way
 from kbatch.timing.rounds import TimingPlan, check_seconds
@@ -23,7 +24,6 @@ from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.train_step import micro_batch_steps
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
 _ROUNDS, _MOST_ROUNDS = 6, 18

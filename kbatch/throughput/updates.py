@@ -5,12 +5,12 @@ from typing import Any, NamedTuple
 
 import keras
 
+from kbatch.throughput.micro_batch_steps import MicroBatchSteps, micro_batch_steps
 from kbatch.throughput.result import TimedUpdate
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model import user_step
-from kbatch.training.train_step import MicroBatchSteps, execution_steps, micro_batch_steps
+from kbatch.training.model import execution_steps, user_step
 
 # Of the seconds, for the rounds, however long building took: one round of a busy machine may be off
 # by ten times.

@@ -5,11 +5,15 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.errors import InputTypeError
+from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import build_symbolically, layers_of, scaled_losses
+
+# Seconds of an execution of several steps.
+_EXECUTION_S = 0.1
 
 
 def check_compiled(model: Any) -> None:
@@ -52,6 +56,14 @@ def replica_count(model: Any) -> int:
 
 def batch_norms(model: Any) -> list[Any]:
     return [one for one in layers_of(model) if isinstance(one, keras.layers.BatchNormalization)]
+
+
+def check_one_device(model: keras.Model) -> None:
+    if (replicas := replica_count(model)) > 1:
+        raise InputError(
+            "The train step is measured on one device: build the model outside of "
+            f"`strategy.scope()`. Received: a model on {replicas} replicas."
+        )
 
 
 def check_trainable(model: keras.Model) -> None:
@@ -168,3 +180,20 @@ def waiting_for_data(model: Any, dataset: tf.data.Dataset) -> Iterator[None]:
         yield
     finally:
         uninstall_step(model)
+
+
+def wait_for(outputs: Any) -> None:
+    """Wait for all outputs of a step: one of them may lie on the host from the start."""
+    for output in keras.tree.flatten(outputs):
+        np.asarray(output)
+
+
+def execution_steps(step_s: float, epoch_steps: int | None) -> int:
+    """Return how many steps take about as long as an execution should, at most those of an epoch.
+
+    Keras starts each execution from Python, which takes as long as the step itself where that is
+    small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
+    second.
+    """
+    steps = max(1, round(_EXECUTION_S / step_s))
+    return steps if epoch_steps is None else min(epoch_steps, steps)

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 import small_models as models
 
-from kbatch.training.train_step import execution_steps, micro_batch_steps
+from kbatch.throughput.micro_batch_steps import micro_batch_steps
+from kbatch.training.model import execution_steps
 
 BATCH = models.rows(8)
 

@@ -5,8 +5,8 @@ import small_models as models
 import tensorflow as tf
 from equal_training import built
 
+from kbatch.input_pipeline.borrowed_step import borrowed_step
 from kbatch.training.data.forms import first_rows
-from kbatch.training.train_step import borrowed_step
 
 
 def network(policy="float32", **changed):

@@ -5,8 +5,8 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
+from kbatch.throughput.micro_batch_steps import micro_batch_steps
 from kbatch.training.accumulation import accumulation_of
-from kbatch.training.train_step import micro_batch_steps
 
 layers = keras.layers
 X, Y = models.rows(24)
