@@ -244,8 +244,8 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
     )
 
 
-# Batches that the train step alone takes turns with: more where their sizes vary.
-_HELD, _HELD_OF_ONE_SIZE = 8, 4
+# Batches that the train step alone takes turns with where their sizes vary.
+_HELD = 8
 _MOST_SIZES = 2 * _HELD
 
 
@@ -254,14 +254,11 @@ class RepresentativeBatches:
 
     def __init__(self):
         self._sizes: list[int] = []  # Of all batches.
-        self._first: list[Any] = []
         self._by_size: dict[int, Any] = {}
 
     def add(self, batch: Any, size: int) -> None:
         """Count a batch, and keep it where its size is new and not much like kept ones."""
         self._sizes.append(size)
-        if len(self._first) < _HELD_OF_ONE_SIZE:
-            self._first.append(batch)
         self._by_size.setdefault(size, batch)
         if len(self._by_size) > _MOST_SIZES:
             # Drop the size whose neighbours are nearest to each other; never an end.
@@ -275,9 +272,8 @@ class RepresentativeBatches:
         # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
         if whole and len(sizes) > _HELD and sizes[-1] not in sizes[:-1]:
             sizes = sizes[:-1]
-        if len(set(sizes)) == 1:
-            return tuple(self._first)
-        ordered, count = sorted(sizes), min(_HELD, len(sizes))
+        ordered = sorted(sizes)
+        count = 1 if ordered[0] == ordered[-1] else min(_HELD, len(sizes))
 
         def nearest(wanted: int) -> Any:
             return self._by_size[min(self._by_size, key=lambda size: abs(size - wanted))]

@@ -15,7 +15,6 @@ from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.rates import CLOSEST_RATIO
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
-from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Result
@@ -340,8 +339,8 @@ class Recommendation(Result):
         most = self._most_at_once
         if most is None:
             return "it hardly grows with the batch"
-        words = f"about {format_number(most, 2)} examples at once in {MEMORY_WINDOW[1]:.0%} of "
-        return Estimate(most), f"{words}{memory_text(self.memory_limit_bytes)}"
+        limit = memory_text(self.memory_limit_bytes)
+        return Estimate(most), f"about {format_number(most, 2)} examples at once fit in {limit}"
 
     def _saturation_limit(self) -> "_Found":
         found = self.saturation

@@ -193,7 +193,7 @@ def test_batches_that_grow_are_told():
     growing = read_pass(made_by(lengths(*range(1, 101))), least_s=0.0, most_s=5.0)
     assert growing.growth == pytest.approx(3, rel=0.05)
     even = read_pass(made_by(lengths(*[5] * 100)), least_s=0.0, most_s=5.0)
-    assert (len(even.batches), even.growth) == (4, 1.0)
+    assert (len(even.batches), even.growth) == (1, 1.0)
 
 
 EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
@@ -242,7 +242,7 @@ def test_lengths_that_alternate_are_all_there_in_their_proportion():
 
 
 def test_a_ragged_end_of_many_batches_does_not_weigh_as_much_as_they_do():
-    assert chosen([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)] * 4
+    assert chosen([(8, 2)] * 15 + [(1, 2)]) == [(8, 2)]
 
 
 def test_a_rare_shape_that_was_not_the_end_stays_among_the_sizes():
