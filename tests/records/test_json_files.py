@@ -74,31 +74,6 @@ def test_a_truncated_file_is_named(kept, tmp_path):
     assert str(path) in str(raised.value)
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "[]",
-        "3",
-        "{}",
-        '{"kbatch_schema": 1, "kind": "TrialRecord"}',
-        '{"kbatch_schema": 1, "kind": "TrialRecord", "record": []}',
-        '{"kbatch_schema": 1, "kind": "TrialRecord", "record": {"colour": 1}}',
-        "\N{SNOWMAN}",
-    ],
-)
-def test_another_document_is_damaged(text, tmp_path):
-    path = tmp_path / "kbatch.json"
-    path.write_text(text, encoding="utf-16" if text == "\N{SNOWMAN}" else "utf-8")
-    with pytest.raises(RecordError, match=r"kbatch\.json .*damaged"):
-        read_record(TrialRecord, path)
-
-
-def test_another_kind_is_named(tmp_path):
-    write_record(make_environment(), tmp_path / "kbatch.json")
-    with pytest.raises(RecordError, match="holds a EnvironmentRecord, not a TrialRecord"):
-        read_record(TrialRecord, tmp_path / "kbatch.json")
-
-
 def test_a_record_that_cannot_be_encoded_leaves_the_old_file(tmp_path):
     path = tmp_path / "kbatch.json"
     write_record(make_trial(64), path)
