@@ -1,5 +1,7 @@
 """Records for tests: every argument has a plausible value, a test names those it is about."""
 
+import dataclasses
+
 from kbatch.records.record import EnvironmentRecord
 from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
@@ -25,6 +27,15 @@ def make_epochs(accuracies, *, examples=1437, updates=23, train_s=0.5, data_wait
             data_wait_s=data_wait_s,
         )
         for epoch, value in enumerate(accuracies)
+    )
+
+
+def with_moments(epochs, pairs):
+    """The epochs with the gradient's variance and squared norm, a pair each."""
+    names = "gradient_variance", "gradient_squared_norm"
+    return tuple(
+        dataclasses.replace(epoch, metrics=epoch.metrics | dict(zip(names, pair, strict=True)))
+        for epoch, pair in zip(epochs, pairs, strict=True)
     )
 
 

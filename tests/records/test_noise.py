@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 import pytest
-from records_factory import make_epochs, make_execution, make_study, make_trial
+from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.records.json_codec import read_record
@@ -17,16 +17,8 @@ NORMS = 3.0 + 0.1 * RNG.normal(size=12)
 
 def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
     epochs = make_epochs([0.5] * len(variances), updates=updates)
-    moments = zip(variances, norms, strict=True)
     return make_execution(
-        batch_size,
-        epochs=tuple(
-            dataclasses.replace(
-                epoch,
-                metrics=epoch.metrics | {"gradient_variance": s, "gradient_squared_norm": g},
-            )
-            for epoch, (s, g) in zip(epochs, moments, strict=True)
-        ),
+        batch_size, epochs=with_moments(epochs, zip(variances, norms, strict=True))
     )
 
 

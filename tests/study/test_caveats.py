@@ -3,7 +3,7 @@
 import dataclasses
 
 import pytest
-from records_factory import make_epochs, make_execution, make_study, make_trial
+from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.study.caveats import binding_limits, caveats
@@ -94,19 +94,8 @@ def test_updates_do_not_bind_where_larger_batches_made_as_many():
 
 def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
     def noisy(size, variance):
-        trial = repeated(size, 0.98, 1000)
-        moments = {"gradient_variance": variance, "gradient_squared_norm": 1.0}
-        executions = (
-            dataclasses.replace(
-                e,
-                epochs=tuple(
-                    dataclasses.replace(p, epoch=i, metrics={**p.metrics, **moments})
-                    for i, p in enumerate(e.epochs * 4)
-                ),
-            )
-            for e in trial.executions
-        )
-        return make_trial(size, *executions)
+        epochs = with_moments(make_epochs([0.98] * 8, examples=64), [(variance, 1.0)] * 8)
+        return make_trial(size, *(make_execution(size, seed=n, epochs=epochs) for n in range(3)))
 
     assert names(noisy(64, 10.0)) == ["noise_binds"]
     assert names(noisy(64, 100.0)) == []

@@ -3,25 +3,18 @@ import dataclasses
 import numpy as np
 import pytest
 from figure_studies import learned, learned_study
-from records_factory import make_epochs, make_execution, make_study, make_trial
+from records_factory import make_epochs, make_study, make_trial, with_moments
 
 from kbatch.analysis.goodput import goodput
 from kbatch.study.figures.noise_scale import goodput_of, plot_noise_scale
 
 
-def with_moments(pairs, batch_size=64):
-    epochs = [
-        dataclasses.replace(
-            epoch,
-            metrics=epoch.metrics | {"gradient_variance": s, "gradient_squared_norm": g},
-        )
-        for epoch, (s, g) in zip(make_epochs([0.5] * len(pairs)), pairs, strict=True)
-    ]
-    return make_trial(batch_size, make_execution(batch_size, epochs=tuple(epochs)))
+def measured(pairs, batch_size=64):
+    return make_trial(batch_size, epochs=with_moments(make_epochs([0.5] * len(pairs)), pairs))
 
 
 def test_the_curve_is_the_ratio_of_each_epoch():
-    panel = plot_noise_scale(make_study(with_moments([(60, 2), (90, 1), (100, -1), (80, 1)])))
+    panel = plot_noise_scale(make_study(measured([(60, 2), (90, 1), (100, -1), (80, 1)])))
     curve = panel.lines[0]
     assert list(curve.get_xdata()) == [1, 2, 4]
     assert list(curve.get_ydata()) == [30.0, 90.0, 80.0]
@@ -40,7 +33,7 @@ def test_the_late_half_is_that_of_the_record_with_its_interval():
 
 def test_an_unresolved_scale_is_an_arrow_from_its_lower_bound():
     pairs = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
-    study = make_study(with_moments(pairs))
+    study = make_study(measured(pairs))
     late = study.trials[0].noise_scale
     assert late.value is None
     panel = plot_noise_scale(study)
@@ -97,7 +90,7 @@ def test_a_trial_without_moments_takes_the_noise_scale_of_another():
 def test_goodput_needs_two_sizes_a_throughput_and_a_resolved_noise_scale():
     one_size = learned_study(sizes=(64,))
     unresolved = [(100.0, norm) for norm in (0.05, -0.04, 0.06, -0.05, 0.04, 0.03)]
-    without = make_study(with_moments(unresolved, 32), with_moments(unresolved, 64))
+    without = make_study(measured(unresolved, 32), measured(unresolved, 64))
     untimed = {"window_examples": (), "window_durations_s": ()}
     slow = make_study(
         *(

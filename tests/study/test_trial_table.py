@@ -1,7 +1,5 @@
 """The table of a study: what each row says of a batch size."""
 
-import dataclasses
-
 import pytest
 from records_factory import (
     make_diverged,
@@ -11,6 +9,7 @@ from records_factory import (
     make_study,
     make_trial,
     make_usage,
+    with_moments,
 )
 
 from kbatch.analysis.intervals import mean_interval
@@ -90,15 +89,8 @@ def test_what_was_measured_of_the_gpus_has_columns_where_it_is_known():
 
 def test_the_noise_scale_has_a_column_where_it_was_measured():
     def measured(size, norms):
-        pairs = zip(make_epochs([0.9] * 4), norms, strict=True)
-        epochs = [
-            dataclasses.replace(
-                epoch,
-                metrics=epoch.metrics | {"gradient_variance": 90.0, "gradient_squared_norm": norm},
-            )
-            for epoch, norm in pairs
-        ]
-        return make_trial(size, epochs=tuple(epochs))
+        pairs = [(90.0, norm) for norm in norms]
+        return make_trial(size, epochs=with_moments(make_epochs([0.9] * 4), pairs))
 
     resolved, lost = measured(16, (3.0, 3.1, 2.9, 3.0)), measured(32, (0.3, -0.3, 0.2, -0.1))
     study = make_study(resolved, lost, make_trial(64))
