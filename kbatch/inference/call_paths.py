@@ -16,14 +16,8 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.inference.inputs import (
-    InferenceInputs,
-    declared_inputs,
-    of_rank,
-    ordered_rows,
-)
+from kbatch.inference.inputs import InferenceInputs
 from kbatch.inference.result import BULK_PATH
-from kbatch.library_internals import declared_structure
 
 # From a batch of arrays and the batch size to outputs, as nested NumPy arrays.
 Run = Callable[[Any, int], Any]
@@ -40,7 +34,7 @@ class CallPath(NamedTuple):
     @property
     def bulk(self) -> bool:
         """Whether a call has all examples, which Keras cuts into batches."""
-        return self.function is None and self.name == BULK_PATH
+        return self.name == BULK_PATH
 
     @contextlib.contextmanager
     def open(self, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
@@ -58,7 +52,11 @@ class CallPath(NamedTuple):
             else:
                 folder = tempfile.TemporaryDirectory(prefix="kbatch-")
                 path = str(Path(stack.enter_context(folder)) / "model")
-                model.export(path, format="tf_saved_model", verbose=False)
+                archive: Any = keras.export.ExportArchive()
+                archive.track(model)
+                function = functools.partial(model, training=False)
+                archive.add_endpoint("serve", function, input_signature=[_signature(inputs)])
+                archive.write_out(path, verbose=False)
                 loaded: Any = tf.saved_model.load(path)
                 call = loaded.serve
             # Of text Keras takes no arrays, nor arrays beside it.
@@ -67,8 +65,6 @@ class CallPath(NamedTuple):
 
             def run(batch: Any, batch_size: int) -> Any:
                 bulk = {"batch_size": batch_size, "verbose": 0} if self.bulk else {}
-                if self.function is None and self.name == "saved_model":
-                    batch = _as_declared(model, batch)
                 if as_tensors:
                     batch = keras.tree.map_structure(tf.constant, batch)
                 return fetched(call(batch, **bulk))
@@ -101,12 +97,14 @@ def fetched(outputs: Any) -> Any:
     return keras.tree.map_structure(np.asarray, outputs)
 
 
-def _compiled(model: Any, inputs: InferenceInputs, *, xla: bool) -> Callable[[Any], Any]:
-    signature = keras.tree.map_structure(
+def _signature(inputs: InferenceInputs) -> Any:
+    return keras.tree.map_structure(
         lambda leaf: tf.TensorSpec((None, *leaf.shape[1:]), leaf.dtype), inputs.rows
     )
 
-    @tf.function(input_signature=[signature], jit_compile=xla)
+
+def _compiled(model: Any, inputs: InferenceInputs, *, xla: bool) -> Callable[[Any], Any]:
+    @tf.function(input_signature=[_signature(inputs)], jit_compile=xla)
     def serve(batch: Any) -> Any:
         return model(batch, training=False)
 
@@ -122,19 +120,3 @@ def _compiled(model: Any, inputs: InferenceInputs, *, xla: bool) -> Callable[[An
             ) from error
 
     return serve_by_xla if xla else serve
-
-
-def _as_declared(model: Any, batch: Any) -> Any:
-    """Cast a batch to dtype and rank of the model's inputs: an exported model takes no others."""
-    tensors = declared_inputs(model)
-    if not tensors:
-        return batch
-    cast = []
-    for leaf, tensor in zip(ordered_rows(model, batch), tensors, strict=True):
-        ranked = of_rank(leaf, len(tensor.shape))
-        text = tensor.dtype == "string"
-        cast.append(ranked if text else ranked.astype(tensor.dtype, copy=False))
-    structure = declared_structure(model)
-    if not isinstance(batch, dict) or structure is None:
-        structure = batch
-    return keras.tree.pack_sequence_as(structure, cast)

@@ -1,6 +1,5 @@
 """A saved model, and inputs for batches of any size that suit it."""
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +100,7 @@ def _made_leaf(tensor: Any, indices: dict[int, int], rng: np.random.Generator) -
 
 def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
     """Check that a model takes batches of any size, and rows as there are."""
-    tensors = declared_inputs(model)
+    tensors = getattr(model, "inputs", None) or ()
     fixed = sorted({t.shape[0] for t in tensors if t.shape and t.shape[0] is not None})
     if fixed:
         raise InputError(
@@ -111,8 +110,17 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
         )
     if not tensors:
         return
-    for leaf, tensor in zip(ordered_rows(model, inputs.rows), tensors, strict=True):
-        if not alike(leaf.shape, tuple(tensor.shape)):
+    rows, named = inputs.rows, named_inputs(model)
+    missing = isinstance(rows, dict) and not named.keys() <= rows.keys()
+    leaves = [] if missing else by_input(rows, model)
+    if len(leaves) != len(tensors):
+        raise InputError(
+            "`x` must hold an array for each of the model's inputs, nested as the model takes "
+            f"them: {', '.join(sorted(named))}. Received: x with "
+            f"{sorted(rows) if missing else f'{len(leaves)} arrays'}."
+        )
+    for leaf, tensor in zip(leaves, tensors, strict=True):
+        if not _alike(leaf.shape, tuple(tensor.shape)):
             raise InputError(
                 "`x` must have the shapes of the model's inputs, with the examples on the first "
                 "axis: give rows as the model takes them (`x[None]` for a single example). "
@@ -121,38 +129,7 @@ def check_inputs(model: keras.Model, inputs: InferenceInputs) -> None:
             )
 
 
-def declared_inputs(model: Any) -> Sequence[Any]:
-    """Return the symbolic inputs of a model, none of one that does not declare them."""
-    return getattr(model, "inputs", None) or ()
-
-
-def ordered_rows(model: Any, rows: Any) -> list[Any]:
-    """Return the arrays of rows in the order of the inputs that the model declares."""
-    tensors, named = declared_inputs(model), named_inputs(model)
-    if isinstance(rows, dict) and not named.keys() <= rows.keys():
-        raise _other_inputs(sorted(named), f"x with {sorted(rows)}")
-    leaves = by_input(rows, model)
-    if len(leaves) != len(tensors):
-        names = [tensor.name for tensor in tensors]
-        raise _other_inputs(names, f"x with {len(leaves)} arrays")
-    return leaves
-
-
-def of_rank(leaf: np.ndarray, rank: int) -> np.ndarray:
-    """Add a last axis of 1 to an array, or take it away, where its rank is off by one."""
-    if leaf.ndim == rank - 1:
-        return leaf[..., None]
-    return leaf[..., 0] if leaf.ndim == rank + 1 else leaf
-
-
-def _other_inputs(names: Sequence[str], received: str) -> InputError:
-    return InputError(
-        "`x` must hold an array for each of the model's inputs, nested as the model takes them: "
-        f"{', '.join(names)}. Received: {received}."
-    )
-
-
-def alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
+def _alike(shape: tuple[int, ...], expected: tuple[int | None, ...]) -> bool:
     """Return whether Keras takes a shape for an expected one: a last axis of 1 comes and goes."""
     missing = len(expected) - len(shape)
     if missing == 1 and expected[-1] == 1:
