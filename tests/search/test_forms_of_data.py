@@ -136,8 +136,9 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("micro_batch_size", [None, 4])
-@pytest.mark.parametrize("case", REFUSED)
+@pytest.mark.parametrize(
+    ("case", "micro_batch_size"), [("label", None), ("token", 4), ("generator", None)]
+)
 def test_what_no_size_can_train_ends_the_search_with_its_cause(tmp_path, case, micro_batch_size):
     build, data, cause = REFUSED[case]
     hypermodel = searches.hypermodel(

@@ -131,11 +131,6 @@ class TrainingData:
         batched = known.spec is not None and is_batched(known.spec, model)
         return (known.batches if batched else None) or known.examples
 
-    def row_shapes(self, model: Any) -> tuple[tuple[int, ...], ...] | None:
-        """Return the shapes of one row, where longer ones need more memory; None of a function."""
-        known = self.some_rows(model)
-        return known and tuple(tuple(leaf.shape[1:]) for leaf in parts_of(known.rows))
-
     def build(self, model: keras.Model) -> None:
         """Build a model, its metrics and its optimizer from the shapes of the data."""
         known = self.some_rows(model)
