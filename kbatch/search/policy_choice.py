@@ -42,12 +42,15 @@ class Updates:
         self.model, self._data, self._examples = run.model, run.data, run.examples
         # What is traced here serves whoever trains the model.
         self.model.make_train_function()
+        # By rows, of each an endless iterator of one batch, by which an update was made.
+        self._batches: dict[int, Any] = {}
 
     def step_s(self, rows: int) -> float:
         """Time an update on so many rows, after a first one that may be traced."""
         with self._kept() as function:
-            batches = self._batches(rows)
-            wait_for(function(batches))
+            if rows not in self._batches:
+                wait_for(function(self._one_batch(rows)))
+            batches = self._batches[rows]
             begun_s, taken_s, timed = time.perf_counter(), 0.0, 0
             while timed < _TIMED and taken_s < _ENOUGH_S:
                 wait_for(function(batches))
@@ -57,7 +60,7 @@ class Updates:
     def check(self, rows: int, largest_batch_size: int) -> None:
         """See that an epoch makes an update, which overflows of float16 may delay."""
         with self._kept() as function:
-            batches, tries = self._batches(rows), 0
+            batches, tries = self._one_batch(rows), 0
             while not tries or skips_all_updates(self.model):
                 if tries == _MOST_TRIES:
                     raise PolicyUnsupported("the gradients of every batch overflowed in float16")
@@ -75,16 +78,18 @@ class Updates:
         with dtype_policy_scope(self.model.dtype_policy.name), kept_state(self.model):
             yield function
 
-    def _batches(self, rows: int) -> Any:
-        """Return an endless iterator of one batch."""
-        strategy = self.model.distribute_strategy
-        count = rows * strategy.num_replicas_in_sync
-        batches = self._data.repeated(count, self.model)
-        # The graph of training takes it, as its spec is that of all batches.
-        batches = endless(next(iter(batches)), batches.element_spec)
-        if strategy.num_replicas_in_sync > 1:
-            batches = strategy.experimental_distribute_dataset(batches)
-        return iter(batches)
+    def _one_batch(self, rows: int) -> Any:
+        """Return an endless iterator of one batch; to make one takes as long as some updates."""
+        if rows not in self._batches:
+            strategy = self.model.distribute_strategy
+            count = rows * strategy.num_replicas_in_sync
+            given = self._data.repeated(count, self.model)
+            # The graph of training takes it, as its spec is that of all batches.
+            batches = endless(next(iter(given)), given.element_spec)
+            if strategy.num_replicas_in_sync > 1:
+                batches = strategy.experimental_distribute_dataset(batches)
+            self._batches[rows] = iter(batches)
+        return self._batches[rows]
 
 
 def slowdown(

@@ -225,7 +225,6 @@ class TimedFit:
                 ),
             )
             first = [keras.callbacks.LambdaCallback(on_test_end=end)]
-        copied_s = best.copy_s if best else 0.0
         own = [self.clock, *first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
@@ -252,9 +251,7 @@ class TimedFit:
                     **call,
                 )
         finally:
-            # Nobody else's training copies weights to measure outcomes later.
-            own_s = best.copy_s - copied_s if best else 0.0
-            self.total_s += time.perf_counter() - started_s - own_s
+            self.total_s += time.perf_counter() - started_s
         # Metrics whose function needs all rows become means over micro-batches.
         if coupled := _metrics_of_parts(self._model, size):
             self.notes.append(Note.of("metrics_of_parts", names=", ".join(coupled)))

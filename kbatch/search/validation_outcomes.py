@@ -2,7 +2,6 @@
 
 import hashlib
 import math
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,7 +44,6 @@ class BestEpoch(keras.callbacks.Callback):
         self._first: Validated | None = None
         self._fit: CrossFit | None = None
         self._reason: str | None = None
-        self.copy_s = 0.0  # Seconds that copying weights took.
 
     def on_train_begin(self, logs: Any = None):
         """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
@@ -72,9 +70,7 @@ class BestEpoch(keras.callbacks.Callback):
         if self._sums is not None:
             self._validated = self._sums.read()
         if keep_weights:
-            started_s = time.perf_counter()
             self._validated_weights = self._copied()
-            self.copy_s += time.perf_counter() - started_s
 
     def _copied(self) -> list[tuple[Any, np.ndarray]]:
         model: Any = self.model
@@ -99,9 +95,7 @@ class BestEpoch(keras.callbacks.Callback):
         if validated is not None and math.isfinite(value):
             self._reason = self._reason or self._add(validated, value)
         if self._metric.is_better(value, self._best.get("value")):
-            started_s = time.perf_counter()
             self._best = {"value": value, "weights": weights or self._copied()}
-            self.copy_s += time.perf_counter() - started_s
 
     def _add(self, validated: Validated | str, value: float) -> str | None:
         """Take what an epoch's validation summed up; return the code of a reason to take none."""

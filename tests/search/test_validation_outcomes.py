@@ -338,21 +338,6 @@ def test_an_objective_that_no_epoch_has_leaves_the_metric_of_quality(name, model
     assert (outcomes.metric, outcomes.reason) == (quality, None)
 
 
-def test_copies_of_the_best_weights_count_in_no_total():
-    class Slow(keras.callbacks.Callback):
-        """Lets the copy of the first epoch take a thousand seconds."""
-
-        def on_epoch_end(self, epoch, logs=None):
-            timed.best_epoch.copy_s += 1000.0 * (epoch == 0)
-
-    model = small_models.stock()
-    timed = TimedFit(model, searches.plan(16, objective=VAL_LOSS))
-    with timed:
-        model.fit(*rows(48), validation_data=VALIDATION, verbose=0, callbacks=[Slow()])
-    assert timed.best_epoch.copy_s > 1000.0
-    assert -1000.0 < timed.total_s < 0.0
-
-
 def runs_of(study):
     return [run for trial in study.trials for run in trial.executions]
 
