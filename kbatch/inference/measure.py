@@ -37,7 +37,7 @@ from kbatch.inference.sweep import InferenceSweep, Series
 from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
-from kbatch.memory.probe import check_weights, open_probes
+from kbatch.memory.probe import open_probes
 from kbatch.memory.search import GUARD_SHARE
 from kbatch.memory.workload import Workload
 from kbatch.records.notes import Note
@@ -239,7 +239,6 @@ def measure_predict_memory(
             memory_window=(0.0, GUARD_SHARE),
             why_here=why_here,
         ) as probes:
-            check_weights(probes.facts)
             found = memory_pass(
                 probes, sizes, dtype_policy=name, time_budget_s=time_budget_s, say=say
             )

@@ -3,7 +3,7 @@
 from kbatch.device.memory import FreeMemory
 from kbatch.device.worker_errors import WorkerDied
 from kbatch.errors import InputError
-from kbatch.memory.probe import Probes, Reading, check_weights, no_example_fits
+from kbatch.memory.probe import Probes, Reading, no_example_fits
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
 
 
@@ -14,7 +14,6 @@ class MaxBatchExperiment:
         self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
     ):
         self.facts = facts = probes.facts
-        check_weights(facts)
         if facts.examples == 1:
             raise InputError(
                 "The data have one example, and a second size must be tried: give more rows, or "

@@ -7,7 +7,7 @@ import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import keras
 
@@ -53,21 +53,10 @@ class WorkloadFacts(NamedTuple):
     other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
-class Probes(Protocol):
-    isolated: bool  # Whether a batch far too large can end no process but theirs.
-
-    @property
-    def facts(self) -> WorkloadFacts: ...
-
-    def read(self, batch_size: int) -> Reading: ...
-
-    def renew(self) -> bool: ...  # Starts afresh; False where that cannot be.
-
-
 class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     """Probes in a worker process, which may die of them; it ends with the block."""
 
-    isolated = True
+    isolated = True  # A batch far too large can end no process but theirs.
 
     def __init__(self, workload: Workload, memory_limit_bytes: int | None):
         # The worker knows nothing of a limit set here.
@@ -121,6 +110,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         return reading
 
     def renew(self) -> bool:
+        """Start afresh; False where that cannot be."""
         self._worker.restart()
         self._ran_out = False
         return True
@@ -163,6 +153,9 @@ class ProcessProbes:
 
     def renew(self) -> bool:
         return False
+
+
+Probes = WorkerProbes | ProcessProbes
 
 
 class _Subject:
@@ -258,6 +251,7 @@ def open_probes(
                 refusal = error
             else:
                 try:
+                    _check_weights(probes.facts)
                     yield probes
                     return
                 except MemoryError as error:
@@ -268,7 +262,9 @@ def open_probes(
             limit_bytes = memory_limit_bytes or probes.limit_bytes
             raise _refusal_with_bytes(workload, limit_bytes, memory_window, refusal) from refusal
     here = workload if model is None else dataclasses.replace(workload, build=model)
-    yield ProcessProbes(here.start(), memory_limit_bytes, why_here)
+    probes = ProcessProbes(here.start(), memory_limit_bytes, why_here)
+    _check_weights(probes.facts)
+    yield probes
 
 
 def _refusal_with_bytes(
@@ -296,12 +292,12 @@ def _refusal_with_bytes(
                 death(error) or death(refusal),
             )
         facts = facts._replace(limit_bytes=limit_bytes or facts.limit_bytes)
-        check_weights(facts)
+        _check_weights(facts)
         one = probes.read(1)
         return no_example_fits(facts, memory_window, one.peak_bytes, one.died or death(refusal))
 
 
-def check_weights(facts: WorkloadFacts) -> None:
+def _check_weights(facts: WorkloadFacts) -> None:
     if facts.variables_bytes > facts.limit_bytes:
         raise _refusal(
             "The memory limit is below the weights of the model, with what the optimizer keeps of "

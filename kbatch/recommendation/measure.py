@@ -18,7 +18,7 @@ from kbatch.input_pipeline.measure import profile_input_pipeline
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.library_internals import rate_of
 from kbatch.memory.find import MemoryPass, memory_pass
-from kbatch.memory.probe import check_weights, no_example_fits, open_probes
+from kbatch.memory.probe import no_example_fits, open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
@@ -238,7 +238,6 @@ def _memory(
     """Measure the memory of some sizes, as far as limit and time allow."""
     with open_probes(load, memory_limit_bytes=limit_bytes, memory_window=MEMORY_WINDOW) as probes:
         facts = probes.facts
-        check_weights(facts)
         if facts.examples == 1:
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]

@@ -13,7 +13,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError
 from kbatch.memory.find import MemoryPass, memory_pass
-from kbatch.memory.probe import check_weights, open_probes
+from kbatch.memory.probe import open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.throughput.micro_batch_steps import micro_batch_steps
@@ -114,7 +114,6 @@ def profile_training(
             model=lambda: start().model,
         ) as probes:
             facts = probes.facts
-            check_weights(facts)
             memory = memory_pass(
                 probes,
                 filled(sizes, facts.examples),
