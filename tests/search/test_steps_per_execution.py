@@ -10,6 +10,7 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
+from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError
@@ -122,6 +123,13 @@ def test_several_steps_an_execution_train_as_one_does(kind):
     assert_same(found, trained(KINDS[kind], 1))
 
 
+@pytest.fixture
+def quick(monkeypatch):
+    """A step takes as few seconds as there are readings of the clock, however busy the machine."""
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-4))
+
+
+@pytest.mark.usefixtures("quick")
 def test_timed_steps_leave_nothing_behind():
     found = trained(normalised, "auto", epochs=4)
     assert found[1].steps_per_execution > 1
@@ -303,6 +311,7 @@ def test_more_steps_than_an_epoch_has_are_refused():
         trained(normalised, 13)
 
 
+@pytest.mark.usefixtures("quick")
 def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
     fit = {"epochs": 4}
 
