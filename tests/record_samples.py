@@ -46,7 +46,7 @@ FORMS = RECORDS | {
         largest_free_block_bytes=8,
     ),
     "training without points": training_profile(
-        left_out(8), environment=None, memory_limit_bytes=None, duration_s=None
+        left_out(8), environment=None, memory_limit_bytes=None
     ),
     "training in executions": in_executions(),
     "recommendation of nothing": make_recommendation(

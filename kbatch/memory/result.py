@@ -154,11 +154,6 @@ class MaxBatchSizeResult(Result):
         return self.memory_bytes[self.max_batch_size]
 
     @property
-    def memory_bound(self) -> bool:
-        """Whether memory set the size, and not the end of the data or of the search."""
-        return self.in_window or any(probe.outcome != "fits" for probe in self.probes)
-
-    @property
     def fit(self) -> MemoryFit | None:
         """The line through the sizes that fitted, None from fewer than two."""
         return fit_memory(self.memory_bytes)
