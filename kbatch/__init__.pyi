@@ -42,6 +42,6 @@ from kbatch.training.callbacks import ExampleBudget as ExampleBudget
 from kbatch.training.callbacks import StopAtTarget as StopAtTarget
 from kbatch.training.callbacks import TimeBudget as TimeBudget
 from kbatch.training.callbacks import UpdateBudget as UpdateBudget
-from kbatch.training.data.training_dataset import training_dataset as training_dataset
+from kbatch.training.data.training_data import training_dataset as training_dataset
 
 __version__: str
