@@ -25,7 +25,7 @@ import math
 import numbers
 from collections.abc import Sequence
 from statistics import fmean
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -65,6 +65,12 @@ class Estimate(Generic[Value]):
 
 
 UNRESOLVED: "Estimate[float | None]" = Estimate(None)
+
+
+def ranged_columns(name: str, found: Estimate[Any] | None) -> dict[str, float | None]:
+    """Return a number and its range as columns of a table."""
+    one = found or UNRESOLVED
+    return {name: one.value, f"{name}, low": one.low, f"{name}, high": one.high}
 
 
 def mean_interval(values: Sequence[float]) -> Estimate[float] | None:

@@ -4,7 +4,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from kbatch.analysis.intervals import Estimate, median_interval
+from kbatch.analysis.intervals import Estimate, median_interval, ranged_columns
 
 MEASURED = "measured"
 OUT_OF_MEMORY = "out of memory"
@@ -43,11 +43,9 @@ class Row(NamedTuple):
 
 def timed_columns(row: Row, time: str) -> dict[str, float | None]:
     """Return the columns of a row's time, which is named, with its interval, and of its rate."""
-    time_ms = (row.time_s or Estimate(None)).times(1e3)
+    time_ms = row.time_s and row.time_s.times(1e3)
     return {
-        f"{time} (ms)": time_ms.value,
-        f"{time} (ms), low": time_ms.low,
-        f"{time} (ms), high": time_ms.high,
+        **ranged_columns(f"{time} (ms)", time_ms),
         "samples/s": row.rate and row.rate.value,
         "rounds": row.n,
     }

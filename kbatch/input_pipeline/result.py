@@ -4,7 +4,7 @@ import dataclasses
 import functools
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.intervals import Estimate, over_rounds, ratio_over_rounds
+from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, ratio_over_rounds
 from kbatch.input_pipeline.rates import (
     CLOSEST_RATIO,
     Ends,
@@ -256,9 +256,7 @@ class InputPipelineProfile(Result):
             speed = rate and rate.samples_per_second
             waits = rate and rate.wait_share
             return {
-                "samples/s": speed and speed.value,
-                "samples/s, low": speed and speed.low,
-                "samples/s, high": speed and speed.high,
+                **ranged_columns("samples/s", speed),
                 "rounds": speed and speed.n,
                 "waiting for data (%)": None if waits is None else 100 * waits,
                 "cores busy": rate and rate.busy_cores,
@@ -274,18 +272,9 @@ class InputPipelineProfile(Result):
         for size, rate in zip(self.smaller_sizes, self.smaller_steps, strict=True):
             rows[f"train step on {size}"] = row(rate, "measured")
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
-            gain = change.gain
-            rows[change.name] = row(
-                change.changed,
-                change.outcome,
-                **{
-                    "times as fast": gain and gain.value,
-                    "times as fast, low": gain and gain.low,
-                    "times as fast, high": gain and gain.high,
-                    "code": change.code,
-                    "condition": change.condition,
-                },
-            )
+            gained = ranged_columns("times as fast", change.gain)
+            more = {**gained, "code": change.code, "condition": change.condition}
+            rows[change.name] = row(change.changed, change.outcome, **more)
         columns = list(dict.fromkeys(name for one in rows.values() for name in one))
         table = pd.DataFrame(list(rows.values()), columns=columns, index=list(rows))
         table.insert(0, "measured", table.index)

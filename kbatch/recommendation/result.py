@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import UNRESOLVED, Estimate
+from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
@@ -140,15 +140,9 @@ class Recommendation(Result):
         import pandas as pd
 
         begins, limits = "begins at (examples)", self.limits
-        known = [limit.begins or UNRESOLVED for limit in limits]
         table = pd.DataFrame(
-            {
-                "limit": [limit.name for limit in limits],
-                begins: [one.value for one in known],
-                f"{begins}, low": [one.low for one in known],
-                f"{begins}, high": [one.high for one in known],
-                "outcome": [limit.words for limit in limits],
-            }
+            {"limit": one.name, **ranged_columns(begins, one.begins), "outcome": one.words}
+            for one in limits
         )
         table.attrs["answer"] = [i for i, one in enumerate(limits) if one.name in self.binding]
         table.attrs["digits"] = {begins: 2}

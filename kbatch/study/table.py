@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Sequence
 
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import one_line
 from kbatch.records.training_run import COST_NAMES
@@ -40,17 +40,17 @@ def rows_of(
         row["learning rate"] = starting_rate(trial)
         if FACTOR_NAME in trial.hyperparameters:
             row["rates tried"] = 1 + len(others)
-        row |= _ranged("samples/s", trial.throughput)
+        row |= ranged_columns("samples/s", trial.throughput)
         if quality is not None and quality.name != objective.name:
-            row |= _ranged(metric_words(quality.name), trial.metric(quality.name))
+            row |= ranged_columns(metric_words(quality.name), trial.metric(quality.name))
         if not is_time(objective):
-            row |= _ranged(metric_words(objective.name), judged.metric(objective.name))
+            row |= ranged_columns(metric_words(objective.name), judged.metric(objective.name))
         if trial.target is not None:
             costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
             row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
         row |= _against_best(found, trial)
         if (scale := trial.noise_scale) is not None:
-            row |= _ranged("noise scale (examples)", scale)
+            row |= ranged_columns("noise scale (examples)", scale)
         if waited and trial.data_wait_share is not None:
             row["waiting for data (%)"] = 100 * trial.data_wait_share
         if (used := trial.mean(lambda e: e.usage and e.usage.gpu_utilization)) is not None:
@@ -66,11 +66,6 @@ def rows_of(
 def objective_column(objective: Objective) -> str:
     """Name the column that holds the objective."""
     return _COSTS.get(objective.name) or metric_words(objective.name)
-
-
-def _ranged(name: str, found: Estimate[float] | Estimate[float | None] | None) -> Row:
-    value, low, high = (found.value, found.low, found.high) if found else (None, None, None)
-    return {name: value, f"{name}, low": low, f"{name}, high": high}
 
 
 def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
@@ -96,7 +91,7 @@ def _against_best(found: Decision, trial: TrialRecord) -> Row:
     unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
     gap = judgement.gaps.get(pair)
     gap = Estimate(0.0) if pair == judgement.leader else gap and gap.times(factor)
-    return {**_ranged(f"worse by{unit}", gap), "relative time": judgement.costs.get(pair)}
+    return {**ranged_columns(f"worse by{unit}", gap), "relative time": judgement.costs.get(pair)}
 
 
 def _outcome(found: Decision, trial: TrialRecord) -> str:
