@@ -105,6 +105,7 @@ class InferenceAnswer:
     batch_size: int  #: The size, in examples.
     #: Its 95 % interval, whose ends are not made whole; they are None where they are not known.
     interval: Estimate[float | None]
+    reason: str  #: Where the answer comes from.
     #: Whether fresh calls kept to the target, with 95 % confidence over the whole search.
     verified: bool = False
     extrapolated: bool = False  #: Whether it lies outside the measured sizes.
@@ -297,7 +298,8 @@ class InferenceProfile(Result):
             )
         sizes = [timing.batch_size for timing in self.answering]
         outside = not min(sizes) <= found.value <= max(sizes)
-        return InferenceAnswer(int(found.value), found, extrapolated=outside)
+        reason = "the fit of the time of a batch"
+        return InferenceAnswer(int(found.value), found, reason, extrapolated=outside)
 
     @property
     def answers(self) -> dict[str, InferenceAnswer]:
@@ -331,12 +333,17 @@ class InferenceProfile(Result):
         check_target(latency_ms, quantile)
         verified = self.verified
         if verified is not None and (latency_ms, quantile) == (self.target_ms, self.quantile):
-            return InferenceAnswer(verified.batch_size, Estimate(None), verified=True)
+            above = sum(1000 * call_s > latency_ms for call_s in verified.latencies_s)
+            reason = f"{len(verified.latencies_s)} fresh calls, {above} above the target"
+            return InferenceAnswer(verified.batch_size, Estimate(None), reason, verified=True)
         latency = self.latency_quantile(quantile)
         found = batch_size_within(latency, latency_s=latency_ms / 1000)
         smallest, largest = (int(size) for size in latency.batch_sizes[[0, -1]])
-        size = min(int(found.value or 0), largest)
-        if size < smallest:
+        size, reason = int(found.value or 0), f"the fit of the {quantile:g} quantile"
+        if size >= largest:
+            size = largest
+            reason = "the largest size with calls enough; larger ones may keep to the target too"
+        elif size < smallest:
             size = 0
         # A stricter target has no larger size than the one that was verified for a looser one, and
         # none from the smallest size on that missed it.
@@ -349,7 +356,8 @@ class InferenceProfile(Result):
         kept = max(min(bounds), least)
         if kept < 1 or (kept < smallest and kept != least):
             raise TargetTooLow(latency_ms, quantile, smallest, 1000 * latency.latency_s(smallest))
-        return InferenceAnswer(kept, found)
+        reason = reason if kept == size else "fresh calls for another target"
+        return InferenceAnswer(kept, found, reason)
 
     def latency_quantile(self, quantile: float) -> Latency:
         """Fit a quantile of the latency, in (0, 1), to fresh calls of larger sizes as well.
