@@ -133,7 +133,6 @@ def max_batch_result(**changed):
     fields = {
         "max_batch_size": 2250,
         "reason": "its memory lies in the window",
-        "in_window": True,
         "limit_bytes": limit,
         "memory_window": (0.8, 0.9),
         "training": True,

@@ -107,7 +107,6 @@ def probe_max_batch(
     return MaxBatchSizeResult(
         max_batch_size=size,
         reason=answer.reason,
-        in_window=experiment.in_window(size),
         limit_bytes=facts.limit_bytes,
         memory_window=memory_window,
         training=facts.training,

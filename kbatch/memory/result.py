@@ -39,7 +39,6 @@ class MaxBatchSizeResult(Result):
 
     max_batch_size: int  #: The size, in examples. It was run.
     reason: str  #: Why it is this one.
-    in_window: bool  #: Whether its memory lies in the window.
     limit_bytes: int  #: Memory of the device that TensorFlow could take.
     memory_window: tuple[float, ...]  #: Lower and upper share of the limit that was aimed at.
     training: bool  #: Whether train steps were run, or predictions.
@@ -152,6 +151,12 @@ class MaxBatchSizeResult(Result):
     def peak_memory_bytes(self) -> int:
         """Most bytes seen at `max_batch_size`."""
         return self.memory_bytes[self.max_batch_size]
+
+    @property
+    def in_window(self) -> bool:
+        """Whether its memory lies in the window."""
+        low, high = (share * self.limit_bytes for share in self.memory_window)
+        return low <= self.peak_memory_bytes <= high
 
     @property
     def fit(self) -> MemoryFit | None:

@@ -19,7 +19,6 @@ def result(**changes):
     plain = MaxBatchSizeResult(
         300,
         "its memory lies in the window",
-        True,
         1000,
         (0.8, 0.9),
         True,
