@@ -29,7 +29,6 @@ from kbatch.records.plan import PLAN_NAME, Plan
 from kbatch.records.search import RECORD_NAME
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
-from kbatch.search.progress import FitProgress
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
@@ -171,10 +170,10 @@ class ParallelTrials:
             progress.show_counts(len(self._open), ended=len(self._tuner.oracle.ended_trials))
             return
         while not self._own.told.empty():
-            told, (one,) = FitProgress(**self._own.told.get()), self._open
+            told, (one,) = self._own.told.get(), self._open
             # Its process knows of no later execution.
             part = (one.completed + 1) / one.files.executions
-            progress.show(dataclasses.replace(told, share=told.share * part))
+            progress.show(**{**told, "share": told["share"] * part})
 
     def _keep_result(self, one: _OpenTrial) -> None:
         """Keep the result of an execution, and end its trial where none follows."""

@@ -1,7 +1,6 @@
 """Progress of a search: a line a trial that stays, and a live line with the time left."""
 
 import contextlib
-import dataclasses
 import importlib
 import time
 import warnings
@@ -92,23 +91,12 @@ def live_line() -> ConsoleLine | NotebookLine:
     return ConsoleLine(console)
 
 
-@dataclasses.dataclass(frozen=True)
-class FitProgress:
-    share: float  # From 0 to 1, by whole epochs where their steps are not known.
-    epoch: int  # From 0.
-    epochs: int  # Of an execution.
-    samples_per_second: float | None  # None in the first steps.
-    memory_bytes: int  # Of the GPU or of the process.
-    metrics: Mapping[str, float]  # Of the last epoch that ended.
-    epoch_ended: bool = False
-
-
 class FitReporter(keras.callbacks.Callback):
-    """Reports by `tell` how far training is, a few times a second."""
+    """Tells how far training is, as `SearchProgress.show` takes it, a few times a second."""
 
     def __init__(
         self,
-        tell: Callable[[FitProgress], None],
+        tell: Callable[[Mapping[str, Any]], None],
         *,
         execution: int,
         executions: int,
@@ -144,15 +132,12 @@ class FitReporter(keras.callbacks.Callback):
         epochs = (self.params or {}).get("epochs") or 1
         share = (self._epoch + min(share_of_epoch, 1.0)) / epochs
         self._tell(
-            FitProgress(
-                share=(self._execution + share) / self._executions,
-                epoch=self._epoch,
-                epochs=epochs,
-                samples_per_second=self._metrics.get("samples_per_second"),
-                memory_bytes=memory_use_bytes(),
-                metrics=self._metrics,
-                epoch_ended=epoch_ended,
-            )
+            {
+                "share": (self._execution + share) / self._executions,
+                "ended": f"epoch {self._epoch + 1}/{epochs}" if epoch_ended else None,
+                "memory_bytes": memory_use_bytes(),
+                "metrics": self._metrics,
+            }
         )
 
 
@@ -240,30 +225,37 @@ class SearchProgress:
         known += [] if left is None else [f"{duration(left)} left"]
         self._update("search", None, ", ".join(known))
 
-    def show(self, progress: FitProgress) -> None:
-        self._memory_bytes = max(self._memory_bytes or 0, progress.memory_bytes)
+    def show(
+        self,
+        *,
+        share: float,  # From 0 to 1, by whole epochs where their steps are not known.
+        ended: str | None,  # The epoch that has just ended.
+        memory_bytes: int,  # Of the GPU or of the process.
+        metrics: Mapping[str, float],  # Of the last epoch that ended.
+    ) -> None:
+        """Show how far the training of a trial is."""
+        self._memory_bytes = max(self._memory_bytes or 0, memory_bytes)
         if self._line is None:
             return
         figures = [
-            *_speed(progress.samples_per_second, progress.memory_bytes),
-            *(f"{name} {value:.4f}" for name, value in _shown(progress.metrics).items()),
+            *_speed(metrics.get("samples_per_second"), memory_bytes),
+            *(f"{name} {value:.4f}" for name, value in _shown(metrics).items()),
         ]
-        if progress.epoch_ended and self._verbose > 1:
-            epoch = f"epoch {progress.epoch + 1}/{progress.epochs}"
-            self.say(", ".join([self._name, epoch, *figures]))
+        if ended is not None and self._verbose > 1:
+            self.say(", ".join([self._name, ended, *figures]))
         if self._first is None:
-            self._first = self._now(), progress.share
+            self._first = self._now(), share
         # By the share since the first report: building and tracing came before it.
         first_s, first_share = self._first
-        gained, trial_left_s = progress.share - first_share, None
-        left = [percent(progress.share)]
+        gained, trial_left_s = share - first_share, None
+        left = [percent(share)]
         if gained > 0:
-            trial_left_s = (self._now() - first_s) * (1 - progress.share) / gained
+            trial_left_s = (self._now() - first_s) * (1 - share) / gained
             left.append(f"{duration(trial_left_s)} left")
         search_left_s = self._search_left_s(trial_left_s)
         if search_left_s is not None:
             left.append(f"search {duration(search_left_s)} left")
-        self._update(self._name, progress.share, ", ".join([*left, *figures]))
+        self._update(self._name, share, ", ".join([*left, *figures]))
 
     def trial_ends(self, record: TrialRecord | None) -> None:
         duration_s = self._now() - self._begun_s

@@ -22,7 +22,7 @@ from kbatch.library_internals import (
 )
 from kbatch.search.executors import Task
 from kbatch.search.plan import PlanHalved
-from kbatch.search.progress import FitProgress, FitReporter
+from kbatch.search.progress import FitReporter
 from kbatch.search.trial_files import TrialFiles
 from kbatch.search.trial_states import write_trial
 
@@ -52,7 +52,7 @@ def execute(
     if trial is None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        run_executions(lambda p: p and tell(vars(p)), tuner, trial, arguments, keywords)
+        run_executions(tell, tuner, trial, arguments, keywords)
     except Exception as error:
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
@@ -68,7 +68,7 @@ def _explore(tuner: Any) -> Any:
 
 
 def run_executions(
-    tell: Callable[[FitProgress], None],
+    tell: Callable[[Mapping[str, Any]], None],
     tuner: Any,
     trial: Any,
     arguments: Sequence[Any],

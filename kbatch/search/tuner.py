@@ -319,7 +319,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        run_executions(self._progress.show, self, trial, args, kwargs)
+        run_executions(lambda told: self._progress.show(**told), self, trial, args, kwargs)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)

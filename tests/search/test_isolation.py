@@ -60,12 +60,12 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
         def on_search_begin(self):
             show = self._progress.show
 
-            def watched(event):
-                assert event.memory_bytes > 1e8
-                if event.epoch_ended and self.trials[-1].hyperparameters.get("batch_size") == 32:
-                    assert {"val_accuracy", "loss"} <= event.metrics.keys()
-                    events.append(event.share)
-                show(event)
+            def watched(**event):
+                assert event["memory_bytes"] > 1e8
+                if event["ended"] and self.trials[-1].hyperparameters.get("batch_size") == 32:
+                    assert {"val_accuracy", "loss"} <= event["metrics"].keys()
+                    events.append(event["share"])
+                show(**event)
 
             self._progress.show = watched
 

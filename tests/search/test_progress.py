@@ -15,7 +15,6 @@ from rich.console import Console
 import kbatch
 from kbatch.search.progress import (
     ConsoleLine,
-    FitProgress,
     FitReporter,
     NotebookLine,
     SearchProgress,
@@ -26,13 +25,11 @@ from kbatch.search.progress import (
 def progress(**changes):
     given = {
         "share": 0.25,
-        "epoch": 1,
-        "epochs": 4,
-        "samples_per_second": 8123.4,
+        "ended": None,
         "memory_bytes": 412_000_000,
-        "metrics": {"loss": 0.5, "val_accuracy": 0.91},
+        "metrics": {"loss": 0.5, "val_accuracy": 0.91, "samples_per_second": 8123.4},
     }
-    return FitProgress(**(given | changes))
+    return given | changes
 
 
 class Keeps:
@@ -72,9 +69,9 @@ def shown(clock, line):
 def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(shown, clock, line):
     shown.trial_begins({"batch_size": 64}, ended=0, left=3)
     clock.now_s = 100.0  # Building and tracing say nothing about the epochs.
-    shown.show(progress(share=0.05))
+    shown.show(**progress(share=0.05))
     clock.now_s = 110.0
-    shown.show(progress(share=0.25))
+    shown.show(**progress(share=0.25))
     figures = "412 MB, 8,123 samples/s, val_accuracy 0.9100"
     assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 0:38 left, {figures}"]
     # That of the search comes from the trials that ended.
@@ -82,10 +79,10 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     shown.trial_ends(records_factory.make_study().trials[0])
     shown.trial_begins({"batch_size": 64}, ended=1, left=2)
     clock.now_s = 180.0
-    shown.show(progress(share=0.05))
+    shown.show(**progress(share=0.05))
     assert line.live[-1].startswith("5 %, search ")
     clock.now_s = 190.0
-    shown.show(progress(share=0.25))
+    shown.show(**progress(share=0.25))
     assert re.match(r"25 %, 0:38 left, search \d:\d\d left, 412 MB", line.live[-1])
 
 
@@ -121,10 +118,10 @@ def test_the_reporter_tells_the_share_of_the_trial_and_not_each_step(clock):
             clock.now_s += 0.05
             reporter.on_train_batch_end(step)
         reporter.on_epoch_end(epoch, {"loss": 0.5})
-    shares = [event.share for event in told]
+    shares = [event["share"] for event in told]
     assert shares == sorted(shares)
     assert shares[-1] == 1.0
-    assert [event.epoch_ended for event in told].count(True) == 2
+    assert [event["ended"] for event in told if event["ended"]] == ["epoch 1/2", "epoch 2/2"]
     assert 4 <= len(told) <= 8
 
 

@@ -172,7 +172,7 @@ def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
     (run,) = study.trials[1].executions
     assert run.failure == "RuntimeError: no such layer"
     assert "in build\n" in run.traceback
-    assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, 16)
+    assert (run.seed, run.batch_size, run.micro_batch_size) == (0, 16, None)
     assert (run.dtype_policy, run.optimizer, run.jit_compile) == ("float32", None, None)
     assert study.problems == ()
     assert "no such layer" in tuner.oracle.get_trial("0001").message
