@@ -1,60 +1,85 @@
-"""Which batch size do other tools name, how soon, and how good is that size?
+"""How good is the pair of batch size and learning rate that each tool names, and how soon?
 
-python benchmarks/peers.py --environments DIR [--peers kbatch keras-tuner ...] [--seeds 2]
-    [--tasks fixed linear] [--epochs 6] [--store FILE]
-    half an hour on two cores that other work shared, and eight minutes before it in which the
-    environments are installed: 14 GB, most of it PyTorch with its GPU libraries
+python benchmarks/peers.py                          # three starts, as many seeds as 14 minutes hold
+python benchmarks/peers.py --minutes 60 --seeds 5 --starts 0.125 0.5 1 2 8    # goes on with these
+    [--tools loop "kbatch race" ...] [--others] [--trainings 36] [--environments DIR] [--store FILE]
 
-Each peer runs in a virtual environment of its own in DIR, made when it is missing. The task: the
-MLP and the 5,000 MNIST images of `decision_tables.py`, six batch sizes, SGD with momentum. `fixed`
-trains every size at the rate of 32, which is what a tool does that is told nothing about rates;
-`linear` scales the rate with the size, a line in the `fit` that keras-tuner and Optuna let a user
-write. The others have no place for that line and are asked about `fixed` alone. AutoKeras names no
-size, it halves one that does not fit: its row is a wider net under a limit on TensorFlow's memory.
+The task is `mlp` of decision_tables.py: 2,048 images of MNIST to train, 1,500 to validate, SGD with
+momentum, ten epochs, six sizes. A user starts at 1/8, 1 or 8 times the task's own learning rate and
+does not know which. `regret` is how far the named pair lies below the best one of the table, in
+points of test accuracy: means of 16 other trainings, between two rates by the logarithm, beyond the
+outermost as these. So only searches run here. Before its first training a tool names size 32 at the
+user's rate, and after its end what it named last.
 
-A search has as many trainings as there are sizes, and is repeated with other seeds. `kbatch race`
-may take four times as many, and is searched once.
+loop                  the six lines that people write: each size at the user's rate
+keras-tuner grid      the same; random and bayes: sizes, and rates of 1/64 to 64 times the user's
+optuna                TPE on both; wilcoxon: with six seeds a pair and `WilcoxonPruner`, which has
+                      to see four of them before a p-value can be below its 0.1
+kbatch grid, race     the defaults, in float32 as all others
 
-The truth is measured apart: every size, and every other size that was named, from the same
-`--truth-seeds`. A size ties with the best where the 95 % t-interval of the paired difference
-of test accuracy has 0 in it. Each result appends a line to `--store`; what is stored with the
-same settings is not run again.
+Tools without an end of their own train `--trainings` times; a race at most six times a size. Each
+search has a process of its own, pinned to a core, that has trained one step before its clock
+starts; two run at a time, in shuffled order, one seed after the other. Each result appends a line
+to `--store`: what is there is not run again, and no search starts that may not end in `--minutes`.
+
+its score too high by   the validation accuracy that a tool reports of the pair, less the mean of
+                        that pair in the table: what is chosen for its luck has less of it later
+certified, wrong        more than kbatch's tolerance below the best of the table
+
+Optuna is installed in a folder of its own beside the packages of this environment. `--others` runs
+tools that look at no rate, in environments of their own (14 GB, most of it PyTorch with its GPU
+libraries): AutoKeras halves a size that does not fit, here of a wider net under a limit on
+TensorFlow's memory; batch-susceptibility compares losses of steps; Lightning doubles the size. Not
+run: BatchTune 0.1.1, which needs Python 3.13 and a GPU or MPS and looks for the largest or the
+fastest size, and batch-finder 0.6.0, which looks for the largest on PyTorch.
 """
 
 import argparse
 import contextlib
+import datetime
+import importlib.metadata
 import io
 import json
 import math
 import os
-import statistics
+import random
 import subprocess
 import sys
+import sysconfig
 import tempfile
+import threading
 import time
 import venv
 from pathlib import Path
+from statistics import fmean, median
+from typing import Any
 
 import numpy as np
-from decision_tables import BASE_SIZE, SIZES, TRAINING, VALIDATION, mlp, mnist
+from decision_tables import BASE_SIZE, FACTORS, SIZES, TABLES, TRAINING, VALIDATION, mlp, mnist
 
-RATE = 0.02
-WIDE, WIDE_LIMIT_MIB = 4096, 120  # A net that runs out of memory at the whole data set.
+RATE, EPOCHS = 0.02, 10  # Of `mlp` in decision_tables.py.
+RATE_FACTORS = 1 / 64, 64.0  # The range that tools for any hyperparameter are given.
+REPEATS = 6  # Trainings of a pair that a pruner may cut short.
+TOLERANCE = 1.0  # kbatch's default for an accuracy, in points.
+TOOLS = {
+    "loop": None,
+    "keras-tuner grid": "keras-tuner",
+    "keras-tuner random": "keras-tuner",
+    "keras-tuner bayes": "keras-tuner",
+    "optuna": "optuna",
+    "optuna wilcoxon": "optuna",
+    "kbatch grid": None,
+    "kbatch race": None,
+}
 KERAS = ("tensorflow==2.21.*", "keras==3.15.*")
-PEERS = {
-    "kbatch": (),  # In the environment that runs this script.
-    "kbatch race": (),
-    "keras-tuner": ("keras-tuner==1.4.8", "tensorboard", *KERAS),
-    "optuna": ("optuna", *KERAS),
+# Installed beside the packages of this environment, or in an environment with these alone.
+BESIDE = {"optuna": ("optuna",)}
+OTHERS = {
     "batch-susceptibility": ("batch-susceptibility", *KERAS),
     "autokeras": ("autokeras", *KERAS),
     "lightning": ("lightning", "numpy"),
 }
-OF_ITS_OWN = ("batch-susceptibility", "autokeras", "lightning")  # Only the task `fixed`.
-
-
-def rate_of(task: str, size: int) -> float:
-    return RATE * size / BASE_SIZE if task == "linear" else RATE
+WIDE, WIDE_LIMIT_MIB = 4096, 120  # A net that runs out of memory at the whole data set.
 
 
 def compiled(rate: float):
@@ -66,92 +91,164 @@ def compiled(rate: float):
     return net
 
 
-# What runs inside an environment: each returns the size named and what the tool says about it.
+class Trace:
+    """What was trained when, and the pair that the tool would name then with its score."""
+
+    def __init__(self):
+        self.rows: list[dict[str, Any]] = []
+        self._began = time.perf_counter()
+
+    def seconds(self) -> float:
+        return time.perf_counter() - self._began
+
+    def pause(self, since_s: float) -> None:
+        """Leave out what passed since then."""
+        self._began += self.seconds() - since_s
+
+    def trained(self, pair: tuple[int, float], score: float) -> None:
+        before = self.rows[-1] if self.rows else {"named": pair, "score": score}
+        self.rows.append(before | {"s": self.seconds(), "tried": pair})
+
+    def names(self, pair: tuple[int, float], score: float) -> None:
+        self.rows[-1] |= {"named": pair, "score": score}
+
+
+# What runs inside a process: each fills the trace and returns what the tool says of its answer.
+
+
+def train(work, pair: tuple[int, float], seed: int) -> float:
+    import keras
+
+    size, rate = pair
+    keras.utils.set_random_seed(seed)
+    held = {"validation_data": work.held_out}
+    history = compiled(rate).fit(work.x, work.y, size, EPOCHS, verbose=0, **held)
+    return max(history.history["val_accuracy"])
+
+
+def loop(work) -> dict:
+    trace = work.begin()
+    scores: dict[int, float] = {}
+    for size in SIZES:
+        scores[size] = train(work, (size, work.rate), 1000 * work.seed + len(scores))
+        trace.trained((size, work.rate), scores[size])
+        best = max(scores, key=lambda size: scores[size])
+        trace.names((best, work.rate), scores[best])
+    return {}
 
 
 def keras_tuner(work) -> dict:
     import keras
     import keras_tuner
 
-    class InFit(keras_tuner.HyperModel):
+    kind = work.tool.split()[1]
+    low, high = (factor * work.rate for factor in RATE_FACTORS)
+
+    class Both(keras_tuner.HyperModel):
         def build(self, hp):
-            keras.utils.set_random_seed(1000 * work.seed + len(tried))
-            return compiled(RATE)
+            hp.Choice("batch_size", list(SIZES))
+            if kind != "grid":
+                hp.Float("learning_rate", low, high, sampling="log")
+            keras.utils.set_random_seed(1000 * work.seed + len(trace.rows))
+            return compiled(pair_of(hp)[1])
 
         def fit(self, hp, model, *args, **kwargs):
-            size = hp.Choice("batch_size", list(work.sizes))
-            tried.append(size)
-            model.optimizer.learning_rate = rate_of(work.task, size)
-            return model.fit(*args, batch_size=size, **kwargs)
+            return model.fit(*args, batch_size=hp.get("batch_size"), **kwargs)
 
-    tried: list[int] = []
+    def pair_of(hp) -> tuple[int, float]:
+        return hp.get("batch_size"), work.rate if kind == "grid" else hp.get("learning_rate")
+
+    named = {"grid": "GridSearch", "random": "RandomSearch", "bayes": "BayesianOptimization"}
+
+    class Watched(getattr(keras_tuner, named[kind])):
+        def on_trial_end(self, trial):
+            super().on_trial_end(trial)
+            best = self.oracle.get_best_trials(1)[0]
+            trace.trained(pair_of(trial.hyperparameters), trial.score)
+            trace.names(pair_of(best.hyperparameters), best.score)
+
     with tempfile.TemporaryDirectory() as folder:
-        tuner = keras_tuner.GridSearch(InFit(), "val_accuracy", directory=folder)
-        started_s = time.perf_counter()
-        tuner.search(work.x, work.y, epochs=work.epochs, validation_data=work.held_out, verbose=0)
-        best = tuner.oracle.get_best_trials(1)[0]
-        seconds = time.perf_counter() - started_s
-    named = best.hyperparameters.get("batch_size")
-    return {"named": named, "tried": tried, "score": best.score, "seconds": seconds}
+        trace = work.begin()
+        settings: dict[str, Any] = {"seed": 1000 * work.seed + 1, "directory": folder}
+        if kind != "grid":
+            settings["max_trials"] = work.trainings
+        tuner = Watched(Both(), "val_accuracy", **settings)
+        tuner.search(work.x, work.y, epochs=EPOCHS, validation_data=work.held_out, verbose=0)
+    return {}
 
 
 def optuna(work) -> dict:
-    import keras
     import optuna
 
-    def objective(trial):
-        size = trial.suggest_categorical("batch_size", work.sizes)
-        tried.append(size)
-        keras.utils.set_random_seed(1000 * work.seed + trial.number)
-        history = compiled(rate_of(work.task, size)).fit(
-            *(work.x, work.y, size, work.epochs), verbose=0, validation_data=work.held_out
-        )
-        return max(history.history["val_accuracy"])
+    low, high = (factor * work.rate for factor in RATE_FACTORS)
+    pruned, repeated = 0, work.tool == "optuna wilcoxon"
 
-    tried: list[int] = []
+    def objective(trial) -> float:
+        nonlocal pruned
+        size = trial.suggest_categorical("batch_size", SIZES)
+        pair = size, trial.suggest_float("learning_rate", low, high, log=True)
+        scores = []
+        for step in range(REPEATS if repeated else 1):
+            number = step if repeated else trial.number
+            scores.append(train(work, pair, 1000 * work.seed + number))
+            trace.trained(pair, scores[-1])
+            if len(trace.rows) == work.trainings:
+                study.stop()
+                break
+            trial.report(scores[-1], step)
+            if repeated and step + 1 < REPEATS and trial.should_prune():
+                pruned += 1
+                break
+        return fmean(scores)  # Also of a pruned one, as Optuna's documentation has it.
+
+    def name_best(study, trial) -> None:
+        found = study.best_trial.params
+        trace.names((found["batch_size"], found["learning_rate"]), study.best_value)
+
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(
-        direction="maximize", sampler=optuna.samplers.TPESampler(seed=work.seed)
-    )
-    started_s = time.perf_counter()
-    study.optimize(objective, n_trials=len(work.sizes))
-    seconds = time.perf_counter() - started_s
-    named = study.best_params["batch_size"]
-    return {"named": named, "tried": tried, "score": study.best_value, "seconds": seconds}
+    sampler = optuna.samplers.TPESampler(seed=work.seed)
+    given = {"pruner": optuna.pruners.WilcoxonPruner()} if repeated else {}
+    trace = work.begin()
+    study = optuna.create_study(direction="maximize", sampler=sampler, **given)
+    study.optimize(objective, callbacks=[name_best])
+    return {"pruned": pruned, "pairs": len(study.trials)} if repeated else {}
 
 
 def kbatch_search(work) -> dict:
     import kbatch
 
-    raced = {"strategy": "race", "search_learning_rate": False}
-    raced["max_executions"] = 4 * len(work.sizes)
-    hypermodel = kbatch.BatchSizeHyperModel(
-        lambda: compiled(RATE),
-        work.sizes,
-        micro_batch_size=None,
-        dtype_policy="float32",
-        learning_rate_scaling="linear" if work.task == "linear" else None,
-        base_batch_size=BASE_SIZE,
-        seed=1000 * work.seed + 1,
-    )
+    studies: list[tuple[float, kbatch.Study]] = []
+
+    class Watched(kbatch.BatchSizeTuner):
+        def on_trial_end(self, trial):
+            super().on_trial_end(trial)
+            now_s = trace.seconds()
+            studies.append((now_s, self.study))
+            trace.pause(now_s)
+
     with tempfile.TemporaryDirectory() as folder:
-        tuner = kbatch.BatchSizeTuner(
-            hypermodel,
-            "val_accuracy",
-            directory=folder,
-            project_name="search",
-            **(raced if work.peer == "kbatch race" else {}),
+        settings = {"strategy": work.tool.split()[1], "directory": folder}
+        trace = work.begin()
+        hypermodel = kbatch.BatchSizeHyperModel(
+            lambda: compiled(work.rate), SIZES, dtype_policy="float32", seed=1000 * work.seed + 1
         )
-        started_s = time.perf_counter()
-        tuner.search(work.x, work.y, epochs=work.epochs, validation_data=work.held_out, verbose=0)
-        study = kbatch.load_study(tuner)
-        found = study.decide()
-        seconds = time.perf_counter() - started_s
-    tried = [trial.batch_size for trial in study.trials for _ in trial.executions]
-    sure = "certain" if found.certain else "certified" if found.certified else "not certified"
-    ties = ", ".join(map(str, found.tied)) or "none"
-    says = f"{sure}; ties: {ties}"
-    return {"named": found.batch_size, "tried": tried, "seconds": seconds, "says": says}
+        tuner = Watched(hypermodel, "val_accuracy", **settings)
+        tuner.search(work.x, work.y, epochs=EPOCHS, validation_data=work.held_out, verbose=0)
+        found = tuner.study.decide()
+        end_s = trace.seconds()
+    before: list[tuple[int, float]] = []
+    for now_s, study in studies:
+        runs = [(t.batch_size, e.learning_rate or 0.0) for t in study.trials for e in t.executions]
+        (tried,) = {run for run in runs if runs.count(run) > before.count(run)}
+        before = runs
+        then, row = study.decide(), {"s": now_s, "tried": tried}
+        if then.trial is None:  # None that is finite yet: what the user had.
+            row |= {"named": (BASE_SIZE, work.rate), "score": 0.0}
+        else:
+            named = then.batch_size, then.learning_rate
+            row |= {"named": named, "score": then.trial.objective_value}
+        trace.rows.append(row)
+    return {"end_s": end_s, "certified": found.certified, "certain": found.certain}
 
 
 def batch_susceptibility(work) -> dict:
@@ -161,23 +258,15 @@ def batch_susceptibility(work) -> dict:
     from batch_susceptibility.tensorflow import find_optimal_batch_size
 
     keras.utils.set_random_seed(1000 * work.seed)
-    net = compiled(RATE)
+    net = compiled(work.rate)
     with warnings.catch_warnings(record=True) as caught, contextlib.redirect_stdout(io.StringIO()):
         warnings.simplefilter("always")
-        started_s = time.perf_counter()
-        found = find_optimal_batch_size(net, work.x, work.y, batch_sizes=list(work.sizes))
-        seconds = time.perf_counter() - started_s
+        trace = work.begin()
+        found = find_optimal_batch_size(net, work.x, work.y, batch_sizes=list(SIZES))
     short = sum("ran out of data" in str(warning.message) for warning in caught)
     sharp = "significant" if found.is_significant else "not significant"
-    losses = {int(size): float(loss) for size, loss in zip(work.sizes, found.V_values, strict=True)}
-    return {
-        "named": int(found.K_c),
-        "tried": list(work.sizes),
-        "seconds": seconds,
-        "says": f"kappa {found.kappa:.1f}, {sharp}",
-        "losses": losses,
-        "short": short,
-    }
+    says = f"{sharp}; {short} of {len(SIZES)} sizes ran out of data before 50 steps"
+    return {"size": int(found.K_c), "end_s": trace.seconds(), "says": says}
 
 
 def autokeras(work) -> dict:
@@ -189,22 +278,16 @@ def autokeras(work) -> dict:
     hidden = [layers.Flatten(), layers.Dense(WIDE, activation="relu")]
     net = keras.Sequential([layers.Input((28, 28, 1)), *hidden, layers.Dense(10)])
     loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    net.compile(keras.optimizers.SGD(RATE, momentum=0.9), loss, metrics=["accuracy"])
-    started_s = time.perf_counter()
+    net.compile(keras.optimizers.SGD(work.rate, momentum=0.9), loss, metrics=["accuracy"])
+    trace = work.begin()
     net, history = fit_with_adaptive_batch_size(
         net, TRAINING, x=work.x, y=work.y, epochs=1, verbose=0
     )
-    seconds = time.perf_counter() - started_s
-    size = math.ceil(TRAINING / history.params["steps"])
+    end_s, size = trace.seconds(), math.ceil(TRAINING / history.params["steps"])
+    kept = ", ".join(sorted(set(history.params) | set(history.history)))
     rate = float(net.optimizer.learning_rate)
-    kept = sorted(set(history.params) | set(history.history))
-    return {
-        "named": size,
-        "tried": [TRAINING, size],
-        "seconds": seconds,
-        "rate": rate,
-        "kept": kept,
-    }
+    says = f"a wider net, asked for {TRAINING}; rate {rate:g}; its history holds {kept}"
+    return {"size": size, "end_s": end_s, "says": says}
 
 
 def lightning(work) -> dict:
@@ -219,26 +302,26 @@ def lightning(work) -> dict:
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
     lightning.seed_everything(1000 * work.seed, verbose=False)
     rows = torch.tensor(work.x).flatten(1), torch.tensor(work.y).long()
+    tried: set[int] = set()
 
     class Twin(lightning.LightningModule):
         def __init__(self):
             super().__init__()
-            self.batch_size = work.sizes[0]
+            self.batch_size = SIZES[0]
             hidden = [torch.nn.Linear(28 * 28, 48), torch.nn.ReLU()]
             self.net = torch.nn.Sequential(*hidden, torch.nn.Linear(48, 10))
 
         def training_step(self, batch, index):
-            tried.append(len(batch[0]))
+            tried.add(len(batch[0]))
             return torch.nn.functional.cross_entropy(self.net(batch[0]), batch[1])
 
         def configure_optimizers(self):
-            return torch.optim.SGD(self.parameters(), RATE, momentum=0.9)
+            return torch.optim.SGD(self.parameters(), work.rate, momentum=0.9)
 
         def train_dataloader(self):
             data = torch.utils.data.TensorDataset(*rows)
             return torch.utils.data.DataLoader(data, self.batch_size, shuffle=True)
 
-    tried: list[int] = []
     with tempfile.TemporaryDirectory() as folder:
         trainer = lightning.Trainer(
             max_epochs=1,
@@ -248,30 +331,17 @@ def lightning(work) -> dict:
             enable_model_summary=False,
             default_root_dir=folder,
         )
-        started_s = time.perf_counter()
-        named = Tuner(trainer).scale_batch_size(Twin(), mode="power", init_val=work.sizes[0])
-        seconds = time.perf_counter() - started_s
-    return {"named": named, "tried": sorted(set(tried)), "seconds": seconds}
-
-
-def train(work) -> dict:
-    """Train one size from one seed: a row of the truth."""
-    import keras
-
-    keras.utils.set_random_seed(work.seed)
-    net = compiled(rate_of(work.task, work.size))
-    started_s = time.perf_counter()
-    net.fit(work.x, work.y, work.size, work.epochs, verbose=0)
-    seconds = time.perf_counter() - started_s
-    accuracy = net.evaluate(*work.tested, batch_size=512, verbose=0, return_dict=True)["accuracy"]
-    return {"accuracy": accuracy, "seconds": seconds}
+        trace = work.begin()
+        size = Tuner(trainer).scale_batch_size(Twin(), mode="power", init_val=SIZES[0])
+    says = f"steps of {min(tried)} to {max(tried)}, compares no loss"
+    return {"size": size, "end_s": trace.seconds(), "says": says}
 
 
 INSIDE = {
-    "kbatch": kbatch_search,
-    "kbatch race": kbatch_search,
+    "loop": loop,
     "keras-tuner": keras_tuner,
     "optuna": optuna,
+    "kbatch": kbatch_search,
     "batch-susceptibility": batch_susceptibility,
     "autokeras": autokeras,
     "lightning": lightning,
@@ -279,60 +349,62 @@ INSIDE = {
 
 
 def run_inside(asked: dict) -> None:
-    """Do one piece of work in this process and print its result as the last line."""
-    with np.load(asked.pop("data")) as data:
+    """Run one search in this process and print its result as the last line."""
+    work = argparse.Namespace(**asked, rate=RATE * asked["start"], trace=None)
+    with np.load(work.data) as data:
         x, y = data["x"], data["y"]
+    work.x, work.y = x[:TRAINING], y[:TRAINING]
     end = TRAINING + VALIDATION
-    asked["x"], asked["y"] = x[:TRAINING], y[:TRAINING]
-    asked["held_out"] = x[TRAINING:end], y[TRAINING:end]
-    asked["tested"] = x[end:], y[end:]
-    work = argparse.Namespace(**asked)
-    work.sizes = tuple(work.sizes)
-    if work.peer == "truth":
-        results = []
-        for size, seed in asked["runs"]:
-            work.size, work.seed = size, seed
-            results.append(train(work))
-        print(json.dumps(results))
-    else:
-        from importlib.metadata import version
+    work.held_out = x[TRAINING:end], y[TRAINING:end]
 
-        result = INSIDE[work.peer](work)
-        print(json.dumps(result | {"version": version(work.peer.split()[0])}))
+    def begin() -> Trace:
+        if work.tool in TOOLS:
+            compiled(work.rate).fit(work.x[:16], work.y[:16], verbose=0)
+        if work.tool.startswith("kbatch"):
+            import kbatch.search.tuner  # noqa: F401
+        work.trace = Trace()
+        return work.trace
+
+    work.begin = begin
+    name = work.tool.split()[0]
+    found = INSIDE[name](work)
+    found = {"end_s": work.trace.seconds()} | found
+    package = TOOLS.get(work.tool) or (name if name in OTHERS else "tensorflow")
+    version = f"{package} {importlib.metadata.version(package)}"
+    print(json.dumps(found | {"trace": work.trace.rows, "version": version}))
 
 
 # What runs outside.
 
 
-def environment(peer: str, folder: Path) -> tuple[Path, dict]:
-    """Return the Python of a peer, made when it is missing, and how its installation went."""
-    if not PEERS[peer]:
-        return Path(sys.executable), {}
-    place = folder / peer
-    python, done = place / "bin" / "python", place / "installed.json"
+def python_of(tool: str, folder: Path) -> str:
+    """Return the Python of a tool; make its environment where it is missing."""
+    packages = OTHERS.get(tool) or BESIDE.get(TOOLS.get(tool) or "")
+    if packages is None:
+        return sys.executable
+    place = folder / packages[0]
+    python, done = place / "bin" / "python", place / "installed"
     if not done.exists():
-        started_s = time.perf_counter()
         venv.create(place, with_pip=True, clear=True)
-        words = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *PEERS[peer]]
-        installed = subprocess.run(words, capture_output=True, text=True, check=False)
-        lines = installed.stderr.strip().splitlines() or ["no words"]
-        errors = [line for line in lines if line.startswith("ERROR")] or lines
-        error = errors[-1:] if installed.returncode else []
-        seconds = time.perf_counter() - started_s
-        done.write_text(json.dumps({"error": error, "seconds": seconds}))
-    return python, json.loads(done.read_text())
+        if tool not in OTHERS:
+            for own in place.glob("lib/python*/site-packages"):
+                (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        words = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *packages]
+        subprocess.run(words, check=True)
+        done.touch()
+    return str(python)
 
 
-def inside(python: Path, asked: dict, limit_mib: int | None = None):
-    """Run a piece of work in the Python of an environment; return its result, or its end."""
+def search(asked: dict, python: str, core: int) -> dict:
+    """Run a search in a process on one core; return its result, or its end."""
     variables = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     variables |= {"TF_CPP_MIN_LOG_LEVEL": "3", "KERAS_BACKEND": "tensorflow"}
-    if python == Path(sys.executable):
+    if python == sys.executable:
         variables["PYTHONPATH"] = str(Path(__file__).parents[1])
-    if limit_mib is not None:
+    if asked["tool"] == "autokeras":
         variables |= {"TF_CPU_ALLOCATOR_USE_BFC": "1"}
-        variables |= {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(limit_mib)}
-    words = [str(python), __file__, "--inside", json.dumps(asked)]
+        variables |= {"TF_CPU_BFC_MEM_LIMIT_IN_MB": str(WIDE_LIMIT_MIB)}
+    words = ["taskset", "-c", str(core), python, __file__, "--inside", json.dumps(asked)]
     done = subprocess.run(words, capture_output=True, text=True, env=variables, check=False)
     if done.returncode:
         lines = [line for line in done.stderr.splitlines() if line.strip()]
@@ -340,141 +412,163 @@ def inside(python: Path, asked: dict, limit_mib: int | None = None):
     return json.loads(done.stdout.splitlines()[-1])
 
 
-class Store:
-    """Results by what was asked, a line each."""
+def run_all(options, rows: list[dict]) -> None:
+    """Run what the store lacks, on two cores, and append it."""
+    tools = [*options.tools, *(OTHERS if options.others else ())]
+    began_s, longest_s, order = time.monotonic(), 0.0, random.Random(0)
+    keys = []
+    for seed in range(options.seeds):  # Of what does not fit in the time, seeds are missing.
+        same = {"seed": seed, "trainings": options.trainings}
+        own = [{"tool": tool, "start": s} | same for tool in tools for s in options.starts]
+        keys += order.sample(own, len(own))
+    keys = [key for key in keys if not any(key.items() <= row.items() for row in rows)]
+    options.environments.mkdir(parents=True, exist_ok=True)
+    data = str(options.environments / "mnist.npz")
+    np.savez(data, **dict(zip("xy", mnist(), strict=True)))
+    pythons = {tool: python_of(tool, options.environments) for tool in tools}
+    lock, left = threading.Lock(), iter(keys)
 
-    def __init__(self, file: Path):
-        self.file = file
-        lines = file.read_text().splitlines() if file.exists() else []
-        self.rows = [json.loads(line) for line in lines]
+    def work(core: int) -> None:
+        nonlocal longest_s
+        while time.monotonic() + longest_s < began_s + 60 * options.minutes:
+            with lock:
+                key = next(left, None)
+            if key is None:
+                return
+            started_s = time.monotonic()
+            row = key | search(key | {"data": data}, pythons[key["tool"]], core)
+            longest_s = max(longest_s, time.monotonic() - started_s)
+            with lock:
+                end = row.get("failed") or f"{row['end_s']:.1f} s"
+                print(key["tool"], f"from {key['start']:g}, seed {key['seed']}:", end, flush=True)
+                if "failed" not in row:
+                    rows.append(row)
+                    with options.store.open("a") as file:
+                        file.write(json.dumps(row) + "\n")
 
-    def get(self, asked: dict) -> dict | None:
-        return next((row for row in self.rows if row.items() >= asked.items()), None)
-
-    def add(self, row: dict) -> dict:
-        with self.file.open("a") as file:
-            file.write(json.dumps(row) + "\n")
-        self.rows.append(row)
-        return row
-
-
-def truth_of(task: str, sizes, options, store: Store, data: str) -> dict[int, list[dict]]:
-    """Train what the store lacks, the sizes taking turns; return the rows of each size by seed."""
-    keys = [
-        {"kind": "truth", "task": task, "epochs": options.epochs, "size": size, "seed": seed}
-        for seed in range(options.truth_seeds)
-        for size in (sizes if seed % 2 == 0 else sizes[::-1])
-    ]
-    missing = [key for key in keys if store.get(key) is None]
-    at_once = 5 * len(sizes)  # One start of TensorFlow for so many, and what an interruption loses.
-    for start in range(0, len(missing), at_once):
-        part = missing[start : start + at_once]
-        runs = [(key["size"], 500 + key["seed"]) for key in part]
-        asked = {"peer": "truth", "task": task, "epochs": options.epochs, "runs": runs}
-        asked |= {"sizes": list(sizes), "data": data}
-        found = inside(Path(sys.executable), asked)
-        if isinstance(found, dict):
-            raise SystemExit(f"The truth could not be measured. Received: {found['failed']}")
-        for key, row in zip(part, found, strict=True):
-            store.add(key | row)
-    rows: dict[int, list[dict]] = {size: [] for size in sizes}
-    for key in sorted(keys, key=lambda key: key["seed"]):
-        rows[key["size"]].append(store.get(key) or {})
-    return rows
+    cores = sorted(os.sched_getaffinity(0))[:2]
+    threads = [threading.Thread(target=work, args=(core,)) for core in cores]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    print(f"{sum(1 for _ in left)} searches did not fit in {options.minutes:g} minutes.")
 
 
-def tied_with_best(truth: dict[int, list[dict]]) -> tuple[int, list[int]]:
-    """Return the size with the best mean, and the sizes that are not told apart from it."""
+def stored_means(metric: str) -> np.ndarray:
+    """Return the means over seeds, [size, factor of the rule's rate], in points."""
+    rows = [json.loads(line) for line in TABLES.read_text().splitlines()]
+    own = [row for row in rows if row["task"] == "mlp"]
+    return np.array([[r[metric] for r in own if r["size"] == b] for b in SIZES]).mean(1) * 100
+
+
+def at(means: np.ndarray, pair: tuple[int, float]) -> float:
+    """Return the mean of a pair, rates interpolated by their logarithm."""
+    size, rate = pair
+    octave = math.log2(rate / (RATE * size / BASE_SIZE))
+    place = int(np.abs(np.log2(SIZES) - math.log2(size)).argmin())
+    return float(np.interp(octave, np.log2(FACTORS), means[place]))
+
+
+def summary(starts: list[float], values: list[float]) -> str:
+    """Return the mean over searches and half its 95 % interval, the starts being fixed."""
     from scipy import stats
 
-    accuracies = {size: [row["accuracy"] for row in rows] for size, rows in truth.items()}
-    best = max(accuracies, key=lambda size: statistics.fmean(accuracies[size]))
-    tied = []
-    for size, values in accuracies.items():
-        gaps = np.subtract(accuracies[best], values)
-        half = stats.t.ppf(0.975, len(gaps) - 1) * gaps.std(ddof=1) / math.sqrt(len(gaps))
-        if size == best or abs(gaps.mean()) <= half:
-            tied.append(size)
-    return best, sorted(tied)
+    groups = [[v for s, v in zip(starts, values, strict=True) if s == one] for one in set(starts)]
+    if not groups:
+        return "-"
+    mean, free = fmean(map(fmean, groups)), len(values) - len(groups)
+    if not free:
+        return f"{mean:.2f}"
+    variance = sum(sum((v - fmean(own)) ** 2 for v in own) for own in groups) / free
+    error = math.sqrt(variance * sum(1 / len(own) for own in groups)) / len(groups)
+    return f"{mean:.2f} ± {stats.t.ppf(0.975, free) * error:.2f}"
 
 
-def silent(peer: str, rows: list[dict], tied: list[int], sizes: list[int]) -> str:
-    """Say what a result lacks, from the result and the truth."""
-    words = []
-    if peer == "autokeras":
-        row = rows[0]
-        words.append(
-            f"asked for {TRAINING}, out of memory, trained {row['named']} at the unchanged rate of "
-            f"{row['rate']:g}; the history holds {', '.join(row['kept'])}"
-        )
-        return "; ".join(words)
-    if peer == "lightning":
-        return f"ran steps of {min(rows[0]['tried'])} to {max(rows[0]['tried'])}, compares no loss"
-    untried = [len(set(sizes) - set(row["tried"])) for row in rows]
-    if any(untried):
-        words.append(f"{' and '.join(map(str, untried))} of {len(sizes)} sizes never tried")
-    if peer == "batch-susceptibility":
-        words.append(f"{rows[0]['short']} of {len(sizes)} sizes ran out of data before 50 steps")
-        losses = rows[0]["losses"]
-        lowest = min(losses, key=losses.__getitem__)
-        words.append(
-            f"names where its loss changes fastest, never the ends; it is lowest at {lowest}"
-        )
-    if not peer.startswith("kbatch") and len(tied) > 1:
-        words.append(f"ties ({', '.join(map(str, tied))} tie)")
-    return "; ".join(words) or "-"
+def print_tables(rows: list[dict], starts: list[float]) -> None:
+    """Print regrets and what was silently wrong as Markdown."""
+    tested, validated = stored_means("test"), stored_means("validation")
+
+    def regret(row: dict, *, trainings: float = math.inf, seconds: float = math.inf) -> float:
+        named = (BASE_SIZE, RATE * row["start"])
+        for number, one in enumerate(row["trace"], 1):
+            if number <= trainings and one["s"] <= seconds:
+                named = one["named"]
+        return float(tested.max()) - at(tested, named)
+
+    by_tool = {tool: [row for row in rows if row["tool"] == tool] for tool in (*TOOLS, *OTHERS)}
+    searched = {tool: by_tool[tool] for tool in TOOLS if by_tool[tool]}
+    races = by_tool["kbatch race"]
+    race_s = median([row["end_s"] for row in races] or [math.nan])
+    counts, times = (12, 24, 36), (race_s / 2, race_s, 2 * race_s)
+    fewest, most = (which(map(len, searched.values()), default=0) for which in (min, max))
+    print(
+        f"\n{datetime.date.today():%-d %B %Y}, {', '.join(sorted({r['version'] for r in rows}))}: "
+        f"{fewest} to {most} searches a tool, from {', '.join(f'{s:g}' for s in starts)} times the "
+        "task's rate.\n"
+    )
+    heads = [f"{count} trainings" for count in counts] + [f"{time_s:.0f} s" for time_s in times]
+    print("| regret in points after | own end: trainings, s |", " | ".join(heads), "|")
+    print("|---" * (2 + len(heads)) + "|")
+    limits = [{"trainings": n} for n in counts] + [{"seconds": time_s} for time_s in times]
+    for tool, own in searched.items():
+        end = f"{median(len(r['trace']) for r in own):.0f}, {median(r['end_s'] for r in own):.0f}"
+        of = [row["start"] for row in own]
+        cells = [summary(of, [regret(row, **limit) for row in own]) for limit in limits]
+        print(f"| {tool} | {end} |", " | ".join(cells), "|")
+
+    raced = {(row["start"], row["seed"]): regret(row) for row in races}
+    heads = [f"from {start:g}" for start in starts]
+    heads += ["sizes never tried", "trainings of its pair", "its score too high by", "says"]
+    print("\n| regret at its end, less the race's |", " | ".join(heads), "|")
+    print("|---" * (1 + len(heads)) + "|")
+    for tool, own in searched.items():
+        cells = []
+        for start in starts:
+            both = [row for row in own if row["start"] == start and (start, row["seed"]) in raced]
+            less = 0 if tool == "kbatch race" else 1  # Its own row has its regret.
+            gaps = [regret(row) - less * raced[start, row["seed"]] for row in both]
+            cells.append(summary([start] * len(gaps), gaps))
+        tried = [[one["tried"] for one in row["trace"]] for row in own]
+        ends = [row["trace"][-1] for row in own]
+        untried = fmean(len(set(SIZES) - {size for size, _ in pairs}) for pairs in tried)
+        repeats = [
+            sum(np.allclose(end["named"], pair) for pair in pairs)
+            for end, pairs in zip(ends, tried, strict=True)
+        ]
+        high = fmean(100 * end["score"] - at(validated, end["named"]) for end in ends)
+        cells += [f"{untried:.1f}", f"{median(repeats):g}", f"{high:.2f}", says(own, regret)]
+        print(f"| {tool} |", " | ".join(cells), "|")
+
+    if any(by_tool[tool] for tool in OTHERS):
+        print("\n| at the user's rate | s | size | says |\n|---|---|---|---|")
+    for tool in OTHERS:
+        for row in by_tool[tool]:
+            print(f"| {tool} | {row['end_s']:.0f} | {row['size']} | {row['says']} |")
 
 
-def print_tables(found: dict, truths: dict, options) -> None:
-    """Print the truth and the results of each task as Markdown."""
-    for task, truth in truths.items():
-        best, tied = tied_with_best(truth)
-        print(f"\n### {task}: the truth, {options.truth_seeds} seeds, {options.epochs} epochs\n")
-        print("| batch size | test accuracy | train s | ties with the best |\n|---|---|---|---|")
-        for size, rows in truth.items():
-            values = [row["accuracy"] for row in rows]
-            error = statistics.stdev(values) / math.sqrt(len(values))
-            seconds = statistics.median(row["seconds"] for row in rows)
-            mark = "best" if size == best else "yes" if size in tied else "no"
-            mean = f"{statistics.fmean(values):.4f} ± {error:.4f}"
-            print(f"| {size} | {mean} | {seconds:.1f} | {mark} |")
-        print(f"\n### {task}: the tools\n")
-        print("| tool | runs | s | named | test accuracy, train s | says | leaves out |")
-        print("|---|---|---|---|---|---|---|")
-        for peer in options.peers:
-            rows = found.get((task, peer), [])
-            if not rows:
-                continue
-            if any("failed" in row for row in rows):
-                failed = next(row["failed"] for row in rows if "failed" in row)
-                print(f"| {peer} | - | - | - | - | - | {failed} |")
-                continue
-            means = []
-            for row in rows:
-                good = truth.get(row["named"], []) if peer != "autokeras" else []
-                if good:
-                    accuracy = statistics.fmean(run["accuracy"] for run in good)
-                    train_s = statistics.median(run["seconds"] for run in good)
-                    means.append(f"{accuracy:.4f}, {train_s:.1f}")
-            trainings = ", ".join(str(len(row["tried"])) for row in rows)
-            seconds = ", ".join(f"{row['seconds']:.0f}" for row in rows)
-            named = ", ".join(str(row["named"]) for row in rows)
-            says = " / ".join(row.get("says", "nothing") for row in rows)
-            print(
-                f"| {peer} {rows[0]['version']} | {trainings} | {seconds} | {named} | "
-                f"{' / '.join(means) or '-'} | {says} | {silent(peer, rows, tied, options.sizes)} |"
-            )
+def says(own: list[dict], regret) -> str:
+    """Say how sure a tool is of its answers, and how often that is wrong."""
+    if "certified" in own[0]:
+        sure = [row for row in own if row["certified"]]
+        wrong = sum(regret(row) > TOLERANCE for row in sure)
+        count = f"certified in {len(sure)} of {len(own)}, of these {wrong} wrong"
+        return f"{count}; certain in {sum(row['certain'] for row in own)}"
+    if "pruned" in own[0]:
+        pruned, pairs = (sum(row[name] for row in own) for name in ("pruned", "pairs"))
+        return f"pruned {pruned} of {pairs} pairs, names no ties"
+    return "nothing"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser()
+    parser.add_argument("--tools", nargs="*", default=list(TOOLS), choices=list(TOOLS))
+    parser.add_argument("--others", action="store_true")
+    parser.add_argument("--starts", type=float, nargs="+", default=[1 / 8, 1.0, 8.0])
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--trainings", type=int, default=36)
+    parser.add_argument("--minutes", type=float, default=14.0)
     parser.add_argument("--environments", type=Path)
-    parser.add_argument("--peers", nargs="+", default=list(PEERS), choices=list(PEERS))
-    parser.add_argument("--tasks", nargs="+", default=["fixed", "linear"])
-    parser.add_argument("--sizes", type=int, nargs="+", default=list(SIZES))
-    parser.add_argument("--seeds", type=int, default=2)
-    parser.add_argument("--truth-seeds", type=int, default=15)
-    parser.add_argument("--epochs", type=int, default=6)
     parser.add_argument("--store", type=Path, default=Path("peers.jsonl"))
     parser.add_argument("--inside", type=json.loads, help=argparse.SUPPRESS)
     options = parser.parse_args()
@@ -482,35 +576,12 @@ def main() -> None:
         run_inside(options.inside)
         return
     if options.environments is None:
-        parser.error("`--environments DIR` is required: a folder for the tools' environments")
-    folder, store = options.environments.resolve(), Store(options.store)
-    folder.mkdir(parents=True, exist_ok=True)
-    data = str(folder / "mnist.npz")
-    np.savez(data, **dict(zip("xy", mnist(), strict=True)))
-    found: dict[tuple[str, str], list[dict]] = {}
-    for peer in options.peers:
-        python, installed = environment(peer, folder)
-        for task in options.tasks:
-            if peer in OF_ITS_OWN and task != "fixed":
-                continue
-            for seed in range(1 if peer == "kbatch race" else options.seeds):
-                key = {"kind": "peer", "peer": peer, "task": task, "seed": seed}
-                key |= {"epochs": options.epochs, "sizes": options.sizes}
-                row = store.get(key)
-                if row is None and installed.get("error"):
-                    row = key | {"failed": f"not installed: {installed['error'][0]}"}
-                elif row is None:
-                    limit_mib = WIDE_LIMIT_MIB if peer == "autokeras" else None
-                    row = store.add(key | inside(python, key | {"data": data}, limit_mib))
-                found.setdefault((task, peer), []).append(row)
-                print(peer, task, seed, row.get("named"), row.get("failed", ""), flush=True)
-    truths = {}
-    for task in options.tasks:
-        rows = [row for (of, peer), rows in found.items() if of == task for row in rows]
-        named = {row["named"] for row in rows if "named" in row and row["peer"] != "autokeras"}
-        sizes = sorted({*options.sizes, *named})
-        truths[task] = truth_of(task, sizes, options, store, data)
-    print_tables(found, truths, options)
+        options.environments = Path(tempfile.gettempdir(), "kbatch-peers")
+    lines = options.store.read_text().splitlines() if options.store.exists() else []
+    rows = [json.loads(line) for line in lines]
+    run_all(options, rows)
+    rows = [row for row in rows if row["trainings"] == options.trainings]
+    print_tables([row for row in rows if row["start"] in options.starts], options.starts)
 
 
 if __name__ == "__main__":
