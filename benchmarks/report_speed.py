@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 
 from kbatch.records.json_codec import write_record
-from kbatch.records.record import EnvironmentRecord
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
 from kbatch.study.trial import Objective, TrialRecord

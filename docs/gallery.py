@@ -18,7 +18,7 @@ from PIL import Image
 
 import kbatch
 from kbatch.plotting.canvas import figure_of
-from kbatch.records.usage import GpuSample
+from kbatch.records.machine import GpuSample
 
 HERE = Path(__file__).parent
 DATA, IMAGES = HERE / "data", HERE / "images" / "gallery"

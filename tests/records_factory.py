@@ -2,10 +2,9 @@
 
 import dataclasses
 
-from kbatch.records.record import EnvironmentRecord
+from kbatch.records.machine import EnvironmentRecord, GpuSample, GpuUsage, UsageRecord
 from kbatch.records.search import SearchRecord
 from kbatch.records.training_run import EpochRecord, ExecutionRecord
-from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 

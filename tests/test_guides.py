@@ -28,7 +28,7 @@ def one_process():
 def two_sizes():
     """Where none are named the data would give more of them than a test waits for."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("kbatch.search.default_batch_sizes.LARGEST", 32)
+        patch.setattr("kbatch.search.tuner_arguments.LARGEST", 32)
         yield
 
 

@@ -66,9 +66,8 @@ MOST_LINES_BEHIND = {
 # What is behind another door, opened where a function is called: `Decision.apply` trains, and
 # a page is drawn and written when it is asked for.
 OTHER_DOORS = {
-    ("kbatch.study.decision", "kbatch.training.applied_settings"),
-    ("kbatch.page.result", "kbatch.page.html"),
-    ("kbatch.page.result", "kbatch.page.markdown"),
+    ("kbatch.study.decision", "kbatch.training.settings"),
+    ("kbatch.page.result", "kbatch.page.document"),
     ("kbatch.page.result", "kbatch.page.table"),
     ("kbatch.memory.result", "kbatch.memory.figure"),
     ("kbatch.throughput.result", "kbatch.throughput.figure"),
@@ -157,11 +156,11 @@ def test_a_module_imports_from_its_own_package_and_those_before_it():
 @pytest.mark.parametrize(
     ("module", "source"),
     [
-        ("kbatch.analysis.x", "from kbatch.records import usage"),
+        ("kbatch.analysis.x", "from kbatch.records import machine"),
         ("kbatch.records.x", "def f():\n    from kbatch.page.result import write_report"),
         ("kbatch.records.x", "from ..study import trial"),
         ("kbatch.search.x", "import jinja2"),
-        ("kbatch.records.x", "import importlib\nimportlib.import_module('kbatch.page.html')"),
+        ("kbatch.records.x", "import importlib\nimportlib.import_module('kbatch.page.document')"),
         ("kbatch.helpers.x", ""),
     ],
 )

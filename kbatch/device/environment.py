@@ -12,7 +12,7 @@ import tensorflow as tf
 
 from kbatch import __version__
 from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
-from kbatch.records.record import EnvironmentRecord
+from kbatch.records.machine import EnvironmentRecord
 
 _PACKAGES = ("tensorflow", "keras", "keras-tuner", "numpy")
 

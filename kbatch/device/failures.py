@@ -9,7 +9,7 @@ import traceback
 
 import tensorflow as tf
 
-from kbatch.device.worker_errors import UnsendableError, WorkerDied
+from kbatch.errors import UnsendableError, WorkerDied
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 

@@ -15,7 +15,7 @@ from kbatch.device.gpus import (
     opened_nvml,
     read_gpu,
 )
-from kbatch.records.usage import GpuSample, GpuUsage, UsageRecord
+from kbatch.records.machine import GpuSample, GpuUsage, UsageRecord
 
 if TYPE_CHECKING:
     import pandas as pd

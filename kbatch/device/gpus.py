@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import psutil
 import pynvml
 
-from kbatch.records.usage import GpuProcess
+from kbatch.records.machine import GpuProcess
 
 _REASONS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (

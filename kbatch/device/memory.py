@@ -27,7 +27,7 @@ from kbatch.device.gpus import (
     read_processes,
 )
 from kbatch.library_internals import has_started_devices, local_devices
-from kbatch.records.usage import GpuProcess
+from kbatch.records.machine import GpuProcess
 
 MEBIBYTE = 2**20
 # A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.

@@ -24,7 +24,7 @@ import cloudpickle
 import numpy as np
 
 from kbatch import errors
-from kbatch.device.worker_errors import UnsendableError, WorkerDied
+from kbatch.errors import UnsendableError, WorkerDied
 
 _LARGE_BYTES = 1_000_000
 

@@ -27,8 +27,8 @@ from kbatch.memory.search import predict_memory
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, memory_text
 from kbatch.page.result import Result
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
     import pandas as pd

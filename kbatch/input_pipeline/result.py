@@ -16,8 +16,8 @@ from kbatch.input_pipeline.rates import (
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, percent, setting
 from kbatch.page.result import Result
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -1,8 +1,7 @@
 """The search for the largest batch, with real probes in place of predictions."""
 
 from kbatch.device.memory import FreeMemory
-from kbatch.device.worker_errors import WorkerDied
-from kbatch.errors import InputError
+from kbatch.errors import InputError, WorkerDied
 from kbatch.memory.probe import Probes, Reading, no_example_fits
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
 

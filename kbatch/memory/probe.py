@@ -31,8 +31,8 @@ from kbatch.library_internals import fail_at_once_without_memory
 from kbatch.memory.workload import Reading, Run, Workload
 from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import memory_text
+from kbatch.records.machine import GpuProcess
 from kbatch.records.notes import Note
-from kbatch.records.usage import GpuProcess
 from kbatch.training.state import kept_state
 
 # Of what the host and its control group leave to all workers; the rest is for everything else.

@@ -10,9 +10,8 @@ from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_me
 from kbatch.page.content import Figure
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.page.result import Result
+from kbatch.records.machine import EnvironmentRecord, GpuProcess
 from kbatch.records.notes import Note, most_important
-from kbatch.records.record import EnvironmentRecord
-from kbatch.records.usage import GpuProcess
 
 if TYPE_CHECKING:
     import pandas as pd

@@ -5,8 +5,7 @@ from collections.abc import Sequence
 from datetime import datetime
 
 from kbatch.page.numbers import gibibytes, join_words, memory_text
-from kbatch.records.record import EnvironmentRecord
-from kbatch.records.usage import GpuProcess
+from kbatch.records.machine import EnvironmentRecord, GpuProcess
 
 _UNKNOWN = "n/a (the system does not tell)"
 

@@ -16,8 +16,8 @@ from kbatch.records.json_codec import (
     write_record,
     write_whole_file,
 )
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -122,7 +122,7 @@ class Result(ABC):
         ).rstrip()
 
     def _repr_html_(self) -> str:
-        from kbatch.page.html import notebook_html
+        from kbatch.page.document import notebook_html
 
         return notebook_html(self.page())
 
@@ -166,11 +166,11 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
         )
     pages = [one.page() for one in given]
     if path.suffix.lower() == ".html":
-        from kbatch.page.html import html_text
+        from kbatch.page.document import html_text
 
         files = {path: html_text(pages).encode()}
     else:
-        from kbatch.page.markdown import markdown_files
+        from kbatch.page.document import markdown_files
 
         files = markdown_files(pages, path)
     for file, data in files.items():

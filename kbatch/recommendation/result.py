@@ -31,8 +31,8 @@ from kbatch.recommendation.limits import (
     starting_size,
     with_more_memory,
 )
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.record import EnvironmentRecord
 from kbatch.throughput.result import TimedUpdate
 
 if TYPE_CHECKING:

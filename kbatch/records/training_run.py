@@ -11,8 +11,8 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
 from kbatch.analysis.throughput import throughput_of_windows
+from kbatch.records.machine import UsageRecord
 from kbatch.records.notes import Note
-from kbatch.records.usage import UsageRecord
 
 
 @dataclasses.dataclass(frozen=True)

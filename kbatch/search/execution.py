@@ -25,7 +25,7 @@ from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
 from kbatch.training.model import uninstall_step
-from kbatch.training.model_facts import ModelFacts
+from kbatch.training.settings import ModelFacts
 from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 

@@ -50,7 +50,7 @@ from kbatch.training.dtype_policy import (
 from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import check_trainable
-from kbatch.training.model_facts import ModelFacts
+from kbatch.training.settings import ModelFacts
 from kbatch.training.state import check_seed, seeded
 
 _LARGEST_VALIDATION_BATCH = 256

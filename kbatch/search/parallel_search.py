@@ -25,8 +25,7 @@ from kbatch.device.failures import failure_text
 from kbatch.device.worker import MappedPickles, WorkerDied
 from kbatch.errors import InputError
 from kbatch.records.json_codec import load_if_readable, write_whole_file
-from kbatch.records.plan import PLAN_NAME, Plan
-from kbatch.records.search import RECORD_NAME
+from kbatch.records.search import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
 from kbatch.search.trial_files import (

@@ -15,8 +15,8 @@ import tensorflow as tf
 from kbatch.records.json_codec import write_record
 from kbatch.records.search import PLAIN_NAME, PlainEpochs
 from kbatch.study.study import load_study
-from kbatch.training.applied_settings import apply_settings
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.settings import apply_settings
 from kbatch.training.state import kept_seeds
 
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.

@@ -22,7 +22,7 @@ from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import format_number
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.plan import PLAN_NAME, Plan
+from kbatch.records.search import PLAN_NAME, Plan
 from kbatch.search.policy_choice import FEW, HALF, SOME, TOO_SLOW, Updates, slowdown
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
 from kbatch.search.trial_files import write_needed
@@ -32,8 +32,8 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import replica_count
-from kbatch.training.model_facts import ModelFacts
 from kbatch.training.one_graph import OneGraph
+from kbatch.training.settings import ModelFacts
 from kbatch.training.state import kept_seeds
 
 # Reasons of a plan whose model trains batches whole.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from kbatch.memory.workload import Run
-from kbatch.records.record import SHORTEST_S
+from kbatch.records.machine import SHORTEST_S
 from kbatch.search.steps_per_execution import endless
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,

@@ -17,9 +17,9 @@ from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.throughput import FEWEST_STEADY
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches
+from kbatch.records.machine import SHORTEST_S
 from kbatch.records.notes import Note
-from kbatch.records.plan import StepSeconds
-from kbatch.records.record import SHORTEST_S
+from kbatch.records.search import StepSeconds
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import TrainingClock
 from kbatch.training.model import build_ahead, execution_steps, replica_count, user_step, wait_for

@@ -20,9 +20,9 @@ from kbatch.records.json_codec import (
     read_record,
     write_record,
 )
+from kbatch.records.machine import USAGE_METRICS
 from kbatch.records.search import RECORD_NAME, SETTINGS_REMEDY, SearchRecord
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
-from kbatch.records.usage import USAGE_METRICS
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.clock import numbers_of
 

@@ -24,7 +24,6 @@ from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
 from kbatch.records.search import RECORD_NAME, SearchIdentity
 from kbatch.search import identity, trial_files, trial_states, tuner_arguments
-from kbatch.search.default_batch_sizes import default_batch_sizes
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
 from kbatch.search.oracle import BatchSizeOracle
@@ -231,7 +230,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         call = FitCall.of_search(args, kwargs)
         if self.hypermodel is None:
             parallel = self._executor is not None
-            sizes = default_batch_sizes(self._build, call.data, parallel=parallel)
+            sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
             _take_over(hypermodel, Path(self.project_dir), overwrite=False)
             self.hypermodel = hypermodel

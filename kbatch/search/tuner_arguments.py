@@ -1,17 +1,24 @@
-"""Check what a tuner is given: the strategy, counts and the folder for results."""
+"""What a tuner is given, checked, and the batch sizes that it tries where none are given."""
 
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from kbatch.analysis.batch_sizes import check_size
+import keras_tuner
+
+from kbatch.analysis.batch_sizes import check_size, powers_of_two
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
 from kbatch.records.search import RECORD_NAME
+from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.callbacks import StopAtTarget
+from kbatch.training.data.forms import gives_batches
+from kbatch.training.data.training_data import TrainingData
+
+SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def check_strategy(
@@ -116,3 +123,29 @@ def check_directory(
             f"project_name={project_name!r} ({error.strerror or error})."
         ) from error
     return folder.absolute()
+
+
+def default_batch_sizes(
+    build: keras_tuner.HyperModel, data: TrainingData, *, parallel: bool
+) -> tuple[int, ...]:
+    """Return the powers of two from 16 to what the training data of `fit` fill eight times."""
+    examples = None
+    # A process that only hands trials out makes no dataset, which would take the GPU.
+    if not (parallel and gives_batches(data.x)):
+        examples = data.count_examples(
+            lambda: BatchSizeHyperModel(build, (SMALLEST,)).build(keras_tuner.HyperParameters()),
+            SMALLEST,
+        )
+    if examples is None:
+        raise InputError(
+            "The length of the training data is not known before training: give `batch_sizes`, "
+            "such as `kbatch.powers_of_two(16, 1024)`, or a dataset that knows its length "
+            "(`tf.data.experimental.assert_cardinality`). "
+            f"Received: batch_sizes=None, x of type {type(data.x).__name__}."
+        )
+    if examples < FEWEST_BATCHES * SMALLEST:
+        raise InputError(
+            f"The training data fill a batch of {SMALLEST} fewer than {FEWEST_BATCHES} times: give "
+            f"`batch_sizes`. Received: batch_sizes=None for {examples} examples."
+        )
+    return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))

@@ -6,8 +6,8 @@ from typing import NamedTuple
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import count_range, pluralize, setting
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.record import EnvironmentRecord
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.rate_search import RateModel
 from kbatch.page.numbers import count_range, format_number, in_brackets
-from kbatch.records.plan import Plan
+from kbatch.records.search import Plan
 from kbatch.study.comparison import other_hyperparameters, runs_of
 from kbatch.study.names import caption, trained_runs
 from kbatch.study.trial import TrialRecord

@@ -13,15 +13,16 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.page.content import Figure, Page
 from kbatch.page.result import Result
 from kbatch.records import json_codec
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.plan import PLAN_NAME, Plan
-from kbatch.records.record import EnvironmentRecord
 from kbatch.records.search import (
     IDENTITY_NAME,
     PLAIN_NAME,
+    PLAN_NAME,
     RECORD_NAME,
     SETTINGS_REMEDY,
     PlainEpochs,
+    Plan,
     SearchIdentity,
     SearchRecord,
 )

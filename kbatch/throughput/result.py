@@ -26,8 +26,8 @@ from kbatch.page.numbers import (
     percent,
 )
 from kbatch.page.result import Result
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
-from kbatch.records.record import EnvironmentRecord
 
 if TYPE_CHECKING:
     import pandas as pd

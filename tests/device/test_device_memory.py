@@ -27,7 +27,7 @@ from kbatch.device.memory import (
     workers_on_device,
 )
 from kbatch.page.environment import neighbours_text
-from kbatch.records.usage import GpuProcess
+from kbatch.records.machine import GpuProcess
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 GIB = 2**30

@@ -21,8 +21,8 @@ from kbatch.memory.probe import (
     WorkloadFacts,
 )
 from kbatch.memory.search import MaxBatchSearch
+from kbatch.records.machine import GpuProcess
 from kbatch.records.notes import Note
-from kbatch.records.usage import GpuProcess
 
 LIMIT = 10_000
 WINDOW = (0.8, 0.9)

@@ -6,8 +6,7 @@ import pytest
 from html_page import Page
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.page.html import html_text
-from kbatch.page.markdown import markdown_files
+from kbatch.page.document import html_text, markdown_files
 from kbatch.page.result import write_report
 from kbatch.study.study import Study
 

@@ -1,7 +1,7 @@
 import pytest
 from records_factory import make_gpu, make_usage
 
-from kbatch.records.usage import USAGE_METRICS
+from kbatch.records.machine import USAGE_METRICS
 
 
 def test_the_figures_of_several_gpus_are_those_of_all():

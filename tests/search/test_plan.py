@@ -15,10 +15,10 @@ import tensorflow as tf
 import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import read_record, write_record
-from kbatch.records.plan import PLAN_NAME, Plan
+from kbatch.records.search import PLAN_NAME, Plan
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model_facts import ModelFacts
+from kbatch.training.settings import ModelFacts
 
 layers = keras.layers
 LIMIT = 100 * 10**6

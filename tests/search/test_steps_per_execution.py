@@ -14,7 +14,7 @@ from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.records.plan import PLAN_NAME, StepSeconds
+from kbatch.records.search import PLAN_NAME, StepSeconds
 from kbatch.records.training_run import Budget
 from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import (

@@ -12,7 +12,7 @@ from tensorflow.core.framework import device_attributes_pb2
 from tensorflow.python.client import device_lib
 
 import kbatch
-from kbatch.records.usage import USAGE_METRICS
+from kbatch.records.machine import USAGE_METRICS
 
 
 class Metered(FakeNvml):

@@ -10,8 +10,8 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.default_batch_sizes import default_batch_sizes
 from kbatch.search.hypermodel import BatchSizeHyperModel
+from kbatch.search.tuner_arguments import default_batch_sizes
 from kbatch.training.build_function import as_hypermodel
 from kbatch.training.data.training_data import TrainingData
 

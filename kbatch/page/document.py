@@ -1,8 +1,10 @@
-"""Pages in HTML: a file that needs no network, and the output of a notebook's cell."""
+"""Pages as documents: HTML in one file, Markdown with its figures beside it, a notebook's cell."""
 
 import re
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
@@ -10,7 +12,7 @@ from markupsafe import Markup, escape
 from kbatch.page.content import Page
 from kbatch.page.table import answer_rows, shown_columns
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
-from kbatch.plotting.saving import SvgPage, transparent_svg
+from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
 
 
 def html_text(pages: Sequence[Page]) -> str:
@@ -39,8 +41,23 @@ def notebook_html(page: Page) -> str:
     return templates().get_template("notebook.html").render(page=page, most=40)
 
 
+def markdown_files(pages: Sequence[Page], path: Path) -> dict[Path, bytes]:
+    """Return the files of a document, the text last."""
+    files, pictures = {}, {}
+    for place, page in enumerate(pages, start=1):
+        for figure in page.figures:
+            name = f"{path.stem}-{f'{place}-' if len(pages) > 1 else ''}{figure.name}.png"
+            axes = figure.draw(detached_axes(figure.height_in))
+            files[path.with_name(name)] = figure_bytes(axes, ".png")
+            pictures[place, figure.name] = {"address": quote(name), "alt_text": axes.get_label()}
+    text = templates().get_template("report.md").render(pages=pages, pictures=pictures)
+    return {**files, path: text.encode()}
+
+
 _RANGE = re.compile(r"\(?[\d.,]+ (?:±|to) [\d.,]+\)?")
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
+# Characters that Markdown or the HTML inside it would take for markup.
+_MARKUP = re.compile(r"([\\`*\[\]<>|])")
 
 
 def templates() -> jinja2.Environment:
@@ -53,7 +70,8 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    for function in (glued, prose, in_cell, shown_columns, answer_rows):
+    html, markdown = (glued, prose, in_cell), (plain, plain_prose, fenced)
+    for function in (*html, *markdown, shown_columns, answer_rows):
         environment.filters[function.__name__] = function
     return environment
 
@@ -72,3 +90,20 @@ def in_cell(text: str) -> Markup:
 def prose(text: str) -> Markup:
     """Write a sentence as HTML: what stands between back-ticks as code."""
     return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(glued(text)))))
+
+
+def plain_prose(text: str) -> str:
+    """Write a sentence as Markdown, in which back-ticks mark code too."""
+    parts = re.split(r"(`[^`]+`)", " ".join(text.split()))
+    return "".join(one if i % 2 else _MARKUP.sub(r"\\\1", one) for i, one in enumerate(parts))
+
+
+def plain(text: str) -> str:
+    """Keep Markdown from reading markup into a text."""
+    return _MARKUP.sub(r"\\\1", " ".join(text.split()))
+
+
+def fenced(command: str) -> str:
+    """Write a command as a block of Markdown, between fences that are longer than any in it."""
+    fence = "`" * max(3, 1 + max(map(len, re.findall("`+", command)), default=0))
+    return f"{fence}sh\n{command}\n{fence}"

@@ -1,11 +1,27 @@
-"""The settings that a trial trained with, set in another model of the same build function."""
+"""How a model trains: read when it is built, and set as a trial trained."""
 
 from typing import Any
 
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.training.accumulation import Accumulation, accumulation_by_user, sum_sparse_gradients
+from kbatch.training.dtype_policy import loss_scaled
 from kbatch.training.learning_rate import set_scaling
-from kbatch.training.model import check_compiled, uninstall_step, user_step
+from kbatch.training.model import check_compiled, replica_count, uninstall_step, user_step
+
+
+class ModelFacts:
+    """What decides how a search trains a model, read once when it is built."""
+
+    def __init__(self, model: Any):
+        self.replicas: int = replica_count(model)
+        self.dtype_policy: str = model.dtype_policy.name
+        self.loss_scaled: bool = loss_scaled(model)
+        self.own_step: bool = user_step(model) is not None
+        self.cut_by_user = accumulation_by_user(model)
+
+    def rows(self, batch_size: int) -> int:
+        """Return the examples that each replica has of a batch, at most."""
+        return -(-batch_size // self.replicas)
 
 
 def apply_settings(model: Any, run: ExecutionRecord) -> Any:
