@@ -29,12 +29,12 @@ its score too high by   the validation accuracy that a tool reports of the pair,
                         that pair in the table: the highest of many scores was lucky too
 certified, wrong        more than the tolerance below the best of the table
 
-Optuna is installed in a folder of its own beside the packages of this environment. `--others` runs
-tools that look at no rate, in environments of their own (14 GB, most of it PyTorch with its GPU
-libraries): AutoKeras halves a size that does not fit, here of a wider net under a limit on
-TensorFlow's memory; batch-susceptibility compares losses of steps; Lightning doubles the size. Not
-run: BatchTune 0.1.1, which needs Python 3.13 and a GPU or MPS and looks for the largest or the
-fastest size, and batch-finder 0.6.0, which looks for the largest on PyTorch.
+Optuna is installed in a folder of its own beside the packages of this environment, and so are the
+tools of `--others`, which look at no rate (several GB for Lightning's PyTorch): AutoKeras halves a
+size that does not fit, here of a wider net under a limit on TensorFlow's memory;
+batch-susceptibility compares losses of steps; Lightning doubles the size. Not run: BatchTune 0.1.1,
+which needs Python 3.13 and a GPU or MPS and looks for the largest or the fastest size, and
+batch-finder 0.6.0, which looks for the largest on PyTorch.
 """
 
 import argparse
@@ -63,24 +63,19 @@ from decision_tables import BASE_SIZE, FACTORS, SIZES, TABLES, TRAINING, VALIDAT
 RATE, EPOCHS = 0.02, 10  # Of `mlp` in decision_tables.py.
 RATE_FACTORS = 1 / 64, 64.0  # The range that tools for any hyperparameter are given.
 REPEATS = 6  # Trainings of a pair that a pruner may cut short.
+# Each with the package whose version is printed.
 TOOLS = {
-    "loop": None,
+    "loop": "tensorflow",
     "keras-tuner grid": "keras-tuner",
     "keras-tuner random": "keras-tuner",
     "keras-tuner bayes": "keras-tuner",
     "optuna": "optuna",
     "optuna wilcoxon": "optuna",
-    "kbatch grid": None,
-    "kbatch race": None,
+    "kbatch grid": "tensorflow",
+    "kbatch race": "tensorflow",
 }
-KERAS = ("tensorflow==2.21.*", "keras==3.15.*")
-# Installed beside the packages of this environment, or in an environment with these alone.
-BESIDE = {"optuna": ("optuna",)}
-OTHERS = {
-    "batch-susceptibility": ("batch-susceptibility", *KERAS),
-    "autokeras": ("autokeras", *KERAS),
-    "lightning": ("lightning", "numpy"),
-}
+OTHERS = {name: name for name in ("batch-susceptibility", "autokeras", "lightning")}
+INSTALLED = ("optuna", *OTHERS)  # Each in a folder of its own.
 WIDE, WIDE_LIMIT_MIB = 4096, 120  # A net that runs out of memory at the whole data set.
 
 
@@ -371,7 +366,7 @@ def run_inside(asked: dict) -> None:
     name = work.tool.split()[0]
     found = INSIDE[name](work)
     found = {"end_s": work.trace.seconds()} | found
-    package = TOOLS.get(work.tool) or (name if name in OTHERS else "tensorflow")
+    package = (TOOLS | OTHERS)[work.tool]
     version = f"{package} {importlib.metadata.version(package)}"
     print(json.dumps(found | {"trace": work.trace.rows, "version": version}))
 
@@ -380,18 +375,17 @@ def run_inside(asked: dict) -> None:
 
 
 def python_of(tool: str, folder: Path) -> str:
-    """Return the Python of a tool; make its environment where it is missing."""
-    packages = OTHERS.get(tool) or BESIDE.get(TOOLS.get(tool) or "")
-    if packages is None:
+    """Return the Python of a tool; install what is missing beside this environment's packages."""
+    package = (TOOLS | OTHERS)[tool]
+    if package not in INSTALLED:
         return sys.executable
-    place = folder / packages[0]
+    place = folder / package
     python, done = place / "bin" / "python", place / "installed"
     if not done.exists():
         venv.create(place, with_pip=True, clear=True)
-        if tool not in OTHERS:
-            for own in place.glob("lib/python*/site-packages"):
-                (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
-        words = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", *packages]
+        for own in place.glob("lib/python*/site-packages"):
+            (own / "beside.pth").write_text(sysconfig.get_paths()["purelib"] + "\n")
+        words = [str(python), "-m", "pip", "install", "--quiet", "--no-compile", package]
         subprocess.run(words, check=True)
         done.touch()
     return str(python)
