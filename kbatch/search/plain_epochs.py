@@ -14,7 +14,9 @@ import tensorflow as tf
 
 from kbatch.records.json_codec import write_record
 from kbatch.records.search import PLAIN_NAME, PlainEpochs
+from kbatch.search.steps_per_execution import set_steps
 from kbatch.study.study import load_study
+from kbatch.study.trial import TrialRecord
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.settings import apply_settings
 from kbatch.training.state import kept_seeds
@@ -68,7 +70,7 @@ def measure_plain_epochs(
         x, y = ((keras.tree.map_structure(lambda part: part[:rows], one)) for one in data)
         try:
             epochs_s = [
-                [_epoch_s(model, x, y, size) for model, size in zip(models, sizes, strict=True)]
+                [_epoch_s(*one, x, y) for one in zip(models, trials, strict=True)]
                 for _ in range(turns + traces)
             ]
         except tf.errors.ResourceExhaustedError:  # Beside the model that the search keeps.
@@ -88,7 +90,10 @@ def _training_arrays(data: TrainingData) -> tuple[Any, Any] | None:
     return keras.tree.map_structure(lambda part: part[:rows], (data.x, data.y))
 
 
-def _epoch_s(model: Any, x: Any, y: Any, batch_size: int) -> float:
+def _epoch_s(model: Any, trial: TrialRecord, x: Any, y: Any) -> float:
+    steps = trial.executions[-1].steps_per_execution
+    if steps is not None and model.steps_per_execution != steps:
+        set_steps(model, steps)  # One graph serves several sizes, each with its own number.
     begun_s = time.perf_counter()
-    model.fit(x, y, batch_size=batch_size, verbose=0)
+    model.fit(x, y, batch_size=trial.batch_size, verbose=0)
     return time.perf_counter() - begun_s

@@ -274,8 +274,9 @@ def decide(
         left_out += tuple((t, _UNLIKELY) for t in compared if t.batch_size not in raced)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
     alike = _alike_in_time(judgement, runs)
-    if epoch_s and alike and set(alike) <= set(epoch_s):
-        runs = _with_times(runs, {size: epoch_s[size] for size in alike})
+    plain_s = plain_seconds(compared, epoch_s or {})
+    if alike and set(alike) <= set(plain_s):
+        runs = _with_times(runs, {size: plain_s[size] for size in alike})
         judgement = judge_race(runs, raced_sizes, **given) if begin else judge(runs, **given)
         assert judgement is not None
     if begin:
@@ -324,13 +325,24 @@ def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]
     return tuple(sorted([*found, fastest[0]])) if found else ()
 
 
-def _with_times(runs: Sequence[Run], epoch_s: Mapping[int, float]) -> list[Run]:
-    """Let the executions of some sizes take the time of their epochs, on the scale of all."""
-    timed = [run.seconds for run in runs if run.batch_size in epoch_s and run.seconds]
-    scale = fmean(timed) / fmean(epoch_s.values())
+def plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
+    """Return what trainings take by the time of an epoch, up to a factor that all have."""
+    found = {}
+    for trial in trials:
+        # Some sizes may have ended after fewer epochs than others.
+        seen = [run.examples_seen for run in trial.executions if run.examples_seen]
+        if seen and trial.batch_size in epoch_s:
+            found[trial.batch_size] = epoch_s[trial.batch_size] * fmean(seen)
+    return found
+
+
+def _with_times(runs: Sequence[Run], plain_s: Mapping[int, float]) -> list[Run]:
+    """Let the executions of some sizes take the time of plain ones, on the scale of all."""
+    timed = [run.seconds for run in runs if run.batch_size in plain_s and run.seconds]
+    scale = fmean(timed) / fmean(plain_s.values())
     return [
-        run._replace(seconds=scale * epoch_s[run.batch_size])
-        if run.batch_size in epoch_s and run.seconds
+        run._replace(seconds=scale * plain_s[run.batch_size])
+        if run.batch_size in plain_s and run.seconds
         else run
         for run in runs
     ]

@@ -12,7 +12,7 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.caveats import binding_limits, failures, still_rising
 from kbatch.study.comparison import as_compared, is_share, rate_factor
-from kbatch.study.decision import Decision, Page, Row, SizeChange, starting_rate
+from kbatch.study.decision import Decision, Page, Row, SizeChange, plain_seconds, starting_rate
 from kbatch.study.names import (
     TrialNames,
     at_most,
@@ -38,11 +38,11 @@ def with_page(
     *,
     settings: Mapping[str, Any],
     missing: int,
-    plain_s: Mapping[int, float],
+    epoch_s: Mapping[int, float],
 ) -> Decision:
     """Return a decision with its page; the settings are those of the search.
 
-    `plain_s` are the seconds of an epoch by plain `fit`, by batch size, where they were measured.
+    `epoch_s` are the seconds of an epoch by plain `fit`, by batch size, where they were measured.
     """
     if not trials:
         return found
@@ -61,7 +61,7 @@ def with_page(
         headline=_headline(found, trial, trials, names),
         missing=lost,
         certainty=_certainty(found, trials, settings),
-        change=_change(found, trial, plain_s),
+        change=_change(found, trial, plain_seconds(found.trials, epoch_s)),
         rate=_rate(found, trial, settings),
         rows=_rows(found, trials, names),
         settings=_settings(found, trial.executions[-1]),

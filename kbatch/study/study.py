@@ -178,7 +178,7 @@ class Study(Result):
                 self.trials,
                 settings=settings,
                 missing=self.missing,
-                plain_s=epoch_s,
+                epoch_s=epoch_s,
             )
         return self._decisions[tolerance, sure]
 

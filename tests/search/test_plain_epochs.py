@@ -3,6 +3,7 @@
 import dataclasses
 from pathlib import Path
 
+import keras
 import keras_tuner
 import numpy as np
 import pytest
@@ -96,3 +97,29 @@ def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, mon
     # A short search, whose share of time is none.
     measure_plain_epochs(tuner, TrainingData(x, y), most_share=0.0)
     assert kbatch.load_study(tuner).plain_epochs.batch_sizes == (4, 64)
+
+
+def test_each_size_is_timed_with_its_own_steps_an_execution(ended, monkeypatch):
+    tuner, (x, y) = ended
+    Path(tuner.project_dir, "kbatch-plain-epochs.json").unlink(missing_ok=True)
+    decide, fit, seen = kbatch.Study.decide, keras.Model.fit, set()
+
+    def decided(study):
+        found = decide(study)
+        trials = [
+            dataclasses.replace(
+                trial,
+                executions=(dataclasses.replace(trial.executions[0], steps_per_execution=steps),),
+            )
+            for trial, steps in zip(found.trials, (5, 2), strict=True)
+        ]
+        return dataclasses.replace(found, trials=tuple(trials))
+
+    def watched(model, *args, batch_size, **kwargs):
+        seen.add((batch_size, int(model.steps_per_execution)))
+        return fit(model, *args, batch_size=batch_size, **kwargs)
+
+    monkeypatch.setattr(kbatch.Study, "decide", decided)
+    monkeypatch.setattr(keras.Model, "fit", watched)
+    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
+    assert seen == {(4, 5), (64, 2)}

@@ -414,3 +414,25 @@ def test_sizes_whose_times_are_told_apart_are_not_timed_again():
     assert study.decide().certified and study.decide().alike_in_time == ()
     known = PlainEpochs((32, 64), (1.0, 1.0), 1000)
     assert dataclasses.replace(study, plain_epochs=known).decide().batch_size == 64
+
+
+def test_epochs_in_turns_count_as_often_as_a_size_trained_them():
+    noisy = [2.0, 3.2, 2.4, 2.1, 3.0, 2.3], [2.4, 2.0, 2.9, 2.2, 1.9, 2.6]
+    early, long = timed(32, 30, noisy[0]), timed(64, 30, noisy[1])
+    # An epoch takes the smaller size longer, and it ended after half as many.
+    executions = [
+        dataclasses.replace(
+            run,
+            examples_seen=2 * run.examples_seen,
+            window_durations_s=tuple(s / 2 for s in run.window_durations_s),
+        )
+        for run in long.executions
+    ]
+    study = make_study(early, dataclasses.replace(long, executions=tuple(executions)))
+    assert study.decide().alike_in_time == (32, 64)
+    known = PlainEpochs((32, 64), (1.3, 1.0), 1000)
+    found = dataclasses.replace(
+        study, plain_epochs=known, search=make_search(base_batch_size=64)
+    ).decide()
+    assert found.batch_size == 32
+    assert "1.5 times sooner by plain" in found.page.change
