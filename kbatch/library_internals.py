@@ -125,9 +125,9 @@ def replaced_layer_calls(call: Callable[..., Any]) -> AbstractContextManager[Non
     return replaced([(keras.Layer, "__call__", called)])
 
 
-def policy_of_layers(layers: Sequence[Any], policy: str) -> AbstractContextManager[None]:
-    """Let built layers compute under another dtype policy; their variables stay as they are."""
-    return replaced((layer, "_dtype_policy", keras.DTypePolicy(policy)) for layer in layers)
+def layers_in_float32(layers: Sequence[Any]) -> AbstractContextManager[None]:
+    """Let built layers compute in float32; their variables stay as they are."""
+    return replaced((layer, "_dtype_policy", keras.DTypePolicy("float32")) for layer in layers)
 
 
 def batch_norm_moments(layer: Any, observe: Callable[..., Any]) -> AbstractContextManager[None]:

@@ -51,7 +51,6 @@ def make_execution(
         "optimizer": "Adam",
         "loss_scaled": True,
         "learning_rate": 0.001,
-        "learning_rate_scaling": "sqrt",
         "jit_compile": False,
         "failure": FAILURES.get(status),
     }

@@ -172,7 +172,7 @@ def test_set_added():
 def test_policy_of_layers():
     layer = layers.Dense(2, dtype="mixed_float16")
     layer.build((None, 8))
-    with internals.policy_of_layers([layer], "float32"):
+    with internals.layers_in_float32([layer]):
         assert layer(X).dtype == tf.float32
     assert layer(X).dtype == tf.float16
 

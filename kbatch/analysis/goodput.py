@@ -82,12 +82,12 @@ class StepsToTarget:
 
     @property
     def fewest_steps(self) -> float:
-        """S_min, the steps of an unboundedly large batch, within `line.intercept_interval`."""
+        """S_min, the steps of an unboundedly large batch."""
         return self.line.intercept
 
     @property
     def fewest_examples(self) -> float:
-        """E_min, the examples of an unboundedly small batch, within `line.slope_interval`."""
+        """E_min, the examples of an unboundedly small batch."""
         return self.line.slope
 
     @property

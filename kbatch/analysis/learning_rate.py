@@ -138,13 +138,14 @@ def scale_momentum(momentum: float, *, batch_size: int, base_batch_size: int) ->
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
 
 
-def check_followers(names: Iterable[str], name: str) -> tuple[str, ...]:
+def check_followers(names: Iterable[str]) -> tuple[str, ...]:
     asked = None if isinstance(names, str) or not isinstance(names, Iterable) else tuple(names)
     if asked is None or any(one not in FOLLOWERS for one in asked):
         kind = TypeError if asked is None else ValueError
         raise kind(
-            f"`{name}` must be a tuple with some of {', '.join(map(repr, FOLLOWERS))}, or () for "
-            f"none. Received: {name}={names!r}."
+            "`follow_batch_size` must be a tuple with some of "
+            f"{', '.join(map(repr, FOLLOWERS))}, or () for none. "
+            f"Received: follow_batch_size={names!r}."
         )
     return tuple(one for one in FOLLOWERS if one in asked)
 

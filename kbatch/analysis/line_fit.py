@@ -84,10 +84,6 @@ class Line:
         return self.departure.holds
 
     @property
-    def intercept_interval(self) -> Estimate[float]:
-        return self._interval(self.intercept, self.covariance[0, 0])
-
-    @property
     def slope_interval(self) -> Estimate[float]:
         return self._interval(self.slope, self.covariance[1, 1])
 
@@ -106,9 +102,10 @@ class Line:
         covariance = self.covariance * [[1, -1], [-1, 1]]
         return self._ratio(y - self.intercept, self.slope, covariance)
 
-    def over_slope(self, y: float) -> Estimate[float | None]:
-        """Divide a number without an error by the slope, y / b."""
-        return self._ratio(y, self.slope, np.diag([0.0, self.covariance[1, 1]]))
+    @property
+    def one_over_slope(self) -> Estimate[float | None]:
+        """1 / b."""
+        return self._ratio(1.0, self.slope, np.diag([0.0, self.covariance[1, 1]]))
 
     def __call__(self, x: float) -> float:
         return self.intercept + self.slope * x

@@ -44,7 +44,7 @@ class Latency:
     @property
     def peak_throughput(self) -> Estimate[float | None]:
         """r_inf, in examples per second; without a value where the line may be flat."""
-        return self.line.over_slope(1.0)
+        return self.line.one_over_slope
 
     @property
     def half_peak_batch_size(self) -> Estimate[float | None]:

@@ -42,6 +42,8 @@ if TYPE_CHECKING:
 _USEFUL_SHARE = 0.9
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
+# Where a limit begins, and what was measured; or why it is not known.
+_Found = tuple[Estimate[float | None], str] | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -327,16 +329,14 @@ class Recommendation(Result):
             for name, one in found.items()
         )
 
-    # Each limit: where it begins, and what was measured; or why it is not known.
-
-    def _memory_limit(self) -> "_Found":
+    def _memory_limit(self) -> _Found:
         most = self._most_at_once
         if most is None:
             return "it hardly grows with the batch"
         limit = memory_text(self.memory_limit_bytes)
         return Estimate(most), f"about {format_number(most, 2)} examples at once fit in {limit}"
 
-    def _saturation_limit(self) -> "_Found":
+    def _saturation_limit(self) -> _Found:
         found = self.saturation
         if found is None:
             return "that takes two sizes that were timed whole"
@@ -349,7 +349,7 @@ class Recommendation(Result):
         size = format_number(found.value, 2)
         return found, f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
 
-    def _noise_limit(self) -> "_Found":
+    def _noise_limit(self) -> _Found:
         noise, size = self.noise_scale, self._known_noise
         if size is None:
             return "the mean gradient was lost in its noise"
@@ -357,7 +357,7 @@ class Recommendation(Result):
         words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
         return dataclasses.replace(noise, value=size), words
 
-    def _input_limit(self) -> "_Found":
+    def _input_limit(self) -> _Found:
         rate, ways = self.input_rate, self.fastest
         if not self._rate_bounds or not ways:
             return "it was not measured"
@@ -367,6 +367,3 @@ class Recommendation(Result):
             return UNRESOLVED, f"{delivered}, enough for every size"
         size = waits[0].batch_size
         return Estimate(size), f"{delivered}: the device waits from {size:,} on"
-
-
-_Found = tuple[Estimate[float | None], str] | str

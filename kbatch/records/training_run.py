@@ -168,7 +168,6 @@ class ExecutionRecord:
     loss_scaled: bool | None = None
     #: Learning rate at the first update, after the rule; the highest of a schedule.
     learning_rate: float | None = None
-    learning_rate_scaling: str | None = None  #: As it was asked for; `scaling` has the rule.
     #: Whether XLA compiled the train step, None where no model was built.
     jit_compile: bool | None = None
     #: Largest batch that the train step received, None before the first.

@@ -61,7 +61,6 @@ class Execution:
             optimizer=optimizer and type(optimizer).__name__,
             loss_scaled=self._facts.loss_scaled,
             learning_rate=peak_learning_rate(optimizer),
-            learning_rate_scaling=settings.learning_rate_scaling,
             jit_compile=bool(model.jit_compile),
             notes=settings.notes,
             workers_on_device=workers_on_device(),

@@ -157,7 +157,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         )
         #: Whether a race tries factors of the learning rate, which its tuner says.
         self.searches_rate = False
-        self.follow_batch_size = check_followers(follow_batch_size, "follow_batch_size")
+        self.follow_batch_size = check_followers(follow_batch_size)
         # Examples of a validation batch, equal in all trials; under "auto" at most.
         moderate = [size for size in self.batch_sizes if size <= _LARGEST_VALIDATION_BATCH]
         self.validation_batch_size = max(moderate, default=_LARGEST_VALIDATION_BATCH)
@@ -207,7 +207,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         batch_size, named = self._declare(hp)
         policy = named or self._search.dtype_policy
         try:
-            with _reads(hp, "batch_size") as read:
+            with _reads_batch_size(hp) as read:
                 model, policy = self._built(hp, policy)
         except Exception:
             self._executed = None, 0
@@ -292,7 +292,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             seed=self._seed(hp),
             batch_size=self._declare(hp)[0],
             validation_batch_size=self.validation_batch_size,
-            learning_rate_scaling=self.learning_rate_scaling,
             metrics=files.objective_names if files is not None and self.stock_fit else (),
             to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
             objective=None if files is None else files.objective,
@@ -455,13 +454,13 @@ def _built_to_probe(inner: Any, hp: Any, seed: int | None, policy: str) -> keras
 
 
 @contextlib.contextmanager
-def _reads(hp: keras_tuner.HyperParameters, name: str) -> Iterator[list[str]]:
-    """List a hyperparameter as often as its value is read."""
+def _reads_batch_size(hp: keras_tuner.HyperParameters) -> Iterator[list[str]]:
+    """List "batch_size" as often as its value is read."""
     found: list[str] = []
 
     class Values(dict[str, Any]):
         def __getitem__(self, key: str) -> Any:
-            if key == name:
+            if key == "batch_size":
                 found.append(key)
             return super().__getitem__(key)
 

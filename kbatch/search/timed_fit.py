@@ -71,7 +71,6 @@ class ExecutionSettings(NamedTuple):
     seed: int | None  # Of weights and shuffling.
     batch_size: int  # Examples of one optimizer update.
     validation_batch_size: int  # At most, where less fits at once.
-    learning_rate_scaling: str | None
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
     objective: Objective | None  # What the search optimises; None where nothing is recorded.

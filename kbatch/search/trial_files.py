@@ -121,7 +121,6 @@ class TrialFiles:
                 batch_size=hp.get("batch_size"),
                 micro_batch_size=None,
                 dtype_policy=hp.values.get("dtype_policy", hypermodel._search.dtype_policy),
-                learning_rate_scaling=hypermodel.learning_rate_scaling,
             )
             executions.append(begun)
         if executions[-1].status == "running":

@@ -152,7 +152,7 @@ def plot_time_to_target(
     aim_text = f"{metric_words(aim.metric)} {sign} {setting(aim.value)}"
     canvas.write_title(upper, f"{study.name}: to {aim_text}", columns=2, fewest=1)
     runs = [run for trial in study.trials for run in trial.executions]
-    rules = {run.scaling.rule if run.scaling else run.learning_rate_scaling for run in runs}
+    rules = {run.scaling and run.scaling.rule for run in runs}
     several = len(study.trials) > len(shown) + len(failed)
     notes = (
         "The target is looked at when an epoch ends: costs are those of whole epochs. Training "

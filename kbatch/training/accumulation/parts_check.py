@@ -24,9 +24,9 @@ from kbatch.library_internals import (
     compile_loss_of,
     compute_loss,
     forward,
+    layers_in_float32,
     layers_of,
     output_losses_of,
-    policy_of_layers,
     replaced_draws,
 )
 from kbatch.records.notes import Note
@@ -82,7 +82,7 @@ def parts_note(model: keras.Model, rows: Any) -> Note | None:
         with (
             model.distribute_strategy.scope(),
             kept_state(model),
-            policy_of_layers(halves, "float32"),
+            layers_in_float32(halves),
             _exact_and_eager(),
         ):
             return _compared(model, batch)
