@@ -39,15 +39,14 @@ def build_image_model() -> keras.Model:
         layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
         layers.Flatten(),
         classes=10,
-        learning_rate=1e-3,
     )
 
 
-def _classifier(*first: Any, classes: int, learning_rate: float) -> keras.Model:
+def _classifier(*first: Any, classes: int) -> keras.Model:
     # In this order, which the seed follows. Probabilities in float32: float16 rounds them to 0.
     head = [layers.Dense(64, "relu"), layers.Dense(classes, "softmax", dtype="float32")]
     model = keras.Sequential([*first, *head])
-    adam = keras.optimizers.Adam(learning_rate)
+    adam = keras.optimizers.Adam(1e-3)
     model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
 
@@ -85,7 +84,6 @@ def build_text_model() -> keras.Model:
         layers.Embedding(VOCABULARY, 32, mask_zero=True),
         layers.GlobalAveragePooling1D(),
         classes=len(PACKAGES),
-        learning_rate=1e-3,
     )
 
 

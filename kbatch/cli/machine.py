@@ -69,7 +69,7 @@ def _examine(variables: Mapping[str, str]) -> "tuple[Finding, ...]":
 _TIMED_S = 0.5
 
 
-def _policy_speeds(width: int | None = None) -> dict[str, float]:
+def _policy_speeds() -> dict[str, float]:
     """Time a train step under each policy: how many times as fast it is as in float32.
 
     The step is that of a dense net, nearly all matrix products, at its fastest. A device that
@@ -81,7 +81,7 @@ def _policy_speeds(width: int | None = None) -> dict[str, float]:
 
     from kbatch.training.dtype_policy import dtype_policy_scope
 
-    width = width or (4096 if tf.config.list_physical_devices("GPU") else 512)
+    width = 4096 if tf.config.list_physical_devices("GPU") else 512
     rng = np.random.default_rng(0)
     x = tf.constant(rng.normal(size=(width, width)), tf.float32)
     y = tf.constant(rng.integers(0, 10, width))

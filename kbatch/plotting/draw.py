@@ -170,14 +170,12 @@ def guide(panel: Axes, place: float, up_to: float | None = None) -> None:
     panel.axvline(place, 0, share, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
-def limit(
-    panel: Axes, value: float, words: str, *, color: str = ALARM, below: bool = False
-) -> None:
+def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None:
     """Draw a dashed line across at a limit, with its name above or below the left end."""
-    panel.axhline(value, color=color, linewidth=1.0, linestyle="--", zorder=0.6)
+    panel.axhline(value, color=ALARM, linewidth=1.0, linestyle="--", zorder=0.6)
     va, offset_pt = ("top", -3) if below else ("bottom", 3)
-    ink, edge = ALARM_TEXT if color == ALARM else color, panel.get_yaxis_transform()
-    text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, color=ink, xycoords=edge)
+    look = {"color": ALARM_TEXT, "xycoords": panel.get_yaxis_transform()}
+    text(panel, words, (0.01, value), (0, offset_pt), ha="left", va=va, **look)
 
 
 def names_above(

@@ -135,7 +135,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "input_crossing": (
         "Up to about batch size {size:,} ({low:,} to {high:,}) the train step is slower, "
-        "above it the pipeline, if an example takes that as long at other sizes."
+        "above it the pipeline, if the pipeline takes as long for an example at every size."
     ),
     "rows_differ": (
         "Rows of the dataset differ in length: the longest of the first {elements} elements "
@@ -183,14 +183,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "rates_by_callback": (
         "A callback set learning rates in training: {went}. So at the end they did not follow "
-        "the rule, and sizes were compared at other rates than it gives. Give `build` a schedule, "
-        "which the rule scales for each size, not a callback."
+        "the rule, and sizes were compared at other rates than it gives. Use a schedule in `build` "
+        "in place of the callback: the rule scales it for each size."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
         "{validation} at {at}), and {what} lag: there were {updates}, and they average over the "
-        "last {memory}, 1 / (1 - momentum). Before you compare these sizes, train for more updates "
-        "or lower {cure}."
+        "last {memory} (1 / (1 - momentum)). Before you compare these sizes, train for more "
+        "updates or lower {cure}."
     ),
     "still_rising": (
         "The {words} still got better at the end, by {gain} over the last {last}: a longer "
@@ -202,7 +202,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "the pipeline. `kbatch.profile_input_pipeline` tries what would help."
     ),
     "search_the_sizes": (
-        "Which size trains best, and at which learning rate, a search answers: "
+        "A search answers which size trains best, and at which learning rate: "
         "`kbatch.BatchSizeTuner` with `batch_sizes=[{sizes}]`."
     ),
     "memory_binds": "Memory binds: {how}.",
