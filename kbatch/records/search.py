@@ -108,10 +108,11 @@ class Plan:
 
 @dataclasses.dataclass(frozen=True)
 class PlainEpochs:
-    """One epoch by plain `fit` with the settings of some trials, measured in turns."""
+    """One epoch by plain `fit` with the settings of some trials, measured in turns.
 
-    # They are of the base size, of the one that was named, and of sizes that the executions did
-    # not tell apart in time.
+    They are of the base size, of the one that was named, and of sizes that the executions did not
+    tell apart in time.
+    """
 
     batch_sizes: tuple[int, ...]  #: Ascending.
     epoch_s: tuple[float, ...]  #: Seconds of an epoch of each, without tracing.

@@ -80,8 +80,7 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     """Make the run of the only execution of a trial, which has this number."""
     row, (execution,) = trial_row(trial, number), trial.executions
     settings = {name: row[name] for name in _SETTINGS}
-    scaling = execution.scaling
-    settings["learning_rate_scaling"] = scaling and scaling.rule
+    settings["learning_rate_scaling"] = execution.scaling and execution.scaling.rule
     for name, value in trial.hyperparameters.items():
         if name not in OWN_COLUMNS:
             settings[f"hp/{_allowed(name)}" if name in row else _allowed(name)] = value
