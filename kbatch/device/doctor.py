@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Literal
 
 from packaging.requirements import Requirement
 
-from kbatch.page.numbers import gibibytes
+from kbatch.page.numbers import memory_text
 
 if TYPE_CHECKING:
     from kbatch.device.gpus import NvmlGpu
@@ -107,7 +107,7 @@ def _driver_finding(gpu: "NvmlGpu", used_bytes: int | None) -> Finding:
     topic, name, total_bytes = f"GPU {gpu.index}", gpu.name or "unnamed", gpu.memory_total_bytes
     if total_bytes is None or used_bytes is None:
         return Finding(topic, "ok", f"{name}, free memory n/a (the driver does not show it)")
-    text = f"{name}, {gibibytes(total_bytes - used_bytes)} of {gibibytes(total_bytes)} free"
+    text = f"{name}, {memory_text(total_bytes - used_bytes)} of {memory_text(total_bytes)} free"
     if gpu.mig:  # What lies in other instances is in nobody's way.
         return Finding(topic, "ok", f"{text} on all its instances (MIG)")
     if used_bytes <= _SMALL_SHARE * total_bytes:
@@ -120,7 +120,7 @@ _LEAST_FREE_BYTES = 2**30
 
 
 def memory_finding(total_bytes: int, available_bytes: int) -> Finding:
-    text = f"{gibibytes(available_bytes)} of {gibibytes(total_bytes)} free"
+    text = f"{memory_text(available_bytes)} of {memory_text(total_bytes)} free"
     if available_bytes >= _LEAST_FREE_BYTES:
         return Finding("memory", "ok", text)
     return Finding("memory", "warning", f"{text}: a process with TensorFlow needs 1 GiB")

@@ -4,7 +4,7 @@ import contextlib
 from collections.abc import Sequence
 from datetime import datetime
 
-from kbatch.page.numbers import gibibytes, join_words, memory_text
+from kbatch.page.numbers import join_words, memory_text
 from kbatch.records.machine import EnvironmentRecord, GpuProcess
 
 _UNKNOWN = "n/a (the system does not tell)"
@@ -23,7 +23,7 @@ def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
         "Started": started,
         "Device": environment.device,
         "Processor": f"{environment.cpu}, {environment.cpu_count} usable",
-        "Host memory": gibibytes(memory) if memory else _UNKNOWN,
+        "Host memory": memory_text(memory) if memory else _UNKNOWN,
         "Load average at the start": _UNKNOWN if load is None else f"{load:.2f}",
         "Platform": environment.platform,
         **environment.versions,

@@ -35,10 +35,6 @@ def percent(share: float) -> str:
     return "<1 %" if 0 < share < 0.01 else f"{100 * share:.0f} %"
 
 
-def gibibytes(size_bytes: int) -> str:
-    return f"{format_number(size_bytes / 2**30)} GiB"
-
-
 def memory_text(size_bytes: float) -> str:
     """Write a size of memory in the binary unit that suits it, such as "1.50 GiB"."""
     power = min(4, max(0, (max(1, int(size_bytes)).bit_length() - 1) // 10))
