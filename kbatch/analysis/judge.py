@@ -100,15 +100,15 @@ class Judgement:
     gaps: Mapping[Pair, Estimate[float]]
     costs: Mapping[Pair, float]  # Training times over the least; empty where one is not known.
     # What does not vary though the seed does: with both, all executions of a pair count as one.
-    pinned: Literal["both", "weights", "order"] | None = None
-    left_out: tuple[Pair, ...] = ()  # Without a value, or one of their runs diverged.
+    pinned: Literal["both", "weights", "order"] | None
+    left_out: tuple[Pair, ...]  # Without a value, or one of their runs diverged.
     # Forecast of the rounds that settle it; None where it is settled, where nothing is known of
     # seeds yet, or where no number would.
-    executions_needed: int | None = None
+    executions_needed: int | None
     # Where no number would: the tolerance that could be settled, and the validation examples.
-    smallest_tolerance: float | None = None
-    examples_needed: int | None = None
-    promising: tuple[Pair, ...] = ()  # Preferred to `named`, perhaps certified after 40 rounds.
+    smallest_tolerance: float | None
+    examples_needed: int | None
+    promising: tuple[Pair, ...]  # Preferred to `named`, perhaps certified after 40 rounds.
 
 
 def judge(

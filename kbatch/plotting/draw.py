@@ -51,7 +51,7 @@ def rates_and_times(
     rows: "Sequence[Row]",
     *,
     label: str,
-    line_s: Sequence[tuple[float, float]] = (),
+    line_s: Sequence[tuple[float, float]],
 ) -> None:
     """Draw one series of throughput above and of the time below, joined or with a fitted line."""
     for panel, found in (

@@ -144,7 +144,7 @@ class FitReporter(keras.callbacks.Callback):
 class SearchProgress:
     def __init__(
         self,
-        verbose: int = 1,  # 0 for nothing, 1 for trials, 2 for epochs too.
+        verbose: int,  # 0 for nothing, 1 for trials, 2 for epochs too.
         *,
         open_line: Callable[[], ConsoleLine | NotebookLine] = live_line,
         now: Callable[[], float] = time.monotonic,

@@ -79,7 +79,7 @@ class WarmUp(NamedTuple):
 
     first_call_s: float  # With tracing and compiling.
     later_calls_s: tuple[float, ...]  # The last two agree, or there are many.
-    returned: Any = None  # By the last of them; not kept, as it may be large.
+    returned: Any  # By the last of them; not kept, as it may be large.
 
     @property
     def call_s(self) -> float:

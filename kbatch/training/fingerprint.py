@@ -28,7 +28,7 @@ def model_fingerprint(model: keras.Model) -> str:
     return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
 
 
-def model_description(model: keras.Model, *, without: Sequence[str] = ()) -> dict[str, Any]:
+def model_description(model: keras.Model, *, without: Sequence[str]) -> dict[str, Any]:
     """Describe what a compiled model is and how it trains, equal in any process.
 
     Parts of these names are left out.
