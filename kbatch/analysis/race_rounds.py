@@ -18,7 +18,7 @@ def judge_race(
     tolerance: float,
     confidence: float,
 ) -> Judgement | None:
-    """Judge the rounds of a race, None before two sizes have one.
+    """Judge the rounds of a race, None before two sizes have one and where all of them diverged.
 
     Runs of the smallest seed chose the pairs, and certify nothing. A size without rounds is left
     out, which forbids a certain answer where that size may be preferred.
@@ -28,14 +28,16 @@ def judge_race(
     for run in runs:
         if (run.seed or 0) > first and run.value is not None:
             rounds[run.pair] = rounds.get(run.pair, 0) + 1
-    if len({size for size, _ in rounds}) < 2:
+    bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
+    if len({size for size, _ in rounds}) < 2 or not rounds.keys() - bad:
         return None
-    most = max(rounds.values())
+    most = max(rounds[pair] for pair in rounds.keys() - bad)
     # Some may not have had their turn in the last round yet.
     least = max(1, min(FIRST_LOOK, most - 1))
     judged = {pair for pair, count in rounds.items() if count >= least}
     # Where the pair of a size has changed, the one that was repeated most.
-    judged = set({pair[0]: pair for pair in sorted(judged, key=lambda p: (rounds[p], p))}.values())
+    order = sorted(judged, key=lambda pair: (pair not in bad, rounds[pair], pair))
+    judged = set({pair[0]: pair for pair in order}.values())
     seconds = training_seconds_of(runs, batch_sizes)
     while True:
         given = [run for run in runs if run.pair in judged and (run.seed or 0) > first]

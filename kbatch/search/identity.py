@@ -50,7 +50,9 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
     described = model_description(model, without=() if with_policy else ("dtype", "policy"))
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
     del described["optimizer"]  # Here without the loss scaling around it.
-    config, compiled = config_of(optimizer) or {}, described.pop("compiled")
+    # A `fit` of the user's own may compile the model.
+    config = {} if optimizer is None else config_of(optimizer) or {}
+    compiled = described.pop("compiled")
     weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
     size = f"{len(model.layers)} layers and {weights:,} weights"
     facts = {

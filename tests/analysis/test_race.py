@@ -277,3 +277,20 @@ def test_a_race_over_a_grid_of_several_executions_still_looks_for_the_rate():
     tried, raced = ({run.pair for run in asked if bool(run.seed) == one} for one in (False, True))
     assert len(tried - raced) > 4, "rates are tried that are not repeated"
     assert search.judged().named[1] >= 4
+
+
+@pytest.mark.parametrize("noise", [0.004, 0.02])
+def test_pairs_that_all_diverge_in_their_rounds_are_not_judged(noise):
+    class Late(Search):
+        def trained(self, execution):
+            run = super().trained(execution)
+            late = execution.number >= FIRST_LOOK - 1
+            return run._replace(value=None, outcomes=None, ended="diverged") if late else run
+
+    search = Late(flat, noise=noise)
+    assert search.to_the_end().ended in ("executions", "out of reach")
+    rounds = [run.seed for run in search.runs]
+    assert max(rounds) >= FIRST_LOOK - 1
+    found = search.judged()
+    diverged = {run.pair for run in search.runs if run.ended == "diverged"}
+    assert found is None or not (found.certain or diverged & {*found.pairs})

@@ -125,7 +125,8 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
             f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
         )
     rows = int(row_count(batch))
-    text = f"{where} differed by {100 * difference:.2g} % in a comparison on {rows} examples"
+    percent = f"{100 * difference:{'.2g' if difference < 0.99 else ',.0f'}}"
+    text = f"{where} differed by {percent} % in a comparison on {rows} examples"
     if found["layer"][0] <= EQUAL_UP_TO:
         if kind == "added" and output_losses.has_own_loss(model):
             kind = "loss"
