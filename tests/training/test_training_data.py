@@ -315,3 +315,25 @@ def test_a_dataset_of_sequences_for_an_unbuilt_model_is_refused():
     sequences = sliced(np.zeros((94, 50, 4), "float32"), np.zeros((94, 50, 4), "float32"))
     with pytest.raises(InputError, match=r"begin it with `keras.Input`"):
         batches_of(TrainingData(sequences), model=keras.Sequential([keras.layers.Dense(4)]))
+
+
+@pytest.mark.parametrize(
+    ("loss", "one_hot", "advice"),
+    [
+        ("sparse_categorical_crossentropy", True, "argmax"),
+        ("categorical_crossentropy", False, "to_categorical"),
+        (keras.losses.SparseCategoricalCrossentropy(), True, "argmax"),
+        ("sparse_categorical_crossentropy", False, None),
+        ("categorical_crossentropy", True, None),
+    ],
+)
+def test_labels_of_the_other_kind_are_refused_with_what_to_give(loss, one_hot, advice):
+    labels = np.arange(12) % 3
+    model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(3, "softmax")])
+    model.compile("sgd", loss)
+    data = TrainingData(np.ones((12, 2)), np.eye(3)[labels] if one_hot else labels)
+    if advice is None:
+        data.build(model)
+    else:
+        with pytest.raises(InputError, match=advice):
+            data.build(model)

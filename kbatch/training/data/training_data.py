@@ -164,8 +164,7 @@ class TrainingData:
         return callable(self.x) and not isinstance(self.x, (tf.data.Dataset, keras.utils.PyDataset))
 
     def is_same(self, other: "TrainingData") -> bool:
-        names = [field.name for field in dataclasses.fields(self)]
-        return all(getattr(self, name) is getattr(other, name) for name in names)
+        return all(vars(self)[f.name] is vars(other)[f.name] for f in dataclasses.fields(self))
 
     def check(self) -> None:
         """Refuse data of which no rows can be taken; a dataset is read."""
@@ -189,6 +188,7 @@ class TrainingData:
         """Build a model, its metrics and its optimizer from the shapes of the data."""
         known = self.some_rows(model)
         if known is not None:
+            _check_labels(model, known.rows)
             spec = each_part(open_spec, known.rows)
         elif model.built:
             return
@@ -342,6 +342,19 @@ class _Sampled(NamedTuple):
     spec: Any  # Of an element of a dataset; None of arrays, whose rows are examples.
     batches: Sample | None  # None where a part of the elements has no axis.
     examples: Sample
+
+
+def _check_labels(model: Any, rows: Any) -> None:
+    """Refuse one-hot labels where the loss takes an index of each, and the reverse."""
+    y: Any = rows[1] if isinstance(rows, tuple) and len(rows) > 1 else None
+    outputs, loss = getattr(model, "outputs", None) or (), getattr(model, "loss", None)
+    if len(outputs) != 1 or not isinstance(y, np.ndarray) or 1 in (outputs[0].shape[-1], *y.shape):
+        return
+    lacks = {"sparse_categorical_crossentropy": 0, "categorical_crossentropy": 1}
+    axes = lacks.get(str(getattr(loss, "name", loss)))  # That labels have fewer than outputs.
+    if axes == len(outputs[0].shape) - y.ndim:
+        give = "keras.utils.to_categorical(y)" if axes else "y.argmax(axis=-1)"
+        raise InputError(f"The loss takes other labels: give `{give}`. Received: loss={loss!r}.")
 
 
 def _as_numpy(nested: Any) -> Any:
