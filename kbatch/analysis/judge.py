@@ -405,7 +405,9 @@ class _Bounds:
         leaders = [k for k in indices if 2 * table.rounds[k] >= table.most and not far[k]]
         leaders = leaders or [k for k in indices if 2 * table.rounds[k] >= table.most]
         behind = gaps.max(0)
-        leader = min(leaders, key=lambda k: (behind[k], k))
+        # Of equal means the fastest.
+        costs = np.zeros(len(gaps)) if table.costs is None else table.costs
+        leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
         worse = tuple(k for k in indices if k != leader and far[k])
         # One that is worse than another is not the best: nobody need be compared with it.
         rivals = [k for k in indices if k not in worse]

@@ -23,7 +23,7 @@ _ENDS = {
     "certain": "the answer is certain",
     "certified": "a size is certified, and no other is likely to be preferred",
     "out of reach": "certainty would take more executions than are left",
-    "executions": "its executions are spent",
+    "executions": "no further round fits in `max_executions`",
     "alone": "only one batch size can be trained",
     "diverged": (
         "every learning rate diverged, the smallest at {smallest} of the rule's: build the model "

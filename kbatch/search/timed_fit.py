@@ -1,6 +1,7 @@
 """`model.fit` for one execution of a trial: one batch size, one clock, checked by epoch."""
 
 import contextlib
+import difflib
 import functools
 import math
 import time
@@ -140,8 +141,9 @@ class TimedFit:
             asked = given.named[name]
             if asked not in (None, size):
                 raise InputError(
-                    f"`{name}` is set by `BatchSizeHyperModel`: leave it out of `search` and "
-                    f"`fit`. Received: {name}={asked} in a trial of {size}."
+                    f"The search sets `{name}` itself: leave it out of `search` and `fit`, and "
+                    "give the sizes to try as `batch_sizes` of `BatchSizeTuner`. "
+                    f"Received: {name}={asked} in a trial of {size}."
                 )
         data = settings.feed.data(given.data)
         call = given.without("callbacks", *sizes, "validation_steps")
@@ -382,10 +384,12 @@ class _EpochCheck(keras.callbacks.Callback):
         numbers = numbers_of(logs)
         missing = [name for name in self._metrics if name not in numbers]
         if missing:
+            near = difflib.get_close_matches(missing[0], numbers, n=1)
+            advice = f"did you mean {near[0]!r}" if near else "compile the model with it"
+            if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
+                advice = "give `validation_data` or `validation_split`"
             raise InputError(
-                f"The objective {missing[0]!r} is not among the metrics that are one number: give "
-                "`validation_data` or `validation_split` for one that starts with val_, compile "
-                "the model with it, or choose another objective. "
+                f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
                 f"Received: metrics {sorted(numbers)}."
             )
 

@@ -143,7 +143,6 @@ def caveats(study: "Study") -> Iterator[Note]:
         yield Note.of("devices_differ", devices=join_words(kinds))
     yield from _small_last_batch(trials)
     yield from _rates(trials)
-    yield from _lagging(trials)
     noted = [note for trial in study.trials for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
@@ -189,7 +188,7 @@ def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
         yield Note.of("rates_by_callback", went=join_words(went))
 
 
-def _lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
+def lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     """Say where validation shows averages that lag, and not what the model has learnt."""
     lags = [(lag, t) for t in trials for e in t.executions if (lag := _lag(e)) is not None]
     if lags:

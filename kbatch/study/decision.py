@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
 from kbatch.analysis.race_rounds import first_seed, judge_race
+from kbatch.page.numbers import setting
 from kbatch.page.table import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
@@ -21,6 +22,7 @@ from kbatch.study.comparison import (
     comparable_trials,
     ends_by_time,
     is_time,
+    rate_factor,
     runs_of,
     tolerance_in_units,
     training_seconds,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 # Times that are told apart differ by less.
 _TOLD_APART = 1.15
 # Why a size is not judged in a race.
-_UNLIKELY = "left the race: unlikely to win"
+_UNLIKELY = "left the race at {} times the rule's rate: unlikely to win"
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 
@@ -271,7 +273,8 @@ def decide(
         judgement = judge(runs, **given)
     else:
         raced = {size for size, _ in judgement.pairs}
-        left_out += tuple((t, _UNLIKELY) for t in compared if t.batch_size not in raced)
+        out = [trial for trial in compared if trial.batch_size not in raced]
+        left_out += tuple((t, _UNLIKELY.format(setting(rate_factor(t)))) for t in out)
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
     alike = _alike_in_time(judgement, runs)
     plain_s = plain_seconds(compared, epoch_s or {})

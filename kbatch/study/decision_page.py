@@ -10,7 +10,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.caveats import binding_limits, failures, still_rising
+from kbatch.study.caveats import binding_limits, failures, lagging, still_rising
 from kbatch.study.comparison import as_compared, is_share, rate_factor
 from kbatch.study.decision import Decision, Page, Row, SizeChange, plain_seconds, starting_rate
 from kbatch.study.names import (
@@ -56,6 +56,7 @@ def with_page(
         *binding_limits(trial, trials, names),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
         *failures(trial, trials),
+        *lagging(found.trials),
     )
     page = Page(
         headline=_headline(found, trial, trials, names),
@@ -238,7 +239,9 @@ def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> s
             return ""
         more = f" It follows the {scaling.rule} rule." if scaling.rule else ""
         return Note.of("rate_unchecked", **given, more=more)
-    at_base = next((t for t in found.trials if t.batch_size == base), trial)
+    # That of the answer itself: another size may have fared as well at its own.
+    own_base = next((t for t in found.trials if t.batch_size == base), trial)
+    at_base = trial if rate_factor(trial) == 1 else own_base
     factor = rate_factor(at_base)
     if factor == 1:
         return f"Your learning rate, {setting(own)} at batch size {base:,}, is the best one tried."

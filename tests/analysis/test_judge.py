@@ -318,3 +318,15 @@ def test_a_validation_set_too_small_says_what_it_can_settle_and_what_would_do():
     assert len(enough) >= 6
     assert sum(settled) >= 0.7 * len(settled)
     assert sum(enough) >= 0.6 * len(enough)
+
+
+def test_of_equal_means_the_fastest_is_named_where_none_is_certified():
+    values = {16: (1.0, 0.5, 0.75), 32: (0.5, 0.75, 1.0), 128: (0.75, 1.0, 0.5)}
+    runs = [
+        Run(size, 1.0, seed, value, 100 / size)
+        for size, own in values.items()
+        for seed, value in enumerate(own)
+    ]
+    found = judge(runs, larger_is_better=True, tolerance=0.01, confidence=0.95)
+    assert not found.certified
+    assert found.named[0] == 128

@@ -59,7 +59,6 @@ def plan(batch_size=32, **changed):
         "number": 0,
         "seed": 0,
         "validation_batch_size": 32,
-        "learning_rate_scaling": None,
         "metrics": (),
         "to_target": False,
         "objective": None,
