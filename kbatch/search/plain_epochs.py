@@ -50,6 +50,15 @@ def measure_plain_epochs(
     if known is not None and set(sizes) <= set(known.batch_sizes):
         return
     spent_s = sum(run.total_s or 0.0 for trial in study.trials for run in trial.executions)
+    turns, left_s = _EPOCHS, most_share * spent_s
+    if found.alike_in_time:
+        turns, left_s = _MORE_EPOCHS, max(left_s, _TO_TELL_APART_S)
+    slower, example_s = min(rates), sum(1 / rate for rate in rates)
+    known_rows = len(keras.tree.flatten(data)[0])
+    rows = int(min(known_rows, _MOST_S * slower, left_s / (turns * example_s)))
+    fewest = _FEWEST_BATCHES * max(sizes)
+    if rows < fewest:
+        return
     with kept_seeds():
         models = []
         for trial in trials:
@@ -57,15 +66,10 @@ def measure_plain_epochs(
             hp.values = dict(trial.hyperparameters)
             model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
             models.append(tuner.hypermodel.graph.model(model))
-        turns, left_s = _EPOCHS, most_share * spent_s
-        if found.alike_in_time:
-            turns, left_s = _MORE_EPOCHS, max(left_s, _TO_TELL_APART_S)
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
-        slower, example_s = min(rates), sum(1 / rate for rate in rates)
-        part_s = max(0.0, min(_MOST_S, left_s / (turns * example_s * slower)))
-        rows = min(len(keras.tree.flatten(data)[0]), int(part_s * slower))
-        if rows < _FEWEST_BATCHES * max(sizes):
+            rows = int(min(rows, left_s / (turns * example_s)))
+        if rows < fewest:
             return
         x, y = ((keras.tree.map_structure(lambda part: part[:rows], one)) for one in data)
         try:
