@@ -198,7 +198,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def _delete_checkpoints(self, *, decided: bool) -> None:
         kept = {one.trial_id for one in self.get_best_trials()}
-        kept |= decided_trials(self._project) if decided else open_trials(self._project)
+        project = self._project
+        kept |= decided_trials(project, or_alike=True) if decided else open_trials(project)
         for trial_id in {one.trial_id for one in self.ended_trials} - kept:
             for name in (CHECKPOINT_NAME, DRAFT_NAME):
                 with contextlib.suppress(OSError):  # A disk that cannot be written keeps them.

@@ -131,10 +131,17 @@ def no_best_trial(project: Path) -> str:
     )
 
 
-def decided_trials(project: Path) -> set[str]:
-    """Return the id of the trial that the study of a project decides on, where it does."""
-    trial = load_study(project).decide().trial if any(project.glob("trial_*")) else None
-    return set() if trial is None else {trial.trial_id}
+def decided_trials(project: Path, *, or_alike: bool = False) -> set[str]:
+    """Return the id of the trial that the study of a project decides on, where it does.
+
+    `or_alike` adds those that are told apart from it by epochs that are timed later.
+    """
+    if not any(project.glob("trial_*")):
+        return set()
+    found = load_study(project).decide()
+    decided = set() if found.trial is None else {found.trial.trial_id}
+    sizes = found.alike_in_time if or_alike else ()
+    return decided | {trial.trial_id for trial in found.trials if trial.batch_size in sizes}
 
 
 def open_trials(project: Path) -> set[str]:

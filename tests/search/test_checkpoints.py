@@ -1,5 +1,7 @@
 """Which trial a tuner names first, and whose weights it keeps: those of the study's decision."""
 
+import dataclasses
+
 import keras_tuner
 import pytest
 import searches
@@ -122,3 +124,18 @@ def test_a_damaged_record_takes_no_weights_of_others(tmp_path):
     (tmp_path / "trial_0001" / "kbatch.json").write_text("{")
     ended_once_more(oracle_of(tmp_path))
     assert {16, 64} <= kept(tmp_path)
+
+
+def test_a_size_that_epochs_in_turns_may_name_keeps_its_checkpoint(tmp_path, monkeypatch):
+    decide = kbatch.Study.decide
+    monkeypatch.setattr(
+        kbatch.Study,
+        "decide",
+        lambda self, **settings: dataclasses.replace(
+            decide(self, **settings), alike_in_time=(8, 16, 32)
+        ),
+    )
+    hypermodel = searches.stock(batch_sizes=(8, 16, 32))
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, objective="val_loss")
+    kept = {path.parent.name for path in tmp_path.glob(f"search/trial_*/{CHECKPOINT_NAME}")}
+    assert len(kept) == 3
