@@ -189,10 +189,10 @@ def memory_pass(
             peak = measure(size)
             found = "out of memory" if peak is None else memory_text(peak)
             outcome = "out_of_memory" if peak is None else "fits"
-            record = MemoryRecord(dtype_policy, size, outcome, None, peak, expected)
+            record = MemoryRecord(dtype_policy, size, outcome, None, peak)
         else:
             found = reason
-            record = MemoryRecord(dtype_policy, size, "not_run", reason, None, expected, guarded)
+            record = MemoryRecord(dtype_policy, size, "not_run", reason, guarded=guarded)
         records.append(record)
         say(f"memory of batch {size} under {dtype_policy}: {found}")
     return MemoryPass(tuple(records), limit_bytes, facts.notes)

@@ -180,7 +180,6 @@ class MemoryRecord:
     outcome: str  #: "fits", "out_of_memory" or "not_run".
     reason: str | None = None  #: Why it was not run, None where it was.
     peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
-    predicted_bytes: float | None = None  #: What smaller sizes let expect, None for the first.
     guarded: bool = False  #: Whether it was not run because it would need too much.
 
     @property

@@ -16,9 +16,8 @@ from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
-from kbatch.throughput.micro_batch_steps import micro_batch_steps
 from kbatch.throughput.result import TrainingProfile
-from kbatch.throughput.updates import TimedUpdates, Way
+from kbatch.throughput.updates import TimedUpdates, Way, micro_batch_steps
 from kbatch.timing.rounds import TimingPlan, check_seconds
 from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare

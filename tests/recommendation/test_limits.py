@@ -188,8 +188,8 @@ def memory(*peaks, ended=None):
 
 
 OUT = MemoryRecord("float32", 64, "out_of_memory")
-GUARDED = MemoryRecord("float32", 64, "not_run", "too much", None, 1640.0, guarded=True)
-UNTIMED = MemoryRecord("float32", 64, "not_run", "the time was spent", None, 1640.0)
+GUARDED = MemoryRecord("float32", 64, "not_run", "too much", guarded=True)
+UNTIMED = MemoryRecord("float32", 64, "not_run", "the time was spent")
 
 
 @pytest.mark.parametrize(

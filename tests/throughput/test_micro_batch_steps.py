@@ -5,7 +5,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.throughput.micro_batch_steps import micro_batch_steps
+from kbatch.throughput.updates import micro_batch_steps
 from kbatch.training.accumulation import accumulation_of
 
 layers = keras.layers

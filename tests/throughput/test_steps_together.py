@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import small_models as models
 
-from kbatch.throughput.micro_batch_steps import micro_batch_steps
+from kbatch.throughput.updates import micro_batch_steps
 from kbatch.training.model import execution_steps
 
 BATCH = models.rows(8)
