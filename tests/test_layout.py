@@ -45,7 +45,7 @@ EXPERIMENTS = {
     "training": ...,
     "timing": ...,
     "memory": {"experiment", "find", "probe", "workload"},
-    "throughput": {"measure", "micro_batch_steps", "updates"},
+    "throughput": {"measure", "updates"},
     "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep", "variants"},
     "input_pipeline": {"blocks", "borrowed_step", "changes", "measure", "tf_data_graph"},
     "search": ...,

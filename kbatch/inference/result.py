@@ -110,6 +110,10 @@ class InferenceAnswer:
     verified: bool = False
     extrapolated: bool = False  #: Whether it lies outside the measured sizes.
 
+    def __str__(self) -> str:
+        how = ", verified by fresh calls" if self.verified else ""
+        return f"batch size {self.batch_size:,}{how}: {self.reason}"
+
 
 class TargetTooLow(ValueError):
     """A latency target that not even the smallest batch reaches; it says what can be reached.

@@ -99,7 +99,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             asks for, and with `"local"` for all devices; 1 isolates trials that run one by one.
         distribution_strategy: A `tf.distribute.Strategy` to train under.
         directory: Where results go; the working directory if None.
-        project_name: Name of the folder in it, `"untitled_project"` if None.
+        project_name: Name of the folder in it, `"search"` if None.
         overwrite: Whether to delete what the folder holds. If not, the search goes on with the
             trials there, where model, data, arguments of `fit` and search space are the same; more
             batch sizes and more executions extend them.

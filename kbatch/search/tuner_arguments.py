@@ -108,7 +108,7 @@ def check_directory(
     directory: str | Path | None, project_name: str | None, *, overwrite: bool
 ) -> Path:
     """Return the project directory, which is the same wherever the process goes later."""
-    folder = Path(directory or ".", project_name or "untitled_project")
+    folder = Path(directory or ".", project_name or "search")
     check_local(folder)
     try:
         folder.mkdir(parents=True, exist_ok=True)

@@ -29,7 +29,7 @@ _FAR_BELOW = 0.1
 _AVERAGING_TIMES = 5
 
 
-def binding_limits(
+def limit_notes(
     best: TrialRecord, trials: Sequence[TrialRecord], names: TrialNames
 ) -> Iterator[Note]:
     """Compare the trial that is named with larger batch sizes of its settings."""

@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
 from kbatch.analysis.race_rounds import first_seed, judge_race
-from kbatch.page.numbers import setting
 from kbatch.page.table import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
@@ -35,7 +34,10 @@ if TYPE_CHECKING:
 # Times that are told apart differ by less.
 _TOLD_APART = 1.15
 # Why a size is not judged in a race.
-_UNLIKELY = "left the race at {} times the rule's rate: unlikely to win"
+_UNLIKELY = "left the race: unlikely to win"
+_FAR_RATE = "tried only at a rate that is far off"
+# From so many times the rate of the answer, beside the rule.
+_FAR = 8
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 
@@ -274,7 +276,9 @@ def decide(
     else:
         raced = {size for size, _ in judgement.pairs}
         out = [trial for trial in compared if trial.batch_size not in raced]
-        left_out += tuple((t, _UNLIKELY.format(setting(rate_factor(t)))) for t in out)
+        rates = [rate_factor(trial) / judgement.named[1] for trial in out]
+        why = [_UNLIKELY if 1 / _FAR < rate < _FAR else _FAR_RATE for rate in rates]
+        left_out += tuple(zip(out, why, strict=True))
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
     alike = _alike_in_time(judgement, runs)
     plain_s = plain_seconds(compared, epoch_s or {})

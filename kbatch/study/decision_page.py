@@ -10,7 +10,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.caveats import binding_limits, failures, lagging, still_rising
+from kbatch.study.caveats import failures, lagging, limit_notes, still_rising
 from kbatch.study.comparison import as_compared, is_share, rate_factor
 from kbatch.study.decision import Decision, Page, Row, SizeChange, plain_seconds, starting_rate
 from kbatch.study.names import (
@@ -53,7 +53,7 @@ def with_page(
         return dataclasses.replace(found, page=Page(headline, lost, advice))
     names = trial_names(trials)
     limits = (
-        *binding_limits(trial, trials, names),
+        *limit_notes(trial, trials, names),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
         *failures(trial, trials),
         *lagging(found.trials),

@@ -14,8 +14,9 @@ from inference_factory import (
     time_s,
 )
 
+from kbatch.analysis.intervals import Estimate
 from kbatch.inference.measure import expected_drift
-from kbatch.inference.result import SizeEffect, TargetTooLow
+from kbatch.inference.result import InferenceAnswer, SizeEffect, TargetTooLow
 from kbatch.page.table import shown_columns
 
 
@@ -217,3 +218,8 @@ def test_answers_outside_the_measured_sizes_say_so():
     assert "not measured" in profile.answer
     assert make_profile(*(make_timing(size) for size in (32, 64, 128))).knee.extrapolated
     assert not make_profile().knee.extrapolated
+
+
+def test_an_answer_prints_its_size_and_where_it_comes_from():
+    answer = InferenceAnswer(1024, Estimate(None), "the fit", verified=True)
+    assert str(answer).startswith("batch size 1,024, verified")

@@ -6,7 +6,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.study.caveats import binding_limits, caveats
+from kbatch.study.caveats import caveats, limit_notes
 from kbatch.study.names import trial_names
 
 
@@ -29,7 +29,7 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
 
 def limits(study):
     best, names = study.decide().trial, trial_names(study.trials)
-    return [] if best is None else list(binding_limits(best, study.trials, names))
+    return [] if best is None else list(limit_notes(best, study.trials, names))
 
 
 def names(*trials):
