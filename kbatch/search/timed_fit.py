@@ -32,7 +32,7 @@ from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
 from kbatch.training.data.forms import is_dataset
-from kbatch.training.data.training_data import Batches, TrainingData
+from kbatch.training.data.training_data import Batches, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.fit_call import FitCall
 from kbatch.training.input_meter import InputMeter, StepMeter
@@ -146,6 +146,7 @@ class TimedFit:
                     f"Received: {name}={asked} in a trial of {size}."
                 )
         data = settings.feed.data(given.data)
+        check_labels(self._model, data.y)
         call = given.without("callbacks", *sizes, "validation_steps")
         most = None if self._prepare is None else self._prepare(data)
         if most is not None:

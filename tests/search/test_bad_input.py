@@ -129,9 +129,17 @@ def texts():
     return x, np.array(["a", "b", "c"])[y]
 
 
-def searched(*, data=None, fit=None, sizes=(8, 32, 128), kind=keras_tuner.GridSearch, **tuner):
+def searched(
+    *,
+    build=models.stock,
+    data=None,
+    fit=None,
+    sizes=(8, 32, 128),
+    kind=keras_tuner.GridSearch,
+    **tuner,
+):
     def search(folder):
-        tuned = searches.stock(batch_sizes=sizes)
+        tuned = searches.stock(build, batch_sizes=sizes)
         return searches.search(folder, tuned, kind, data=data and data(), fit=fit, **tuner)
 
     return search
@@ -140,6 +148,11 @@ def searched(*, data=None, fit=None, sizes=(8, 32, 128), kind=keras_tuner.GridSe
 def raced(**arguments):
     given = {"kind": kbatch.BatchSizeTuner, "sizes": (8, 32), "strategy": "race"}
     return searched(**(given | arguments))
+
+
+def one_hot():
+    x, y = models.rows(94)
+    return x, np.eye(3)[y]
 
 
 SMALL = {"sizes": (8, 32)}
@@ -158,6 +171,7 @@ ENDED = [
         "20 examples",
     ),
     (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
+    (searched(build=models.linear, data=one_hot, **SMALL), "argmax"),
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
     (searched(fit={"epochs": 1.5}, **SMALL), "epochs=1.5"),
     (searched(fit={"epochs": True}, **SMALL), "epochs=True"),

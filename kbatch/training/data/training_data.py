@@ -188,7 +188,7 @@ class TrainingData:
         """Build a model, its metrics and its optimizer from the shapes of the data."""
         known = self.some_rows(model)
         if known is not None:
-            _check_labels(model, known.rows)
+            check_labels(model, keras.utils.unpack_x_y_sample_weight(known.rows)[1])
             spec = each_part(open_spec, known.rows)
         elif model.built:
             return
@@ -344,11 +344,12 @@ class _Sampled(NamedTuple):
     examples: Sample
 
 
-def _check_labels(model: Any, rows: Any) -> None:
+def check_labels(model: Any, y: Any) -> None:
     """Refuse one-hot labels where the loss takes an index of each, and the reverse."""
-    y: Any = rows[1] if isinstance(rows, tuple) and len(rows) > 1 else None
     outputs, loss = getattr(model, "outputs", None) or (), getattr(model, "loss", None)
-    if len(outputs) != 1 or not isinstance(y, np.ndarray) or 1 in (outputs[0].shape[-1], *y.shape):
+    if user_step(model) is not None or len(outputs) != 1 or not isinstance(y, np.ndarray):
+        return
+    if 1 in (outputs[0].shape[-1], *y.shape):
         return
     lacks = {"sparse_categorical_crossentropy": 0, "categorical_crossentropy": 1}
     axes = lacks.get(str(getattr(loss, "name", loss)))  # That labels have fewer than outputs.
