@@ -2,10 +2,10 @@
 
 from records_factory import make_study
 
-from kbatch.input_pipeline.rates import LongRun
 from kbatch.input_pipeline.result import (
     ChangeRecord,
     InputPipelineProfile,
+    LongRun,
     RateRecord,
     StepSpan,
 )
@@ -42,20 +42,7 @@ def make_long_run(low, high=None, *, waiting=None):
     counted = ("whole chunks", round(3 * low), 3.0, 0, 0.0)
     if high is not None:
         counted = ("part of the data", round(3 * low), 3.0, round(2 * high), 2.0)
-    trained = (None, None) if waiting is None else (4.0, 4.0 * waiting)
-    return LongRun(*counted, 1.0, *trained)
-
-
-def make_smaller_steps(step=2400, *, batch_size=64, overhead_examples=16, rounds=5):
-    """Steps on smaller batches, a line whose overhead takes as long as so many examples do."""
-
-    def rate(size):
-        whole_s = (batch_size + overhead_examples) / (size + overhead_examples) / batch_size
-        return step * whole_s * size
-
-    return tuple(
-        make_rate(rate(size), rounds=rounds) for size in (batch_size // 4, batch_size // 16)
-    )
+    return LongRun(*counted, 1.0, waiting)
 
 
 def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **changed):
@@ -65,8 +52,6 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
         "pipeline": make_rate(pipeline),
         "step": make_rate(step),
         "together": make_rate(together, wait_share=wait_share),
-        "smaller_sizes": (16, 4),
-        "smaller_steps": make_smaller_steps(step),
         "timeline": tuple(StepSpan(0.08 * i, 0.05, 0.03) for i in range(13)),
         "changes": (
             make_change(),

@@ -34,9 +34,7 @@ FORMS = RECORDS | {
     "inference of nothing": inference_factory.make_profile(
         inference_factory.make_failed(1), memory=(), memory_limit_bytes=None, environment=None
     ),
-    "input without extras": inputs.make_profile(
-        changes=(), timeline=(), noted=(), smaller_sizes=(), smaller_steps=(), wait_share=None
-    ),
+    "input without extras": inputs.make_profile(changes=(), timeline=(), noted=(), wait_share=None),
     "input of two bounds": inputs.make_profile(long_run=inputs.make_long_run(700, 900)),
     "largest batch of one size": max_batch_result(
         probes=(ProbeRecord(1, 100, "fits", 2.0),),

@@ -4,7 +4,8 @@ Each block of a measurement starts the pipeline again, so that nothing runs behi
 and none begins with batches made before. What the start costs is left out, the first batch and what
 follows until tf.data has tuned itself, unless whole epochs count or all that comes from the start:
 which of them is decided once for a pipeline, so that its rounds count the same. Before the blocks
-the pipeline is read once for long, and some of its batches are held for the train step alone.
+the pipeline is read once for long, and some of its batches are held for the train step alone. The
+train step is that of the model, borrowed and returned as it was.
 """
 
 import bisect
@@ -12,18 +13,86 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Generator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
+import keras
 import tensorflow as tf
 
-from kbatch.input_pipeline.borrowed_step import BorrowedStep
-from kbatch.input_pipeline.rates import LongRun, long_run
-from kbatch.input_pipeline.result import RateRecord, StepSpan
+from kbatch.device.failures import failure_text
+from kbatch.errors import InputError
+from kbatch.input_pipeline.result import LongRun, RateRecord, StepSpan, long_run
 from kbatch.timing.rounds import FEWEST_ROUNDS
 from kbatch.training.data.batch_source import BatchSource, BatchStream
-from kbatch.training.data.forms import rows_of
+from kbatch.training.data.forms import each_part, parts_of, rows_of
+from kbatch.training.model import build_ahead, check_one_device, user_step, wait_for
+from kbatch.training.state import KeptState, kept_state
+
+
+class BorrowedStep:
+    """The train step of a model as `fit` runs it, one batch a call."""
+
+    def __init__(self, model: keras.Model, state: KeptState):
+        self._model: Any = model
+        self._state = state
+        self._shapes: set[tuple[Any, ...]] = set()
+        self._outputs: Any = ()
+        model.make_train_function()
+
+    def __call__(self, batch: Any) -> None:
+        """Train on a batch, and wait for the device."""
+        self.launch(batch)
+        self.wait()
+
+    def launch(self, batch: Any) -> None:
+        """Begin to train on a batch: a GPU may still be at work when this returns."""
+        self._shapes.add(_shapes_of(batch))
+        # A Python iterator of one batch gives one step, whatever `steps_per_execution` is.
+        self._outputs = self._model.train_function(iter((batch,)))
+
+    def wait(self) -> None:
+        wait_for(self._outputs)
+
+    def has_seen(self, batch: Any) -> bool:
+        """Return whether a batch of these shapes has been trained on: a new one may compile."""
+        return _shapes_of(batch) in self._shapes
+
+    def restore(self) -> None:
+        """Put weights, optimizer state, random seeds and metrics back."""
+        function = self._model.train_function
+        self._state.restore()
+        self._model.train_function = function  # Made once for all blocks.
+
+
+@contextlib.contextmanager
+def borrowed_step(model: keras.Model, batch: Any) -> Iterator[BorrowedStep]:
+    """Lend the train step of a model, which keeps the weights that it gets from the batch."""
+    check_one_device(model)
+    if user_step(model) is not None:
+        build_ahead(model, each_part(tf.type_spec_from_value, batch))
+    elif not model.built:
+        with fitting_data():
+            model(keras.utils.unpack_x_y_sample_weight(batch)[0])
+    with kept_state(model) as state:
+        yield BorrowedStep(model, state)
+
+
+@contextlib.contextmanager
+def fitting_data() -> Iterator[None]:
+    """Turn what a model says of data that do not fit it into an error that names both."""
+    try:
+        yield
+    except (ValueError, TypeError, tf.errors.InvalidArgumentError) as error:
+        raise InputError(
+            "The model cannot be trained on these data: give inputs and targets of the shapes and "
+            f"dtypes that the model and its loss take. Received: {failure_text(error)}"
+        ) from error
+
+
+def _shapes_of(batch: Any) -> tuple[Any, ...]:
+    return tuple(tuple(leaf.shape) for leaf in parts_of(batch))
+
 
 MOST_ROUNDS = 9
 _FEWEST_BATCHES = 4
@@ -101,7 +170,6 @@ class Block(NamedTuple):
     examples: int
     duration_s: float
     cpu_s: float  # Of this process, over all cores.
-    first_batch_s: float | None = None  # None without a pipeline.
     spans: tuple[StepSpan, ...] = ()  # Of training.
     batch_numbers: float = 0.0  # The mean of the numbers in a batch, with a pipeline.
 
@@ -141,7 +209,6 @@ def reading_block(
         sum(one.rows for one in known),
         duration_s,
         sum(one.cpu_s for one in known),
-        taken[0].arrived_s,
         spans,
         fmean(one.numbers for one in known),
     )
@@ -183,28 +250,27 @@ _PAUSE_SHARE = 0.2
 _BEYOND_FIRST = 1.5
 # Epochs of so few batches, or whose start takes this share of them, count as a whole.
 _FEW_BATCHES, _START_SHARE = 8, 0.05
-# Whether batches grow is seen in so many of them.
-_MANY = 16
 
 
 class InputPass(NamedTuple):
     """What a long reading of a pipeline found, with batches that stand for all of them."""
 
+    source: BatchSource
     record: LongRun
     batches: tuple[Any, ...]
     epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
     duration_s: float
     batch_numbers: float  # The mean of the numbers in a batch.
-    growth: float  # Numbers in the second half of the batches over those in the first one.
+    step_s: float = 0.0  # Of a train step on one of the batches, once it is known.
 
-    def counted(self, length: BlockLength, *, step_s: float = 0.0) -> BlockLength:
+    def counted(self, length: BlockLength, *, trains: bool = False) -> BlockLength:
         """Decide for all blocks of a pipeline whether whole epochs count."""
         # They do where an epoch fits in a block, and several do or its start must not be left out,
         # such as a shuffle buffer that is filled.
         if self.epoch is None:
             return length
-        batches, alone_s = self.epoch
-        epoch_s = alone_s + batches * step_s
+        batches, epoch_s = self.epoch
+        epoch_s += trains * batches * self.step_s
         several = epoch_s <= length.settle_s + length.measure_s
         few, slow_start = _FEW_BATCHES, self.record.first_batch_s > _START_SHARE * epoch_s
         if epoch_s <= length.longest_s and (several or batches <= few or slow_start):
@@ -227,20 +293,14 @@ def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPas
             if len(taken) > 1 and (over or (even and one.arrived_s >= least_s)):
                 break
     first = [one for one in taken if one.epoch == 0]
-    numbers, half, begin_s = [one.numbers for one in first], len(first) // 2, taken[0].arrived_s
-    growth = sum(numbers[-half:]) / max(1, sum(numbers[:half])) if len(first) >= _MANY else 1.0
-    ended = len(first) < len(taken)
+    ended, arrivals_s = len(first) < len(taken), [one.arrived_s for one in taken]
     return InputPass(
-        long_run(
-            [one.rows for one in taken],
-            [one.arrived_s for one in taken],
-            epochs=[one.epoch for one in taken],
-        ),
+        source,
+        long_run([one.rows for one in taken], arrivals_s, epochs=[one.epoch for one in taken]),
         held.chosen(whole=ended),
-        (len(first), taken[len(first)].arrived_s - begin_s) if ended else None,
-        taken[-1].arrived_s,
-        fmean(numbers),
-        growth,
+        (len(first), arrivals_s[len(first)] - arrivals_s[0]) if ended else None,
+        arrivals_s[-1],
+        fmean(one.numbers for one in first),
     )
 
 
@@ -287,18 +347,3 @@ def numbers_in(batch: Any) -> int:
     """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return sum(math.prod(part.shape) for part in parts if part is not None)
-
-
-class PreparedInput(NamedTuple):
-    """A pipeline that was read, and a train step that has seen the shapes it will be timed on."""
-
-    source: BatchSource
-    reading: InputPass
-    step: BorrowedStep
-    batches: tuple[Any, ...]  # To train on in turn, held on the device.
-    smaller: dict[int, Any]  # Parts of a batch by their size, the largest first.
-    step_s: float
-
-    @property
-    def batch_size(self) -> int:
-        return rows_of(self.batches[0])

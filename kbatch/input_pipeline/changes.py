@@ -1,11 +1,15 @@
-"""Changes to an input pipeline that leave its examples as they are, tried in training."""
+"""Changes to an input pipeline that leave its examples as they are, tried in training.
+
+TensorFlow has no public way to look into a pipeline: its stages are found by walking it, and the
+last ones put together again. What is not known here is left alone.
+"""
 
 import dataclasses
 import functools
 import itertools
 import math
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
@@ -18,21 +22,16 @@ from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
     Block,
     BlockLength,
-    PreparedInput,
+    BorrowedStep,
+    InputPass,
     block_length,
     rate_of,
     reading_block,
 )
 from kbatch.input_pipeline.result import ChangeRecord
-from kbatch.input_pipeline.tf_data_graph import (
-    all_stages,
-    chain_of,
-    function_of,
-    has_operation,
-    is_stateless,
-    kind_of,
-    with_parallel_maps,
-)
+from kbatch.library_internals import dataset_argument as given
+from kbatch.library_internals import dataset_function as function_of
+from kbatch.library_internals import dataset_graph, inputs_of_dataset, only_input_of_dataset
 from kbatch.page.numbers import memory_text, one_line
 from kbatch.timing.rounds import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.batch_source import (
@@ -42,6 +41,7 @@ from kbatch.training.data.batch_source import (
     source_of_dataset,
     source_of_py_dataset,
 )
+from kbatch.training.data.forms import rows_of
 
 # A change with the changed pipeline, None where a reason says why it is not to be tried.
 Change = tuple[ChangeRecord, BatchSource | None]
@@ -53,10 +53,10 @@ _LONGER = 1.5
 
 
 def try_changes(
-    prepared: PreparedInput, *, even: bool, cache_bytes: int, budget_s: float
+    reading: InputPass, step: BorrowedStep, *, even: bool, cache_bytes: int, budget_s: float
 ) -> tuple[ChangeRecord, ...]:
     """Train on each changed pipeline and on the original, in turn."""
-    source, reading, end_s = prepared.source, prepared.reading, time.perf_counter() + budget_s
+    source, end_s = reading.source, time.perf_counter() + budget_s
     if source.kind == "PyDataset":
         changes = worker_changes(source.given, timeout_s=max(_PROCESSES_START_S, budget_s))
     else:
@@ -65,8 +65,9 @@ def try_changes(
     left_s, first_batch_s = max(0.0, end_s - time.perf_counter()), reading.record.first_batch_s
     block_s = reading.duration_s
     if even:
-        batch_s = prepared.batch_size * reading.record.duration_s / reading.record.examples
-        block_s = first_batch_s + _LATER_BATCHES * (batch_s + prepared.step_s)
+        rows = rows_of(reading.batches[0])
+        batch_s = rows * reading.record.duration_s / reading.record.examples
+        block_s = first_batch_s + _LATER_BATCHES * (batch_s + reading.step_s)
     sources = {record.name: changed for record, changed in changes if changed is not None}
     names = list(sources)[: max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)]
     needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
@@ -76,13 +77,13 @@ def try_changes(
     if even:
         contenders = len(names) + 1
         shares = block_length(left_s, contenders=contenders, starts_s=contenders * first_batch_s)
-        length = reading.counted(shares, step_s=prepared.step_s)
+        length = reading.counted(shares, trains=True)
 
     def train(name: str) -> Block | None:
         if name in reasons:
             return None
         try:
-            return reading_block(sources.get(name, source), length, prepared.step)
+            return reading_block(sources.get(name, source), length, step)
         except Exception as error:  # Whatever the changed pipeline raises: the others go on.
             if not name:
                 raise
@@ -246,29 +247,106 @@ _PROCESSES_START_S = 10.0
 def worker_changes(dataset: keras.utils.PyDataset, *, timeout_s: float) -> list[Change]:
     """Find the settings of a `PyDataset` to try: threads and processes."""
     workers = max(_FEWEST_WORKERS, usable_cores(), dataset.workers)
-    rules: tuple[tuple[str, dict[str, Any], str | None, str | None], ...] = (
-        (
-            "more workers",
-            {"workers": workers},
-            "`__getitem__` may be called from several threads at once",
-            "there is one a core already" if dataset.workers >= workers else None,
-        ),
-        (
-            "processes",
-            {"workers": workers, "use_multiprocessing": True},
-            "each process has its own copy of the data",
-            "the workers are processes already" if dataset.use_multiprocessing else None,
-        ),
+    threads, processes = {"workers": workers}, {"workers": workers, "use_multiprocessing": True}
+    more = ChangeRecord(
+        "more workers",
+        f"workers={workers}",
+        "`__getitem__` may be called from several threads at once",
+        "there is one a core already" if dataset.workers >= workers else None,
     )
-    found: list[Change] = []
-    for name, settings, condition, reason in rules:
-        source = source_of_py_dataset(dataset, settings, timeout_s=timeout_s)
-        if name == "processes" and reason is None:
-            try:  # Those that were forked beside TensorFlow's threads may never answer.
-                first_batch(source)
-            except InputError as error:
-                reason = f"processes failed: {error}"
-        code = ", ".join(f"{setting}={value}" for setting, value in settings.items())
-        record = ChangeRecord(name, code, condition, reason)
-        found.append((record, source if reason is None else None))
+    forked, reason = source_of_py_dataset(dataset, processes, timeout_s=timeout_s), None
+    if dataset.use_multiprocessing:
+        reason = "the workers are processes already"
+    else:
+        try:  # Those that were forked beside TensorFlow's threads may never answer.
+            first_batch(forked)
+        except InputError as error:
+            reason = f"processes failed: {error}"
+    code = f"workers={workers}, use_multiprocessing=True"
+    own = ChangeRecord("processes", code, "each process has its own copy of the data", reason)
+    return [
+        (more, None if more.reason else source_of_py_dataset(dataset, threads)),
+        (own, None if reason else forked),
+    ]
+
+
+# The stages of a `tf.data` pipeline.
+
+
+def chain_of(dataset: tf.data.Dataset) -> list[Any]:
+    """List the stages of a pipeline from its end down to where it branches or starts."""
+    stages: list[Any] = [dataset]
+    while (below := only_input_of_dataset(stages[-1])) is not None:
+        restructured = kind_of(below) == "Restructured"
+        stages.append(
+            only_input_of_dataset(only_input_of_dataset(below)) if restructured else below
+        )
+    return stages
+
+
+def all_stages(dataset: tf.data.Dataset) -> list[Any]:
+    """List the stages of a pipeline, those of all branches too, each above those below it."""
+    found: list[Any] = []
+    waiting: list[Any] = [dataset]
+    while waiting:
+        stage = waiting.pop(0)
+        if all(stage is not one for one in found):
+            found.append(stage)
+            waiting += inputs_of_dataset(stage)
     return found
+
+
+def kind_of(stage: Any) -> str:
+    """Name the kind of a stage, such as `"Map"`."""
+    return type(stage).__name__.removeprefix("_").removesuffix("Dataset")
+
+
+def is_stateless(stage: Any) -> bool:
+    """Return whether the function of a map has no state: no random numbers, no Python code."""
+    graph: Any = dataset_graph(stage)
+    return not any(operation.op_def.is_stateful for operation in graph.get_operations())
+
+
+def has_operation(stage: Any, *words: str) -> bool:
+    """Return whether the traced function of a stage runs an operation with one of the words."""
+    traced = dataset_graph(stage)
+    if traced is None:
+        return False
+    graph = traced.as_graph_def()
+    nodes = [*graph.node, *(node for f in graph.library.function for node in f.node_def)]
+    return any(word in node.op for node in nodes for word in words)
+
+
+def with_parallel_maps(dataset: tf.data.Dataset) -> tuple[Any, list[Any]]:
+    """Let the maps at the end of a pipeline make several calls at once; return them too."""
+    # Where a shuffle has a seed, its order may be another.
+    stages = chain_of(dataset)
+    known = next((i for i, s in enumerate(stages) if kind_of(s) not in _AGAIN), len(stages))
+    maps = [i for i, stage in enumerate(stages[:known]) if kind_of(stage) == "Map"]
+    if not maps:
+        return dataset, []
+    changed = stages[maps[-1] + 1]
+    for stage in reversed(stages[: maps[-1] + 1]):
+        changed = _AGAIN[kind_of(stage)](changed, stage)
+    return changed, [stages[i] for i in reversed(maps)]
+
+
+def _cut(stage: Any) -> dict[str, bool]:
+    return {"drop_remainder": bool(given(stage, "drop_remainder"))}
+
+
+_AGAIN: dict[str, Callable[[Any, Any], Any]] = {
+    "Map": lambda d, s: d.map(
+        function_of(s), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
+    ),
+    "Batch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s)),
+    "PaddedBatch": lambda d, s: d.padded_batch(
+        given(s, "batch_size"), given(s, "padded_shapes"), given(s, "padding_values"), **_cut(s)
+    ),
+    "Prefetch": lambda d, s: d.prefetch(int(given(s, "buffer_size"))),
+    "Shuffle": lambda d, s: d.shuffle(
+        given(s, "buffer_size"), reshuffle_each_iteration=given(s, "reshuffle_each_iteration")
+    ),
+    "Repeat": lambda d, s: d.repeat(given(s, "count")),
+    "Options": lambda d, s: d.with_options(s.options()),
+}

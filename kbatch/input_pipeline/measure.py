@@ -1,7 +1,6 @@
 """Measure whether the input pipeline or the train step limits training."""
 
 import dataclasses
-import functools
 import time
 from collections.abc import Callable
 from statistics import fmean
@@ -11,29 +10,27 @@ import keras
 import keras_tuner
 
 from kbatch.device.environment import read_environment
-from kbatch.device.gpu_monitor import GpuMonitor
-from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
     Block,
     BlockLength,
+    BorrowedStep,
     InputPass,
-    PreparedInput,
     block_length,
+    borrowed_step,
+    fitting_data,
     rate_of,
     read_pass,
     reading_block,
     step_block,
 )
-from kbatch.input_pipeline.borrowed_step import BorrowedStep, borrowed_step, fitting_data
 from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
-from kbatch.input_pipeline.rates import LongRun
-from kbatch.input_pipeline.result import InputPipelineProfile, RateRecord, StepSpan
+from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.batch_source import BatchSource, batch_source
-from kbatch.training.data.forms import first_rows, rows_of
+from kbatch.training.data.batch_source import batch_source
+from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
@@ -100,23 +97,24 @@ def profile_input_pipeline(
         began_s = time.perf_counter()
         unfilled = fill_cache(source, base_s * FILL_SHARE)
         reading = read_pass(source, least_s=base_s * _LEAST_SHARE, most_s=base_s * _MOST_SHARE)
-        batches = tuple(map(held_on_device, reading.batches))
+        reading = reading._replace(batches=tuple(map(held_on_device, reading.batches)))
         spent_s = time.perf_counter() - began_s
-        with borrowed_step(trained, batches[0]) as step:
-            prepared = _prepared(source, reading, step, batches)
+        with borrowed_step(trained, reading.batches[0]) as step:
+            reading = _warmed_up(reading, step)
             began_s = time.perf_counter()
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-            profile = _measured(prepared, trained, rounds_s=rounds_s, budget_s=budget_s)
+            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=budget_s)
             spent_s += time.perf_counter() - began_s - _TIMELINE_S
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
-                    prepared,
+                    reading,
+                    step,
                     even=profile.is_even,
                     cache_bytes=cache_bytes,
                     budget_s=budget_s - max(base_s, spent_s),
                 )
                 profile = dataclasses.replace(profile, changes=changes)
-    noted = [*profile.noted]
+    noted = []
     if trained.steps_per_execution != 1:
         noted.append(Note.of("input_one_step", steps=int(trained.steps_per_execution)))
     if unfilled is not None:
@@ -124,142 +122,78 @@ def profile_input_pipeline(
     return dataclasses.replace(profile, noted=tuple(noted))
 
 
-# Smaller batches of the train step: with the batch itself three sizes, so that a line can be
-# seen not to fit.
-_PARTS = (4, 16)
-# A block of a smaller step lasts this share of the others: only the crossing rests on it.
-_SMALLER_SHARE = 0.5
+def _warmed_up(reading: InputPass, step: BorrowedStep) -> InputPass:
+    """Train on each batch twice: the first time compiles, the second is timed."""
+    with fitting_data():
+        for batch in reading.batches:
+            step(batch)
+        began_s = time.perf_counter()
+        for batch in reading.batches:
+            step(batch)
+    seconds = (time.perf_counter() - began_s) / len(reading.batches)
+    return reading._replace(step_s=seconds)
+
+
 _CONTENDERS, _STARTED = 3, 2
 # A pause of the machine in a second reading as short as the first would count as one of the data.
 _MOST_AGAIN = 2
-# Batches that the rounds train on and those that were read may differ by this factor, and batches
-# may grow by this one.
-_ALIKE, _GROWN = 1.1, 1.3
-
-
-def _prepared(
-    source: BatchSource, reading: InputPass, step: BorrowedStep, batches: tuple[Any, ...]
-) -> PreparedInput:
-    """Train on each shape twice; smaller batches that the model does not take are left out."""
-    with fitting_data():
-        for batch in batches:
-            step(batch)
-        began_s = time.perf_counter()
-        for batch in batches:
-            step(batch)
-        step_s = (time.perf_counter() - began_s) / len(batches)
-    whole, smaller = rows_of(batches[0]), {}
-    for rows in sorted({max(1, whole // part) for part in _PARTS} - {whole}, reverse=True):
-        part = first_rows(batches[0], rows)
-        try:
-            with fitting_data():
-                step(part)
-                step(part)
-        except InputError:
-            continue
-        smaller[rows] = part
-    return PreparedInput(source, reading, step, batches, smaller, step_s)
+# Batches that the rounds train on and those that were read may differ by this factor.
+_ALIKE = 1.1
 
 
 def _measured(
-    prepared: PreparedInput, model: keras.Model, *, rounds_s: float, budget_s: float
+    reading: InputPass,
+    step: BorrowedStep,
+    model: keras.Model,
+    *,
+    rounds_s: float,
+    budget_s: float,
 ) -> InputPipelineProfile:
-    """Make the rounds, then a block of training for the timeline, and read a GPU."""
-    source, reading, smaller = prepared.source, prepared.reading, prepared.smaller
-    length = block_length(
-        rounds_s,
-        contenders=_CONTENDERS + _SMALLER_SHARE * len(smaller),
-        starts_s=_STARTED * reading.record.first_batch_s,
-    )
-    settle_s, measure_s, longest_s = (_SMALLER_SHARE * seconds for seconds in length[:3])
-    shorter = BlockLength(settle_s, measure_s, longest_s)
-    alone, training = reading.counted(length), reading.counted(length, step_s=prepared.step_s)
-    step = prepared.step
+    """Make the rounds, then a block of training for the timeline."""
+    source, record = reading.source, None
+    starts_s = _STARTED * reading.record.first_batch_s
+    length = block_length(rounds_s, contenders=_CONTENDERS, starts_s=starts_s)
+    alone, training = reading.counted(length), reading.counted(length, trains=True)
     contenders: dict[str, Callable[[], Block]] = {
         "pipeline": lambda: reading_block(source, alone),
-        "step": lambda: step_block(step, prepared.batches, length),
+        "step": lambda: step_block(step, reading.batches, length),
         "together": lambda: reading_block(source, training, step),
     }
-    for rows, part in smaller.items():
-        contenders[str(rows)] = functools.partial(step_block, step, (part,), shorter)
     end_s = time.perf_counter() + rounds_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
-    record = None
+    pipeline, even = rates["pipeline"].samples_per_second, True
     # Where the rounds count whole epochs too, there is nothing that they could not see.
     if alone.counting != "epochs":
         record = reading.record
-        if not record.agrees_with(rates["pipeline"].samples_per_second):
+        if not record.agrees_with(pipeline):
             # The first reading may have met cold files.
             once_s = reading.duration_s
             record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
-    timeline, record, busy = _timeline(prepared, rates["pipeline"], record, budget_s=rounds_s)
-    # Rounds train on the first batches of the data, which may be unlike the others.
-    numbers_trained = fmean(block.batch_numbers for block in found["together"])
-    size_ratio = numbers_trained / reading.batch_numbers if reading.batch_numbers else 1.0
-    counted_alike = alone.counting == training.counting
-    alike = 1 / _ALIKE <= size_ratio <= _ALIKE and 1 / _GROWN < reading.growth < _GROWN
-    unlike = {"grown": reading.growth, "trained": size_ratio}
+        even = record.agrees_with(pipeline)
+    # Training for a second, or as long as was read where the rounds saw another rate.
+    shown_s = min(_TIMELINE_S, rounds_s)
+    length = BlockLength(0.0, shown_s, shown_s)
+    if record is not None and not even:
+        whole_s = max(shown_s, record.duration_s)
+        length = BlockLength(0.0, whole_s, whole_s, "start")
+    block = reading_block(source, length, step)
+    if record is not None and not even:
+        waited_s = sum(span.wait_s for span in block.spans)
+        record = dataclasses.replace(record, wait_share=waited_s / block.duration_s)
+    # Rounds train on the first batches of the data, which may be smaller than the others.
+    trained = fmean(block.batch_numbers for block in found["together"])
+    like_those_read = _ALIKE * trained >= reading.batch_numbers
     return InputPipelineProfile(
         source=source.kind,
-        batch_size=prepared.batch_size,
-        pipeline=rates["pipeline"],
-        step=rates["step"],
-        together=rates["together"],
-        smaller_sizes=tuple(smaller),
-        smaller_steps=tuple(rates[str(rows)] for rows in smaller),
-        timeline=timeline,
-        gpu_busy_share=busy,
+        batch_size=rows_of(reading.batches[0]),
+        **rates,
+        timeline=tuple(span for span in block.spans if span.begin_s < shown_s),
         changes=(),
-        noted=() if alike else (Note.of("input_batches_differ", **unlike),),
+        noted=(),
         dtype_policy=model.dtype_policy.name,
         budget_s=budget_s,
         environment=read_environment(),
         long_run=record,
-        together_comparable=counted_alike and size_ratio > 1 / _ALIKE,
+        together_comparable=alone.counting == training.counting and like_those_read,
     )
-
-
-def _timeline(
-    prepared: PreparedInput, pipeline: RateRecord, record: LongRun | None, *, budget_s: float
-) -> tuple[tuple[StepSpan, ...], LongRun | None, float | None]:
-    """Train for a second, or as long as was read where the rounds saw another rate."""
-    shown_s = min(_TIMELINE_S, budget_s)
-    length = BlockLength(0.0, shown_s, shown_s)
-    even = record is None or record.agrees_with(pipeline.samples_per_second)
-    if record is not None and not even:
-        whole_s = max(shown_s, record.duration_s)
-        length = BlockLength(0.0, whole_s, whole_s, "start")
-    block, busy = gpu_busy(
-        functools.partial(reading_block, prepared.source, step=prepared.step), length
-    )
-    shown = tuple(span for span in block.spans if span.begin_s < shown_s)
-    if record is not None and not even:
-        waited_s = sum(span.wait_s for span in block.spans)
-        record = dataclasses.replace(record, training_s=block.duration_s, training_wait_s=waited_s)
-    return shown, record, busy
-
-
-# NVML's utilization is that of its last sampling window, of a sixth to a whole second depending on
-# the GPU (NVML API reference, nvmlUtilization_t): training is watched for longer.
-WINDOW_S = 1.0
-_READ_S = 0.5
-
-
-def gpu_busy(
-    train: Callable[[BlockLength], Block],
-    length: BlockLength,
-    *,
-    monitor: Callable[[], GpuMonitor] = GpuMonitor,
-) -> tuple[Block, float | None]:
-    """Train for a block, and read which share of it the first GPU is busy."""
-    with monitor() as watch:
-        if watch.unavailable is None:
-            seconds = max(length.measure_s, WINDOW_S + _READ_S)
-            length = length._replace(measure_s=seconds, longest_s=seconds)
-        block = train(length)
-    # Only readings whose window lies within the block, past the pipeline's start.
-    start_s = (block.first_batch_s or 0.0) + WINDOW_S
-    samples = [s for s in watch.gpus[0].samples if s.time_s >= start_s] if watch.gpus else []
-    busy = [s.utilization for s in samples if s.utilization is not None]
-    return block, fmean(busy) if busy else None

@@ -1,18 +1,28 @@
-"""What limits training: the input pipeline or the train step."""
+"""What limits training: the input pipeline or the train step.
+
+With p examples/s of the pipeline alone and s of the train step alone, training that overlaps
+both runs at min(p, s), and training that does one after the other at 1 / (1/p + 1/s). Training
+that ran faster than min(p, s) shows that p or s was disturbed while it was measured.
+
+The rate of a pipeline in the long run comes from one long reading of it. Where data come in chunks,
+such as files, the batches of a chunk follow each other quickly and then there is a pause. A short
+stretch shows the one or the other. With n examples until the time T, the first batch at t of m
+examples,
+
+    n / T  and  (n - m) / (T - t)
+
+are bounds: the lower counts the start as a pause like others, the upper as one that does not come
+again. Over whole chunks, or whole epochs, there is one value.
+"""
 
 import dataclasses
 import functools
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+import numpy as np
+
 from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, ratio_over_rounds
-from kbatch.input_pipeline.rates import (
-    CLOSEST_RATIO,
-    Ends,
-    LongRun,
-    crossing_batch_size,
-    input_verdict,
-    is_impossible,
-)
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, percent, setting
 from kbatch.page.result import Result
@@ -22,11 +32,118 @@ from kbatch.records.notes import Note, most_important
 if TYPE_CHECKING:
     import pandas as pd
 
+# Measuring costs each side a few percent of its own: rates that are closer are taken as equal.
+CLOSEST_RATIO = 1.05
+# The same for a long reading, which is one and has no rounds.
+_CLOSEST_ONCE = 1.1
+# Short blocks and a long reading that differ by more than this saw different things.
+_AGREEING_RATIO = 1.3
+# Training surely this much faster than one side alone cannot be.
+_IMPOSSIBLE_RATIO = 1.1
 _MUCH_WAITING = 0.2
 # Training this much slower than one after the other: both sides hold each other up.
 _CONTENDED = 0.9
-# Extrapolated this far beyond the batch sizes that were measured, a crossing is not told.
-_FAR = 4
+
+Ends = tuple[float, float]
+
+
+def input_verdict(
+    ratio: Estimate[float] | None,
+    *,
+    long_run: Ends | None = None,
+    together: Sequence[Estimate[float]] = (),
+) -> str:
+    """Say what limits training, from the pipeline's rate over that of the step."""
+    if ratio is None or ratio.ends is None or any(map(_is_impossible, together)):
+        return "undetermined"
+    if long_run is not None and not _agrees(ratio, long_run):
+        return _side(long_run, closest=_CLOSEST_ONCE)
+    found = _side(ratio.ends, closest=CLOSEST_RATIO)
+    # Rounds read the first batches of the data again and again, and these may be unlike the others.
+    if long_run is not None and (
+        (found == "input-bound" and long_run[0] > 1)
+        or (found == "compute-bound" and long_run[1] < 1)
+    ):
+        return "undetermined"
+    return found
+
+
+def _is_impossible(together: Estimate[float]) -> bool:
+    """Return whether both together ran faster than one of them alone, beyond the noise."""
+    # What was timed alone was disturbed then.
+    sure = together.low is not None and together.low > _IMPOSSIBLE_RATIO
+    return sure or together.value > _AGREEING_RATIO
+
+
+def _agrees(ratio: Estimate[float], long_run: Ends) -> bool:
+    """Return whether short rounds and a long reading gave about the same ratio."""
+    low, high = long_run
+    return high <= _AGREEING_RATIO * ratio.value <= _AGREEING_RATIO**2 * low
+
+
+def _side(ends: Ends, *, closest: float) -> str:
+    low, high = ends
+    if high < 1 / closest:
+        return "input-bound"
+    return "compute-bound" if low > closest else "undetermined"
+
+
+@dataclasses.dataclass(frozen=True)
+class LongRun:
+    """One long reading of the pipeline alone, before the rounds."""
+
+    basis: str  # "whole epochs", "whole chunks" or "part of the data".
+    examples: int  # Of the first batch too.
+    duration_s: float  # With the start of the pipeline.
+    later_examples: int  # Without the first batch; 0 where whole epochs or chunks were counted.
+    later_s: float  # After the first batch.
+    first_batch_s: float  # From the start of the pipeline to its first batch.
+    wait_share: float | None = None  # Of training as long, where rounds saw another rate.
+
+    @property
+    def bounds(self) -> Ends:
+        """The lowest and the highest rate in the long run, examples/s."""
+        lowest = self.examples / self.duration_s
+        if self.later_examples == 0:
+            return lowest, lowest
+        return lowest, max(lowest, self.later_examples / self.later_s)
+
+    def agrees_with(self, rate: Estimate[float] | None) -> bool:
+        """Return whether rounds of the pipeline gave about its rate, true without rounds."""
+        return rate is None or _agrees(rate, self.bounds)
+
+
+# A pause is at least this share of the longest one.
+_PAUSE_SHARE = 0.5
+_FEWEST_PAUSES = 3
+# Whole chunks must make up this share of the reading.
+_CHUNKS_SHARE = 0.5
+
+
+def long_run(
+    examples: Sequence[int], arrivals_s: Sequence[float], *, epochs: Sequence[int]
+) -> LongRun:
+    """Count whole epochs or whole chunks, else the part that was read."""
+    rows, times_s = np.asarray(examples), np.asarray(arrivals_s, float)
+    first_s, last_s = float(times_s[0]), float(times_s[-1])
+
+    def between(basis: str, first: int, last: int) -> LongRun:
+        """Count from the first batch of the first part to that of the last part."""
+        counted, counted_s = int(rows[first:last].sum()), float(times_s[last] - times_s[first])
+        return LongRun(basis, counted, counted_s, 0, 0.0, first_s)
+
+    starts = np.flatnonzero(np.diff([-1, *epochs]))
+    if len(starts) > 1:
+        return between("whole epochs", starts[0], starts[-1])
+    gaps_s = np.diff([0.0, *times_s])
+    pauses = np.flatnonzero(gaps_s >= _PAUSE_SHARE * gaps_s.max())
+    first, last = pauses[0], pauses[-1]
+    # Where every batch is a pause of its own there are no chunks, and this is the plain rate.
+    whole = times_s[last] - times_s[first] >= _CHUNKS_SHARE * last_s
+    if len(pauses) >= _FEWEST_PAUSES and whole:
+        return between("whole chunks", first, last)
+    later = int(rows[1:].sum())
+    return LongRun("part of the data", int(rows.sum()), last_s, later, last_s - first_s, first_s)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,8 +229,6 @@ class InputPipelineProfile(Result):
     pipeline: RateRecord  #: The pipeline alone.
     step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
     together: RateRecord  #: Training: both together.
-    smaller_sizes: tuple[int, ...]  #: Smaller batches of the step, the largest first.
-    smaller_steps: tuple[RateRecord, ...]  #: The step alone on them.
     timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
     changes: tuple[ChangeRecord, ...]  #: Changes to the pipeline, tried and not.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
@@ -121,9 +236,8 @@ class InputPipelineProfile(Result):
     budget_s: float  #: Seconds that the measurement was given.
     environment: EnvironmentRecord  #: The machine and the software.
     long_run: LongRun | None = None  #: A long reading; None if rounds count whole epochs.
-    gpu_busy_share: float | None = None  #: Share of training in which a GPU was busy, or None.
-    #: Whether both together had batches like those of pipeline and step alone; None if unknown.
-    together_comparable: bool | None = None
+    #: Whether both together had batches like those of pipeline and step alone.
+    together_comparable: bool = True
 
     def __repr__(self) -> str:
         return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
@@ -145,7 +259,7 @@ class InputPipelineProfile(Result):
     @property
     def disturbed(self) -> tuple[str, ...]:
         """Which of `"pipeline"` and `"step"` ran slower alone than together, which cannot be."""
-        return tuple(name for name, over in self._together_over().items() if is_impossible(over))
+        return tuple(name for name, over in self._together_over().items() if _is_impossible(over))
 
     @property
     def long_run_ratio(self) -> Ends | None:
@@ -173,23 +287,9 @@ class InputPipelineProfile(Result):
     @property
     def wait_share(self) -> float | None:
         """Share of training spent waiting for data, from 0 to 1."""
-        run = self.long_run
-        if run is not None and run.training_s and run.training_wait_s is not None:
-            return run.training_wait_s / run.training_s
+        if self.long_run is not None and self.long_run.wait_share is not None:
+            return self.long_run.wait_share
         return self.together.wait_share
-
-    @property
-    def crossing(self) -> Estimate[float | None] | None:
-        """The batch size from which on the pipeline is slower; None if too little is known."""
-        if not self.smaller_steps or not self.is_even or self.disturbed:
-            return None
-        steps = [(self.batch_size, self.step)]
-        steps += zip(self.smaller_sizes, self.smaller_steps, strict=True)
-        sizes = [size for size, rate in steps for _ in rate.rates]
-        times_s = [size / one for size, rate in steps for one in rate.rates]
-        return crossing_batch_size(
-            sizes, times_s, example_s=[1 / one for one in self.pipeline.rates]
-        )
 
     @property
     def best_first(self) -> tuple[ChangeRecord, ...]:
@@ -269,8 +369,6 @@ class InputPipelineProfile(Result):
             "train step alone": row(self.step, "measured"),
             "both together": row(self.together, "measured"),
         }
-        for size, rate in zip(self.smaller_sizes, self.smaller_steps, strict=True):
-            rows[f"train step on {size}"] = row(rate, "measured")
         for change in (*self.best_first, *(c for c in self.changes if c.changed is None)):
             gained = ranged_columns("times as fast", change.gain)
             more = {**gained, "code": change.code, "condition": change.condition}
@@ -287,20 +385,13 @@ class InputPipelineProfile(Result):
         """At most three things that change what to do, the most important first."""
         return most_important((*self.noted, *self._derived()))
 
-    def _derived(self) -> list[Note]:
-        found, rates = [], [one.samples_per_second for one in (self.pipeline, self.step)]
+    def _derived(self) -> tuple[Note, ...]:
+        rates = [one.samples_per_second for one in (self.pipeline, self.step)]
         most = (speed := self.together.samples_per_second) and speed.high
-        if most and self.is_even and not self.disturbed and all(rates):
-            serial = 1 / sum(1 / rate.value for rate in rates if rate)
-            if most < _CONTENDED * serial:
-                found.append(Note.of("input_contended"))
-        size = self.crossing
-        if size is not None and size.ends is not None and size.value is not None:
-            smallest, largest = self.smaller_sizes[-1], self.batch_size
-            if smallest / _FAR <= size.value <= largest * _FAR and size.ends[1] >= 1:
-                low, high = (round(end) for end in size.ends)
-                found.append(Note.of("input_crossing", size=round(size.value), low=low, high=high))
-        return found
+        if not most or not self.is_even or self.disturbed or None in rates:
+            return ()
+        serial = 1 / sum(1 / rate.value for rate in rates if rate)
+        return (Note.of("input_contended"),) if most < _CONTENDED * serial else ()
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figure of a second of training and the rates."""
@@ -321,13 +412,11 @@ class InputPipelineProfile(Result):
         }
         if (run := self.long_run) is not None:
             found["long reading"] = f"{format_number(run.duration_s)} s, {run.basis}"
-        if (busy := self.gpu_busy_share) is not None:
-            found["GPU busy"] = f"{percent(busy)} of training"
         return found
 
     def _together_over(self) -> dict[str, Estimate[float]]:
         """Rate of both together over that of each alone, by its name."""
-        if self.together_comparable is False:
+        if not self.together_comparable:
             return {}
         alone = {"step": self.step}
         if self.long_run is None:

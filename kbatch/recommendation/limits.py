@@ -23,7 +23,7 @@ import math
 from collections.abc import Iterable, Sequence
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.input_pipeline.rates import CLOSEST_RATIO
+from kbatch.input_pipeline.result import CLOSEST_RATIO
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.throughput.result import TimedUpdate

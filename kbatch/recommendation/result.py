@@ -12,8 +12,7 @@ from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
-from kbatch.input_pipeline.rates import CLOSEST_RATIO
-from kbatch.input_pipeline.result import InputPipelineProfile
+from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
 from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, memory_text, setting

@@ -116,11 +116,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
     ),
     "measured_here": _measured_here,
-    "input_batches_differ": (
-        "Batches differ in size: the second half of those read holds {grown:.2g} times as "
-        "much as the first, those trained on {trained:.2g} times as much as the mean. The verdict "
-        "is that of these batches."
-    ),
     "input_cache_unfilled": (
         "The pipeline's own cache was not filled first ({reason}): these may be the rates of "
         "the first epoch, and later ones faster."
@@ -132,10 +127,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "input_contended": (
         "Together pipeline and train step are slower than one after the other: they want the "
         "same cores, or Python code in one holds up the other."
-    ),
-    "input_crossing": (
-        "Up to about batch size {size:,} ({low:,} to {high:,}) the train step is slower, "
-        "above it the pipeline, if the pipeline takes as long for an example at every size."
     ),
     "rows_differ": (
         "Rows of the dataset differ in length: the longest of the first {elements} elements "

@@ -5,7 +5,7 @@ import small_models as models
 import tensorflow as tf
 from equal_training import built
 
-from kbatch.input_pipeline.borrowed_step import borrowed_step
+from kbatch.input_pipeline.blocks import borrowed_step
 from kbatch.training.data.forms import first_rows
 
 

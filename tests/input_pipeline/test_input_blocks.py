@@ -16,7 +16,7 @@ from kbatch.input_pipeline.blocks import (
     reading_block,
     step_block,
 )
-from kbatch.input_pipeline.rates import LongRun
+from kbatch.input_pipeline.result import LongRun
 from kbatch.training.data.batch_source import BatchSource
 
 LENGTH = BlockLength(settle_s=0.001, measure_s=0.01, longest_s=10.0)
@@ -66,7 +66,6 @@ def test_a_pipeline_is_opened_anew_and_closed_and_at_least_four_batches_are_coun
     assert (source.opened, source.closed) == (1, 1)
     assert (block.examples, block.spans) == (32, ())
     assert block.duration_s > 0
-    assert block.first_batch_s >= 0
 
 
 def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
@@ -185,17 +184,6 @@ def test_an_epoch_and_its_start_are_known(clock):
     assert [len(batch) for batch in reading.batches] == [8, 8, 4]
 
 
-def lengths(*columns):
-    return lambda: iter([np.zeros((8, n)) for n in columns])
-
-
-def test_batches_that_grow_are_told():
-    growing = read_pass(made_by(lengths(*range(1, 101))), least_s=0.0, most_s=5.0)
-    assert growing.growth == pytest.approx(3, rel=0.05)
-    even = read_pass(made_by(lengths(*[5] * 100)), least_s=0.0, most_s=5.0)
-    assert (len(even.batches), even.growth) == (1, 1.0)
-
-
 EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
 
 
@@ -214,8 +202,8 @@ EPOCHS_FIT = BlockLength(0.1, 0.2, 0.8)
 )
 def test_whole_epochs_count_where_one_fits_and_its_start_matters(epoch, first_s, step_s, counting):
     record = LongRun("whole epochs", 8, 1.0, 0, 0.0, first_s)
-    reading = InputPass(record, (), epoch, 1.0, 64.0, 1.0)
-    assert reading.counted(EPOCHS_FIT, step_s=step_s).counting == counting
+    reading = InputPass(None, record, (), epoch, 1.0, 64.0, step_s)
+    assert reading.counted(EPOCHS_FIT, trains=True).counting == counting
 
 
 def chosen(shapes, *, whole=True):

@@ -7,10 +7,18 @@ import tensorflow as tf
 from batch_data import examples
 from fake_clock import FakeClock
 
-from kbatch.input_pipeline.blocks import InputPass, PreparedInput
-from kbatch.input_pipeline.changes import FROZEN, dataset_changes, fill_cache, try_changes
-from kbatch.input_pipeline.rates import LongRun
-from kbatch.input_pipeline.tf_data_graph import chain_of, is_stateless, kind_of, with_parallel_maps
+from kbatch.input_pipeline.blocks import InputPass
+from kbatch.input_pipeline.changes import (
+    FROZEN,
+    chain_of,
+    dataset_changes,
+    fill_cache,
+    is_stateless,
+    kind_of,
+    try_changes,
+    with_parallel_maps,
+)
+from kbatch.input_pipeline.result import LongRun
 from kbatch.training.data.batch_source import first_batch, source_of_dataset
 
 GIB = 2**30
@@ -272,10 +280,9 @@ class Step:
 def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
     dataset = examples(80).map(lambda x, y: (x, y)).batch(8)
     record = LongRun("whole epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0, 0.0)
-    reading = InputPass(record, (), None, duration_s, 64.0, 1.0)
-    batches = (next(iter(dataset)),)
-    prepared = PreparedInput(source_of_dataset(dataset), reading, Step(), batches, {}, 0.0)
-    found = try_changes(prepared, even=even, cache_bytes=GIB, budget_s=budget_s)
+    source, batches = source_of_dataset(dataset), (next(iter(dataset)),)
+    reading = InputPass(source, record, batches, None, duration_s, 64.0)
+    found = try_changes(reading, Step(), even=even, cache_bytes=GIB, budget_s=budget_s)
     return {change.name: change for change in found}
 
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
-from kbatch.input_pipeline.rates import crossing_batch_size, input_verdict, long_run
+from kbatch.input_pipeline.result import input_verdict, long_run
 
 
 def estimate(low, high):
@@ -73,76 +73,6 @@ def test_where_a_long_reading_differs_its_bounds_decide(middle, low, high, verdi
 def test_without_an_interval_nothing_is_determined():
     assert input_verdict(None) == "undetermined"
     assert input_verdict(Estimate(0.1, None, None, 2)) == "undetermined"
-
-
-SIZES = (64, 16, 4)
-
-
-def crossing(step_s, example_s, *, rounds=9, sizes=SIZES):
-    """The crossing of rounds without noise."""
-    measured = [size for size in sizes for _ in range(rounds)]
-    return crossing_batch_size(
-        measured, [step_s(size) for size in measured], example_s=[example_s] * rounds
-    )
-
-
-CROSSINGS = itertools.product((1e-3, 5e-2), (0.0, 1e-5, 1e-3), (2e-3, 1e-2), (SIZES, (64, 16)))
-
-
-def test_both_take_as_long_at_the_crossing():
-    for fixed_s, slope_s, example_s, sizes in CROSSINGS:
-
-        def step_s(size, fixed_s=fixed_s, slope_s=slope_s):
-            return fixed_s + slope_s * size
-
-        found = crossing(step_s, example_s, sizes=sizes)
-        size = found.value
-        assert step_s(size) == pytest.approx(example_s * size)
-        assert step_s(2 * size) < example_s * 2 * size
-        assert step_s(size / 2) > example_s * size / 2
-        assert found.ends == pytest.approx((size, size))
-
-
-def test_a_pipeline_faster_than_the_steps_slope_never_crosses():
-    found = crossing(lambda size: 0.006 + 0.001 * size, 5e-4)
-    assert (found.value, found.low) == (None, None)
-
-
-def test_a_step_without_a_fixed_part_is_outrun_at_every_size():
-    found = crossing(lambda size: 1e-3 * size - 1e-3, 2e-3)
-    assert found.value == 0.0
-    assert found.high == pytest.approx(0.0, abs=1e-6)
-
-
-def measured_rounds(rng, *, example_s, drift, noise=0.03, rounds=9):
-    """A step of 5 ms and 0.1 ms an example, and a pipeline; a round's drift slows both."""
-    slowed = rng.lognormal(0, drift, rounds)
-    sizes = [size for size in SIZES for _ in range(rounds)]
-    times_s = [
-        (5e-3 + 1e-4 * size) * factor * rng.lognormal(0, noise)
-        for size in SIZES
-        for factor in slowed
-    ]
-    return sizes, times_s, example_s * slowed * rng.lognormal(0, noise, rounds)
-
-
-@pytest.mark.parametrize(("example_s", "drift"), [(2e-4, 0.1), (1e-3, 0.0)])
-def test_intervals_cover_the_crossing_in_95_of_100_cases(example_s, drift):
-    rng = np.random.default_rng(0)
-    truth = 5e-3 / (example_s - 1e-4)
-    held = []
-    for _ in range(150):
-        sizes, times_s, examples_s = measured_rounds(rng, example_s=example_s, drift=drift)
-        ratio = crossing_batch_size(sizes, times_s, example_s=examples_s)
-        held.append((ratio.low or 0.0) <= truth <= (ratio.high or np.inf))
-    assert np.mean(held) >= 0.93
-
-
-def test_too_few_rounds_have_no_crossing_and_one_size_is_refused():
-    assert crossing(lambda size: 0.01, 1e-3, rounds=2) is None
-    assert crossing_batch_size([], [], example_s=[]) is None
-    with pytest.raises(ValueError, match="two or more sizes"):
-        crossing(lambda size: 0.01, 1e-3, sizes=(8,))
 
 
 def chunked(*, pause_s, burst, batch_s, read_s):
