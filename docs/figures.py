@@ -16,8 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, tidy
-from kbatch.plotting.palette import size_color
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, size_color, tidy
 from kbatch.plotting.saving import save_figure
 from kbatch.search.live_plot import draw_live
 

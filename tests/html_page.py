@@ -2,7 +2,7 @@
 
 from html.parser import HTMLParser
 
-VOID = {"meta", "link", "br", "img", "hr", "input", "wbr"}
+VOID = {"meta", "link", "br", "img", "hr", "input", "source", "wbr"}
 
 
 class Page(HTMLParser):

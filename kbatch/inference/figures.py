@@ -10,12 +10,12 @@ from matplotlib.axes import Axes
 from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.memory.result import peaks_under
-from kbatch.page.content import Figure
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import count_range, format_number, join_words
+from kbatch.page.result import Figure
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
-from kbatch.plotting.palette import ALARM, ALARM_TEXT, MUTED, series_style
+from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED, series_style
 
 if TYPE_CHECKING:
     from kbatch.inference.result import InferenceProfile

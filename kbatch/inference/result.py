@@ -24,9 +24,8 @@ from kbatch.analysis.scaling_curve import (
 from kbatch.inference.target_search import TargetCheck
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
-from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, memory_text
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 

@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from kbatch.page.environment import where_measured
 from kbatch.page.numbers import format_number, percent, pluralize
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.palette import ALARM, INK, MUTED, series_style
+from kbatch.plotting.canvas import ALARM, INK, MUTED, series_style
 
 if TYPE_CHECKING:
     from kbatch.input_pipeline.result import InputPipelineProfile

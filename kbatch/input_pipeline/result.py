@@ -23,9 +23,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from kbatch.analysis.intervals import Estimate, over_rounds, ranged_columns, ratio_over_rounds
-from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, in_brackets, percent, setting
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 

@@ -11,7 +11,7 @@ from kbatch.page.environment import where_measured
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.palette import ALARM, MUTED, series_style
+from kbatch.plotting.canvas import ALARM, MUTED, series_style
 
 if TYPE_CHECKING:
     from kbatch.memory.result import MaxBatchSizeResult

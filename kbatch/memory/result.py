@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_memory
-from kbatch.page.content import Figure
 from kbatch.page.numbers import memory_text, percent, pluralize
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord, GpuProcess
 from kbatch.records.notes import Note, most_important
 

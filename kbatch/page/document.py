@@ -3,36 +3,32 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.page.content import Page
+from kbatch.page.result import Page
 from kbatch.page.table import answer_rows, shown_columns
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
-from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
+from kbatch.plotting.saving import figure_bytes, svg_address
 
 
 def html_text(pages: Sequence[Page]) -> str:
     """Write results as one HTML page."""
-    shared, drawings = SvgPage(), {}
+    drawings = {}
     # For a desk and print; and for a telephone, where texts stay as large and captions take more
     # lines.
     widths = {"wide": (WIDTH_IN, 1.0), "narrow": (3.6, 1.15)}
     for place, page in enumerate(pages, start=1):
         for figure in page.figures:
-            drawing: dict[str, Any] = {}
+            drawing: dict[str, str] = {}
             for name, (width_in, taller) in widths.items():
                 if name == "narrow" or figure.shape == "alone":
                     axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
-                    drawing[name] = Markup(shared.element(transparent_svg(axes)))
-                    drawing["alt_text"] = str(axes.get_label())
+                    drawing |= {name: svg_address(axes), "alt_text": str(axes.get_label())}
             drawings[place, figure.name] = drawing
-    template = templates().get_template("report.html")
-    glyphs, rules = Markup(shared.glyphs()), Markup(shared.rules())
-    return template.render(pages=pages, drawings=drawings, glyphs=glyphs, rules=rules)
+    return templates().get_template("report.html").render(pages=pages, drawings=drawings)
 
 
 def notebook_html(page: Page) -> str:
@@ -54,7 +50,7 @@ def markdown_files(pages: Sequence[Page], path: Path) -> dict[Path, bytes]:
     return {**files, path: text.encode()}
 
 
-_RANGE = re.compile(r"\(?[\d.,]+ (?:±|to) [\d.,]+\)?")
+_RANGE = re.compile(r"\(?-?[\d.,]+ (?:±|to) -?[\d.,]+\)?")
 _NUMBER_WITH_UNIT = re.compile(r"(?<=\d) (?=%|[KMGT]iB|ms\b|s\b|samples/s)")
 # Characters that Markdown or the HTML inside it would take for markup.
 _MARKUP = re.compile(r"([\\`*\[\]<>|])")

@@ -1,11 +1,10 @@
 """The one shape of every result: an answer, a table, at most three notes, and figures."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
-from kbatch.page.content import Figure, Page
 from kbatch.page.environment import environment_texts
 from kbatch.records.json_codec import (
     DAMAGED,
@@ -22,6 +21,30 @@ from kbatch.records.notes import Note, most_important
 if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
+
+
+class Figure(NamedTuple):
+    """A figure that is yet to be drawn."""
+
+    name: str  # For the name of its file.
+    title: str
+    height_in: float
+    # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
+    draw: "Callable[[Axes | None], Axes]"
+    shape: Literal["alone", "small"] = "alone"  # Alone in a row of the page, or beside others.
+
+
+class Page(NamedTuple):
+    """One result, as all its renderings show it."""
+
+    title: str  # What it is a result of, in a few words.
+    answer: str  # The decision, in one sentence.
+    table: "pd.DataFrame"  # As `kbatch.page.table` reads it.
+    notes: tuple[str, ...]
+    figures: tuple[Figure, ...]  # The one that shows the decision first.
+    settings: Mapping[str, str]  # What it was measured with.
+    environment: Mapping[str, str]  # Machine and software; empty if not recorded.
+    command: str | None  # The command line that measured it, None if it was not recorded.
 
 
 class Result(ABC):

@@ -9,8 +9,17 @@ from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Transform
 
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_of
-from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, PAPER, series_style
+from kbatch.plotting.canvas import (
+    ALARM,
+    ALARM_TEXT,
+    INK,
+    MUTED,
+    PAPER,
+    SMALL_PT,
+    TEXT_PT,
+    figure_of,
+    series_style,
+)
 
 if TYPE_CHECKING:
     from kbatch.analysis.rows import Row

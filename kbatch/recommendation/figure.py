@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from kbatch.page.environment import where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.palette import ALARM, ALARM_TEXT, INK, MUTED, series_style
+from kbatch.plotting.canvas import ALARM, ALARM_TEXT, INK, MUTED, series_style
 from kbatch.recommendation.limits import noise_bounds
 
 if TYPE_CHECKING:

@@ -14,9 +14,8 @@ from kbatch.analysis.noise_scale import noise_scale_of_epochs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
-from kbatch.page.content import Figure
 from kbatch.page.numbers import format_number, memory_text, setting
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Result
 from kbatch.recommendation.limits import (
     INPUT,
     MEMORY,

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.page.content import Figure, Page
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important

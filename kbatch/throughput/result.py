@@ -18,14 +18,13 @@ from kbatch.analysis.scaling_curve import (
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
-from kbatch.page.content import Figure
 from kbatch.page.numbers import (
     format_number,
     in_brackets,
     memory_text,
     percent,
 )
-from kbatch.page.result import Result
+from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 

@@ -6,7 +6,7 @@ from matplotlib.colors import to_hex
 
 from kbatch.input_pipeline.figure import input_pipeline_info, plot_input_pipeline
 from kbatch.input_pipeline.result import RateRecord, StepSpan
-from kbatch.plotting.palette import ALARM, series_style
+from kbatch.plotting.canvas import ALARM, series_style
 
 
 @pytest.mark.parametrize(

@@ -4,7 +4,7 @@ from matplotlib.colors import to_hex
 
 from kbatch.memory.figure import plot_memory
 from kbatch.memory.result import ProbeRecord
-from kbatch.plotting.palette import ALARM
+from kbatch.plotting.canvas import ALARM
 
 GIB = 2**30
 

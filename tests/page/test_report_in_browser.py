@@ -8,7 +8,6 @@ import subprocess
 
 import pytest
 from record_samples import RECORDS
-from records_factory import make_study, make_trial
 
 from kbatch.page.result import write_report
 
@@ -77,7 +76,7 @@ def browse(folder, names, widths, look):
     return json.loads(html.unescape(re.search(r'id="found">(.*?)</pre>', done.stdout)[1]))
 
 
-def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk(tmp_path):
+def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk_or_tablet(tmp_path):
     names = []
     for name, record in RECORDS.items():
         names.append(name.replace(" ", "-"))
@@ -85,7 +84,7 @@ def test_no_page_is_wider_than_its_window_and_no_table_than_a_desk(tmp_path):
     found = browse(tmp_path, names, [360, 600, 1200], WIDER)
     assert len(found) == 3 * len(RECORDS)
     assert {name: wider for name, (wider, *_) in found.items() if wider} == {}
-    assert {name: wider for name, wider in found.items() if "1200" in name and any(wider)} == {}
+    assert {name: wider for name, wider in found.items() if "360" not in name and any(wider)} == {}
 
 
 def test_a_table_is_sorted_by_a_press_and_what_is_missing_stays_last(tmp_path):
@@ -97,10 +96,3 @@ def test_a_table_is_sorted_by_a_press_and_what_is_missing_stays_last(tmp_path):
         "falling": ["2600", "2250", "2250", "800", "40", "1", "4000"],
         "sorted": "peak memory (MiB)",
     }
-
-
-def test_a_page_of_many_trials_loads_the_images_of_its_marks(tmp_path):
-    trials = (make_trial(16, trial_id=f"{k}", hyperparameters={"k": k}) for k in range(501))
-    write_report(make_study(*trials), tmp_path / "many.html")
-    assert "<image " in (tmp_path / "many.html").read_text()
-    assert browse(tmp_path, ["many"], [1200], WIDER)

@@ -10,7 +10,7 @@ from PIL import Image
 
 from kbatch.plotting import draw
 from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.saving import SvgPage, figure_bytes, transparent_svg
+from kbatch.plotting.saving import figure_bytes, svg_address
 
 
 def drawn(count):
@@ -33,8 +33,8 @@ def test_many_marks_of_a_series_and_their_bars_are_pixels(count, pixels):
 def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a_page():
     panel = drawn(10_000)
     assert len(figure_bytes(panel, ".svg")) < 1_000_000
-    page = SvgPage().element(transparent_svg(panel))
-    found = re.search(r'href="data:image/png;base64,([^"]+)"[^>]* width="([\d.]+)"', page)
+    page = base64.b64decode(svg_address(panel).partition(",")[2]).decode()
+    found = re.search(r'href="data:image/png;base64,\s*([^"]+)"[^>]* width="([\d.]+)"', page)
     pixels = Image.open(io.BytesIO(base64.b64decode(found[1]))).width
     # As sharp as a PNG file.
     assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)

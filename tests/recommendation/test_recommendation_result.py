@@ -15,7 +15,7 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_epochs
-from kbatch.plotting.palette import ALARM_TEXT
+from kbatch.plotting.canvas import ALARM_TEXT
 from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
 from kbatch.recommendation.result import useful_stretches
 from kbatch.throughput.result import TimedUpdate

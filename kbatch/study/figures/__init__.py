@@ -5,7 +5,7 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kbatch.page.content import Figure
+from kbatch.page.result import Figure
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study

@@ -9,7 +9,7 @@ from matplotlib.axes import Axes
 from kbatch.analysis.intervals import FEWEST_VALUES
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.palette import series_style, size_color
+from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.names import (
     TrialNames,
     caption,

@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from kbatch.page.numbers import format_number, join_words, memory_text, percent, pluralize
 from kbatch.plotting import canvas
-from kbatch.plotting.palette import series_style
+from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.names import missing_text

@@ -10,7 +10,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.palette import ALARM, series_style, size_color
+from kbatch.plotting.canvas import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import diverged, metric_words

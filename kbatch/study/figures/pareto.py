@@ -10,8 +10,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import shortened
-from kbatch.plotting.palette import INK, MUTED, series_style
+from kbatch.plotting.canvas import INK, MUTED, series_style, shortened
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import metric_words, trial_names

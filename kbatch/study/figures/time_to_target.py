@@ -11,7 +11,7 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, in_brackets, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels
-from kbatch.plotting.palette import GRID, MUTED, series_style
+from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common

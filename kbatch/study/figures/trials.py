@@ -14,7 +14,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.palette import MUTED, series_style
+from kbatch.plotting.canvas import MUTED, series_style
 from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import starting_rate
 from kbatch.study.decision_page import sizes_text
