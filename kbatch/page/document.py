@@ -3,18 +3,21 @@
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 from urllib.parse import quote
 
 import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.page.result import Page
 from kbatch.page.table import answer_rows, shown_columns
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes
 from kbatch.plotting.saving import figure_bytes, svg_address
 
+if TYPE_CHECKING:
+    from kbatch.page.result import Page
 
-def html_text(pages: Sequence[Page]) -> str:
+
+def html_text(pages: "Sequence[Page]") -> str:
     """Write results as one HTML page."""
     drawings = {}
     # For a desk and print; and for a telephone, where texts stay as large and captions take more
@@ -31,13 +34,13 @@ def html_text(pages: Sequence[Page]) -> str:
     return templates().get_template("report.html").render(pages=pages, drawings=drawings)
 
 
-def notebook_html(page: Page) -> str:
+def notebook_html(page: "Page") -> str:
     """Write a result as a piece of HTML for the output of a cell."""
     # It has no style sheet, which notebooks take away, and no colours, for light and dark pages.
     return templates().get_template("notebook.html").render(page=page, most=40)
 
 
-def markdown_files(pages: Sequence[Page], path: Path) -> dict[Path, bytes]:
+def markdown_files(pages: "Sequence[Page]", path: Path) -> dict[Path, bytes]:
     """Return the files of a document, the text last."""
     files, pictures = {}, {}
     for place, page in enumerate(pages, start=1):
