@@ -5,9 +5,8 @@ import functools
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
-from kbatch.page.result import Figure
-
 if TYPE_CHECKING:
+    from kbatch.page.result import Figure
     from kbatch.study.study import Study
 
 # Names are those of the modules, and of the functions behind `plot_`.
@@ -25,9 +24,10 @@ FIGURES = (*STUDY_FIGURES, "memory")
 MOST_CURVES = 24
 
 
-def study_figures(study: "Study") -> tuple[Figure, ...]:
+def study_figures(study: "Study") -> "tuple[Figure, ...]":
     """Offer the figures for which a study has the data, that of the decision first."""
     # What draws is loaded where something is drawn.
+    from kbatch.page.result import Figure
     from kbatch.study.figures import (
         gpu_timeline,
         learning_curves,
