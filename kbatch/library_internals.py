@@ -21,11 +21,9 @@ from keras.src.losses.loss import squeeze_or_expand_to_same_rank
 from keras.src.metrics import ALL_OBJECTS_DICT
 from keras.src.optimizers.base_optimizer import BaseOptimizer
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR
-from keras.src.trainers.data_adapters import py_dataset_adapter
-from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter, can_convert_arrays
+from keras.src.trainers.data_adapters.array_data_adapter import ArrayDataAdapter
 from keras.src.trainers.data_adapters.array_slicing import train_validation_split
 from keras.src.trainers.data_adapters.data_adapter_utils import class_weight_to_sample_weights
-from keras.src.trainers.data_adapters.py_dataset_adapter import OrderedEnqueuer, PyDatasetAdapter
 from keras.src.trainers.data_adapters.tf_dataset_adapter import make_class_weight_map_fn
 from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 from tensorflow.core.protobuf import config_pb2
@@ -34,9 +32,6 @@ from tensorflow.python.eager import context, record
 
 __all__ = [
     "ArrayDataAdapter",
-    "OrderedEnqueuer",
-    "PyDatasetAdapter",
-    "can_convert_arrays",
     "class_weight_to_sample_weights",
     "make_class_weight_map_fn",
     "squeeze_or_expand_to_same_rank",
@@ -58,7 +53,6 @@ stopped_tapes: Any = record.stop_recording  # Within, no tape keeps what is comp
 watched_variables: Any = record.VariableWatcher  # The trainable ones that are read within.
 calls_in_graph: Any = attrgetter("_inbound_nodes")  # Of a layer on symbolic inputs.
 inputs_of_dataset: Any = methodcaller("_inputs")  # The datasets that a dataset is made from.
-signature_of: Any = attrgetter("_output_signature")  # What an adapter of a PyDataset found.
 profiles_batches: Any = attrgetter("_should_trace")  # Of a `TensorBoard`.
 keras_metric_kind: Any = ALL_OBJECTS_DICT.get  # By name, without making it; None if there is none.
 
@@ -319,16 +313,6 @@ def state_variables(model: Any) -> list[Any]:
 
 
 # Data.
-
-
-def forget_py_dataset(uid: Any) -> None:
-    """Drop what Keras keeps for the workers of an enqueuer, which would hold the data."""
-    getattr(py_dataset_adapter, "_SHARED_SEQUENCES", {}).pop(uid, None)
-
-
-def set_signature(adapter: Any, signature: Any) -> None:
-    """Set what `signature_of` returned, so that the adapter reads no batches to find it."""
-    adapter._output_signature = signature
 
 
 def only_input_of_dataset(dataset: Any) -> Any:

@@ -47,7 +47,7 @@ EXPERIMENTS = {
     "memory": {"experiment", "find", "probe", "workload"},
     "throughput": {"measure", "updates"},
     "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep", "variants"},
-    "input_pipeline": {"blocks", "changes", "measure"},
+    "input_pipeline": {"blocks", "changes", "measure", "pipeline"},
     "search": ...,
     "recommendation": {"measure", "pilot"},
     "cli": {"demo"},

@@ -347,39 +347,7 @@ def test_replaced_draws():
     assert keras.random.normal((2,)).shape == (2,)
 
 
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 2
-
-    def __getitem__(self, index):
-        return X[:4], Y[:4]
-
-
-def test_signature_of():
-    adapter = internals.PyDatasetAdapter(Batches())
-    adapter.get_tf_dataset()
-    signature = internals.signature_of(adapter)
-    assert [part.dtype for part in tf.nest.flatten(signature)] == [tf.float32, tf.int64]
-    other = internals.PyDatasetAdapter(Batches())
-    internals.set_signature(other, signature)
-    assert other.get_tf_dataset().element_spec == signature
-
-
-def test_forget_py_dataset():
-    shared = internals.py_dataset_adapter._SHARED_SEQUENCES
-    before = dict(shared)
-    enqueuer = internals.OrderedEnqueuer(Batches(), workers=1)
-    enqueuer.start()
-    next(enqueuer.get())
-    assert len(shared) == len(before) + 1
-    internals.forget_py_dataset(enqueuer.uid)
-    assert dict(shared) == before
-    enqueuer.stop()
-
-
 def test_what_adapters_make_of_arrays():
-    assert internals.can_convert_arrays((X, Y))
-    assert not internals.can_convert_arrays(("text",))
     dataset = internals.ArrayDataAdapter(X, Y, batch_size=4, shuffle=True).get_tf_dataset()
     assert [part.shape[0] for part in next(iter(dataset))] == [4, 4]
     (first, _), (rest, _) = internals.train_validation_split((X, Y), validation_split=0.25)

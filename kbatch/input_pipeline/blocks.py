@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -22,9 +22,9 @@ import tensorflow as tf
 
 from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
+from kbatch.input_pipeline.pipeline import BatchStream
 from kbatch.input_pipeline.result import LongRun, RateRecord, StepSpan, long_run
 from kbatch.timing.rounds import FEWEST_ROUNDS
-from kbatch.training.data.batch_source import BatchSource, BatchStream
 from kbatch.training.data.forms import each_part, parts_of, rows_of
 from kbatch.training.model import build_ahead, check_one_device, user_step, wait_for
 from kbatch.training.state import KeptState, kept_state
@@ -116,7 +116,7 @@ class Taken(NamedTuple):
 
 
 def taken_batches(
-    source: BatchSource, step: BorrowedStep | None = None, *, read_before: bool = True
+    source: Iterable[Any], step: BorrowedStep | None = None, *, read_before: bool = True
 ) -> Generator[tuple[Taken, Any], None, None]:
     """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
     opened_s, cpu_s, asked_s = time.perf_counter(), time.process_time(), 0.0
@@ -185,7 +185,7 @@ def block_length(budget_s: float, *, contenders: float, starts_s: float) -> Bloc
 
 
 def reading_block(
-    source: BatchSource, length: BlockLength, step: BorrowedStep | None = None
+    source: Iterable[Any], length: BlockLength, step: BorrowedStep | None = None
 ) -> Block:
     """Measure the pipeline alone, or training: a step that may have compiled is left out."""
     if step is not None:
@@ -255,7 +255,7 @@ _FEW_BATCHES, _START_SHARE = 8, 0.05
 class InputPass(NamedTuple):
     """What a long reading of a pipeline found, with batches that stand for all of them."""
 
-    source: BatchSource
+    source: Any  # A `tf.data.Dataset`.
     record: LongRun
     batches: tuple[Any, ...]
     epoch: tuple[int, float] | None  # Batches and seconds of one; None where its end was not met.
@@ -278,7 +278,7 @@ class InputPass(NamedTuple):
         return length
 
 
-def read_pass(source: BatchSource, *, least_s: float, most_s: float) -> InputPass:
+def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputPass:
     """Read a pipeline from its start, until pauses as long as the longest matter little."""
     taken: list[Taken] = []
     held, longest_s = RepresentativeBatches(), 0.0

@@ -28,23 +28,21 @@ from kbatch.input_pipeline.blocks import (
     rate_of,
     reading_block,
 )
+from kbatch.input_pipeline.pipeline import BatchStream, read_by_workers
 from kbatch.input_pipeline.result import ChangeRecord
-from kbatch.library_internals import dataset_argument as given
+from kbatch.library_internals import (
+    dataset_argument,
+    dataset_graph,
+    inputs_of_dataset,
+    only_input_of_dataset,
+)
 from kbatch.library_internals import dataset_function as function_of
-from kbatch.library_internals import dataset_graph, inputs_of_dataset, only_input_of_dataset
 from kbatch.page.numbers import memory_text, one_line
 from kbatch.timing.rounds import FEWEST_ROUNDS, interleaved
-from kbatch.training.data.batch_source import (
-    BatchSource,
-    BatchStream,
-    first_batch,
-    source_of_dataset,
-    source_of_py_dataset,
-)
 from kbatch.training.data.forms import rows_of
 
 # A change with the changed pipeline, None where a reason says why it is not to be tried.
-Change = tuple[ChangeRecord, BatchSource | None]
+Change = tuple[ChangeRecord, tf.data.Dataset | None]
 
 # Batches that a block takes at least after the first: one to settle and one that counts.
 _LATER_BATCHES = 2
@@ -53,14 +51,20 @@ _LONGER = 1.5
 
 
 def try_changes(
-    reading: InputPass, step: BorrowedStep, *, even: bool, cache_bytes: int, budget_s: float
+    given: Any,  # The data as they were given.
+    reading: InputPass,
+    step: BorrowedStep,
+    *,
+    even: bool,
+    cache_bytes: int,
+    budget_s: float,
 ) -> tuple[ChangeRecord, ...]:
     """Train on each changed pipeline and on the original, in turn."""
     source, end_s = reading.source, time.perf_counter() + budget_s
-    if source.kind == "PyDataset":
-        changes = worker_changes(source.given, timeout_s=max(_PROCESSES_START_S, budget_s))
+    if isinstance(given, keras.utils.PyDataset):
+        changes = worker_changes(given)
     else:
-        changes = dataset_changes(source.given, cache_bytes=cache_bytes, budget_s=budget_s)
+        changes = dataset_changes(source, cache_bytes=cache_bytes, budget_s=budget_s)
     # Three rounds are made in any case: changes for which there is no time are not tried.
     left_s, first_batch_s = max(0.0, end_s - time.perf_counter()), reading.record.first_batch_s
     block_s = reading.duration_s
@@ -83,7 +87,7 @@ def try_changes(
         if name in reasons:
             return None
         try:
-            return reading_block(sources.get(name, source), length, step)
+            return reading_block(sources[name] if name else source, length, step)
         except Exception as error:  # Whatever the changed pipeline raises: the others go on.
             if not name:
                 raise
@@ -125,7 +129,7 @@ def dataset_changes(dataset: tf.data.Dataset, *, cache_bytes: int, budget_s: flo
     return [
         _untried(prefetch, "the pipeline ends with one")
         if ended_by == "Prefetch"
-        else (prefetch, source_of_dataset(dataset.prefetch(tf.data.AUTOTUNE))),
+        else (prefetch, dataset.prefetch(tf.data.AUTOTUNE)),
         _parallel_map(dataset),
         cached,
     ]
@@ -145,7 +149,7 @@ def _parallel_map(dataset: tf.data.Dataset) -> Change:
     code = "; ".join(f".map({name}, num_parallel_calls=tf.data.AUTOTUNE)" for name in names)
     condition = None if all(map(is_stateless, maps)) else _THREADS
     found = dataclasses.replace(record, code=code, condition=condition)
-    return found, source_of_dataset(changed)
+    return found, changed
 
 
 # Share of the time in which a cache is filled, the pipeline's own or one that is tried.
@@ -195,7 +199,7 @@ def _cached(
         reason = f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
         return _untried(record, reason)
     condition = f"{memory_text(size_bytes)} of memory; the first epoch is as slow as before"
-    return dataclasses.replace(record, condition=condition), source_of_dataset(cached)
+    return dataclasses.replace(record, condition=condition), cached
 
 
 def _filled(
@@ -203,7 +207,7 @@ def _filled(
 ) -> tuple[bool, int]:
     """Read a cache until time or memory is spent: whether it is full, and its bytes so far."""
     size_bytes = 0
-    with BatchStream(source_of_dataset(cache), read_before=True) as stream:
+    with BatchStream(cache, read_before=True) as stream:
         while size_bytes <= most_bytes and time.perf_counter() <= end_s:
             element = stream.next()
             if stream.epochs > 0:
@@ -213,11 +217,9 @@ def _filled(
     return False, size_bytes
 
 
-def fill_cache(source: BatchSource, budget_s: float) -> str | None:
+def fill_cache(source: tf.data.Dataset, budget_s: float) -> str | None:
     """Make the pass that fills the pipeline's own cache in memory; say why it is not full."""
-    if source.kind != "tf.data.Dataset":
-        return None
-    stages, end_s = all_stages(source.given), time.perf_counter() + budget_s
+    stages, end_s = all_stages(source), time.perf_counter() + budget_s
     if any(has_operation(stage, "CacheDataset") for stage in stages):
         return "it stands in a function of `interleave` or `flat_map`"
     try:
@@ -241,33 +243,16 @@ def _bytes(element: Iterable[np.ndarray]) -> int:
 
 
 _FEWEST_WORKERS = 2
-_PROCESSES_START_S = 10.0
 
 
-def worker_changes(dataset: keras.utils.PyDataset, *, timeout_s: float) -> list[Change]:
-    """Find the settings of a `PyDataset` to try: threads and processes."""
-    workers = max(_FEWEST_WORKERS, usable_cores(), dataset.workers)
-    threads, processes = {"workers": workers}, {"workers": workers, "use_multiprocessing": True}
-    more = ChangeRecord(
-        "more workers",
-        f"workers={workers}",
-        "`__getitem__` may be called from several threads at once",
-        "there is one a core already" if dataset.workers >= workers else None,
-    )
-    forked, reason = source_of_py_dataset(dataset, processes, timeout_s=timeout_s), None
-    if dataset.use_multiprocessing:
-        reason = "the workers are processes already"
-    else:
-        try:  # Those that were forked beside TensorFlow's threads may never answer.
-            first_batch(forked)
-        except InputError as error:
-            reason = f"processes failed: {error}"
-    code = f"workers={workers}, use_multiprocessing=True"
-    own = ChangeRecord("processes", code, "each process has its own copy of the data", reason)
-    return [
-        (more, None if more.reason else source_of_py_dataset(dataset, threads)),
-        (own, None if reason else forked),
-    ]
+def worker_changes(dataset: keras.utils.PyDataset) -> list[Change]:
+    """Find the settings of a `PyDataset` to try: more threads."""
+    workers = max(_FEWEST_WORKERS, usable_cores())
+    condition = "`__getitem__` may be called from several threads at once"
+    record = ChangeRecord("more workers", f"workers={workers}", condition)
+    if dataset.workers >= workers:
+        return [_untried(record, "there is one a core already")]
+    return [(record, read_by_workers(dataset, workers))]
 
 
 # The stages of a `tf.data` pipeline.
@@ -332,21 +317,25 @@ def with_parallel_maps(dataset: tf.data.Dataset) -> tuple[Any, list[Any]]:
 
 
 def _cut(stage: Any) -> dict[str, bool]:
-    return {"drop_remainder": bool(given(stage, "drop_remainder"))}
+    return {"drop_remainder": bool(dataset_argument(stage, "drop_remainder"))}
 
 
 _AGAIN: dict[str, Callable[[Any, Any], Any]] = {
     "Map": lambda d, s: d.map(
         function_of(s), num_parallel_calls=tf.data.AUTOTUNE, deterministic=True
     ),
-    "Batch": lambda d, s: d.batch(given(s, "batch_size"), **_cut(s)),
+    "Batch": lambda d, s: d.batch(dataset_argument(s, "batch_size"), **_cut(s)),
     "PaddedBatch": lambda d, s: d.padded_batch(
-        given(s, "batch_size"), given(s, "padded_shapes"), given(s, "padding_values"), **_cut(s)
+        dataset_argument(s, "batch_size"),
+        dataset_argument(s, "padded_shapes"),
+        dataset_argument(s, "padding_values"),
+        **_cut(s),
     ),
-    "Prefetch": lambda d, s: d.prefetch(int(given(s, "buffer_size"))),
+    "Prefetch": lambda d, s: d.prefetch(int(dataset_argument(s, "buffer_size"))),
     "Shuffle": lambda d, s: d.shuffle(
-        given(s, "buffer_size"), reshuffle_each_iteration=given(s, "reshuffle_each_iteration")
+        dataset_argument(s, "buffer_size"),
+        reshuffle_each_iteration=dataset_argument(s, "reshuffle_each_iteration"),
     ),
-    "Repeat": lambda d, s: d.repeat(given(s, "count")),
+    "Repeat": lambda d, s: d.repeat(dataset_argument(s, "count")),
     "Options": lambda d, s: d.with_options(s.options()),
 }

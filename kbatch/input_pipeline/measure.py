@@ -25,12 +25,12 @@ from kbatch.input_pipeline.blocks import (
     step_block,
 )
 from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
+from kbatch.input_pipeline.pipeline import form_of, pipeline_of
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.batch_source import batch_source
-from kbatch.training.data.forms import rows_of
+from kbatch.training.data.forms import gives_batches, rows_of
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
@@ -70,8 +70,9 @@ def profile_input_pipeline(
     Args:
         model: A compiled model, or what builds one: a function with or without `hp`, or a
             `keras_tuner.HyperModel`.
-        dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset`, arrays as `x`, `(x, y)`
-            or `(x, y, sample_weight)`, or a function `batch_size -> tf.data.Dataset`.
+        dataset: What `fit` would get: a `tf.data.Dataset`, a `PyDataset` (read by threads, as many
+            as it has workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
+            `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
         budget_s: Seconds to spend, beside tracing the model and a second for the timeline. Three
             rounds are made in any case, which takes about ten starts of the pipeline; where these
@@ -91,8 +92,8 @@ def profile_input_pipeline(
     with kept_seeds():
         trained = model_builder(model)()
         check_compiled(trained)
-        source = batch_source(dataset, trained, batch_size=batch_size)
-        remedies = remedies and source.kind != "arrays"
+        source = pipeline_of(dataset, trained, batch_size=batch_size)
+        remedies = remedies and gives_batches(dataset)
         base_s = budget_s * (1 - _CHANGES_SHARE if remedies else 1)
         began_s = time.perf_counter()
         unfilled = fill_cache(source, base_s * FILL_SHARE)
@@ -103,10 +104,18 @@ def profile_input_pipeline(
             reading = _warmed_up(reading, step)
             began_s = time.perf_counter()
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=budget_s)
+            profile = _measured(
+                reading,
+                step,
+                trained,
+                form=form_of(dataset),
+                rounds_s=rounds_s,
+                budget_s=budget_s,
+            )
             spent_s += time.perf_counter() - began_s - _TIMELINE_S
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
+                    dataset,
                     reading,
                     step,
                     even=profile.is_even,
@@ -146,6 +155,7 @@ def _measured(
     step: BorrowedStep,
     model: keras.Model,
     *,
+    form: str,
     rounds_s: float,
     budget_s: float,
 ) -> InputPipelineProfile:
@@ -185,7 +195,7 @@ def _measured(
     trained = fmean(block.batch_numbers for block in found["together"])
     like_those_read = _ALIKE * trained >= reading.batch_numbers
     return InputPipelineProfile(
-        source=source.kind,
+        source=form,
         batch_size=rows_of(reading.batches[0]),
         **rates,
         timeline=tuple(span for span in block.spans if span.begin_s < shown_s),

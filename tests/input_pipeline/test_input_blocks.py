@@ -1,4 +1,3 @@
-import contextlib
 import itertools
 
 import numpy as np
@@ -17,7 +16,6 @@ from kbatch.input_pipeline.blocks import (
     step_block,
 )
 from kbatch.input_pipeline.result import LongRun
-from kbatch.training.data.batch_source import BatchSource
 
 LENGTH = BlockLength(settle_s=0.001, measure_s=0.01, longest_s=10.0)
 
@@ -50,19 +48,17 @@ class Source:
     def __init__(self, *rows):
         self.rows, self.opened, self.closed = rows, 0, 0
 
-    @contextlib.contextmanager
-    def open(self):
+    def __iter__(self):
         self.opened += 1
-        yield (np.zeros(n) for n in itertools.cycle(self.rows))
-        self.closed += 1
-
-    def given(self):
-        return BatchSource("tf.data.Dataset", self.open, None, None)
+        try:
+            yield from (np.zeros(n) for n in itertools.cycle(self.rows))
+        finally:
+            self.closed += 1
 
 
 def test_a_pipeline_is_opened_anew_and_closed_and_at_least_four_batches_are_counted():
     source = Source(8)
-    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0))
+    block = reading_block(source, BlockLength(0.0, 0.0, 10.0))
     assert (source.opened, source.closed) == (1, 1)
     assert (block.examples, block.spans) == (32, ())
     assert block.duration_s > 0
@@ -79,7 +75,7 @@ def test_a_step_alone_takes_turns_with_batches_of_several_shapes():
 
 def test_training_counts_its_steps_and_their_waiting():
     step, source = Step(), Source(8)
-    block = reading_block(source.given(), LENGTH, step)
+    block = reading_block(source, LENGTH, step)
     assert (source.opened, source.closed, step.restored) == (1, 1, 1)
     assert block.examples == 8 * len(block.spans)
     assert block.duration_s == pytest.approx(sum(s.wait_s + s.compute_s for s in block.spans))
@@ -94,7 +90,7 @@ def test_training_counts_its_steps_and_their_waiting():
 def test_a_step_on_new_shapes_is_made_and_not_counted():
     step = Step()
     source = Source(8, 8, 8, 1000, 8, 1001, 8, 8, 8, 8, 8, 8)
-    block = reading_block(source.given(), BlockLength(0.0, 0.0, 10.0), step)
+    block = reading_block(source, BlockLength(0.0, 0.0, 10.0), step)
     assert {1000, 1001} <= set(step.rows)
     assert block.examples == 16
 
@@ -132,9 +128,14 @@ def test_what_counts_of_a_block_follows_from_what_was_taken(length, batches, beg
         assert (found[0], len(found[1])) == (began_s, counted)
 
 
-def made_by(make):
+class made_by:
     """A source of the batches that a generator function gives in an epoch."""
-    return BatchSource("tf.data.Dataset", lambda: contextlib.nullcontext(make()), None, None)
+
+    def __init__(self, make):
+        self.make = make
+
+    def __iter__(self):
+        return self.make()
 
 
 @pytest.fixture

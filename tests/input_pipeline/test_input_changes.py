@@ -19,7 +19,6 @@ from kbatch.input_pipeline.changes import (
     with_parallel_maps,
 )
 from kbatch.input_pipeline.result import LongRun
-from kbatch.training.data.batch_source import first_batch, source_of_dataset
 
 GIB = 2**30
 AUTOTUNE = ", num_parallel_calls=tf.data.AUTOTUNE)"
@@ -80,13 +79,12 @@ def test_every_change_keeps_the_examples_and_the_original(name):
     before = np.sort(values(dataset))
     tried = {name: source for name, (_, source) in changes(dataset).items() if source is not None}
     assert "parallel map" in tried
-    for source in tried.values():
-        changed = source.given
+    for changed in tried.values():
         assert changed.element_spec == dataset.element_spec
         assert changed.cardinality() == dataset.cardinality()
         assert [len(batch) for batch in changed] == [len(batch) for batch in dataset]
         np.testing.assert_array_equal(np.sort(values(changed)), before)
-        batch, _ = first_batch(source)
+        batch = next(iter(changed))
         assert keras.tree.flatten(batch)[0].shape[0] in (4, 6)
     np.testing.assert_array_equal(np.sort(values(dataset)), before)
     changed, _ = with_parallel_maps(dataset)
@@ -114,7 +112,7 @@ def test_maps_above_a_cache_are_made_parallel_and_those_below_it_stay():
     dataset = numbers().map(in_python).cache().map(double).shuffle(20).batch(4)
     change, source = changes(dataset)["parallel map"]
     assert (change.code, change.condition) == (f".map(double{AUTOTUNE}", None)
-    kinds = [kind_of(stage) for stage in chain_of(source.given)]
+    kinds = [kind_of(stage) for stage in chain_of(source)]
     assert kinds[2:5] == ["ParallelMap", "Cache", "Map"]
 
 
@@ -185,7 +183,7 @@ def test_a_filled_cache_gives_the_same_examples_without_the_work(batched):
     _, source = cache(dataset)
     calls = counted.calls
     for _ in range(2):
-        np.testing.assert_array_equal(values(source.given), before)
+        np.testing.assert_array_equal(values(source), before)
     assert counted.calls == calls
 
 
@@ -247,7 +245,7 @@ BRANCHES = {
 def test_caches_in_every_branch_are_filled_first(name):
     counted = Counted(), Counted()
     dataset = BRANCHES[name](*counted)
-    assert fill_cache(source_of_dataset(dataset), 30.0) is None
+    assert fill_cache(dataset, 30.0) is None
     assert [one.calls for one in counted] == [20, 20]
     values(dataset.map(lambda *elements: elements[0]))
     assert [one.calls for one in counted] == [20, 20]
@@ -255,12 +253,12 @@ def test_caches_in_every_branch_are_filled_first(name):
 
 def test_a_cache_that_cannot_be_filled_beforehand_has_a_reason():
     inner = numbers().interleave(lambda x: numbers(2).map(double).cache()).batch(4)
-    assert "`interleave`" in fill_cache(source_of_dataset(inner), 30.0)
-    assert fill_cache(source_of_dataset(numbers().interleave(lambda x: numbers(2))), 30.0) is None
+    assert "`interleave`" in fill_cache(inner, 30.0)
+    assert fill_cache(numbers().interleave(lambda x: numbers(2)), 30.0) is None
     endless = numbers().repeat().cache().batch(4)
-    assert "0.05 s" in fill_cache(source_of_dataset(endless), 0.05)
+    assert "0.05 s" in fill_cache(endless, 0.05)
     broken = numbers().map(below_15).cache().ignore_errors().batch(5)
-    assert "raised an error" in fill_cache(source_of_dataset(broken), 30.0)
+    assert "raised an error" in fill_cache(broken, 30.0)
     assert len(values(broken)) > 0
 
 
@@ -280,9 +278,9 @@ class Step:
 def tried(*, batch_s, budget_s, even=True, duration_s=1.0):
     dataset = examples(80).map(lambda x, y: (x, y)).batch(8)
     record = LongRun("whole epochs", round(8 * duration_s / batch_s), duration_s, 0, 0.0, 0.0)
-    source, batches = source_of_dataset(dataset), (next(iter(dataset)),)
+    source, batches = dataset, (next(iter(dataset)),)
     reading = InputPass(source, record, batches, None, duration_s, 64.0)
-    found = try_changes(reading, Step(), even=even, cache_bytes=GIB, budget_s=budget_s)
+    found = try_changes(dataset, reading, Step(), even=even, cache_bytes=GIB, budget_s=budget_s)
     return {change.name: change for change in found}
 
 

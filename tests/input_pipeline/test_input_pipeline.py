@@ -279,8 +279,8 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
         ({"budget_s": float("inf")}, ValueError, "budget_s=inf"),
         ({"budget_s": "2"}, ValueError, "budget_s='2'"),
         ({"cache_bytes": -1}, ValueError, "cache_bytes=-1"),
-        ({"data": models.rows(9), "batch_size": 2**70}, InputError, r"2\*\*53"),
-        ({"data": models.rows(9), "batch_size": 1.5}, InputError, r"batch_size=1\.5"),
+        ({"data": models.rows(9), "batch_size": 2**70}, ValueError, r"2\*\*53"),
+        ({"data": models.rows(9), "batch_size": 1.5}, TypeError, r"batch_size=1\.5"),
     ],
 )
 def test_bad_input_says_what_to_give(given, error, words):

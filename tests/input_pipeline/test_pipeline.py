@@ -1,0 +1,149 @@
+import keras
+import numpy as np
+import pytest
+import small_models as models
+import tensorflow as tf
+from batch_data import Rows, examples, raising
+
+from kbatch.errors import InputError
+from kbatch.input_pipeline.changes import worker_changes
+from kbatch.input_pipeline.pipeline import BatchStream, pipeline_of
+from kbatch.training.data.forms import rows_of
+
+X, Y = models.rows(20)
+FORMS = {
+    "batches": (lambda: examples().batch(8), None),
+    "other batches": (lambda: examples().batch(5), 8),
+    "function": (lambda: lambda size: examples().batch(size), 8),
+    "arrays": (lambda: (X, Y), 8),
+    "x alone": (lambda: X, 8),
+    "PyDataset": (Rows, None),
+    "PyDataset with threads": (lambda: Rows(workers=2), None),
+}
+
+
+@pytest.fixture(scope="module")
+def model():
+    return models.mlp()
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_every_form_gives_all_examples_in_every_epoch_and_stays_as_it_is(form, model):
+    make, batch_size = FORMS[form]
+    given = make()
+    pipeline = pipeline_of(given, model, batch_size=batch_size)
+    for _ in range(2):  # Each stream starts at the beginning.
+        with BatchStream(pipeline) as stream:
+            for epoch in range(3):
+                batches = [stream.next() for _ in range(3)]
+                assert [rows_of(batch) for batch in batches] == [8, 8, 4]
+                rows = np.concatenate([np.asarray(keras.tree.flatten(b)[0]) for b in batches])
+                np.testing.assert_allclose(np.sort(rows, axis=0), np.sort(X, axis=0))
+                assert stream.epochs == epoch
+    assert getattr(given, "epoch_ends", 0) == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: examples().batch(8).repeat(), lambda: Rows(endless=True)],
+    ids=["dataset", "PyDataset"],
+)
+def test_data_without_end_never_end_an_epoch(make, model):
+    with BatchStream(pipeline_of(make(), model, batch_size=None)) as stream:
+        for _ in range(30):
+            stream.next()
+        assert stream.epochs == 0
+
+
+def test_what_can_be_read_once_only_is_refused_and_left_alone(model):
+    for given in (((X[:8], Y[:8]) for _ in range(3)), iter(examples().batch(8))):
+        with pytest.raises(InputError, match=r"used up by reading.*from_generator.*Received: a"):
+            pipeline_of(given, model, batch_size=None)
+        assert next(given) is not None
+
+
+def test_an_empty_dataset_and_a_generator_that_is_used_up_behind_one_are_named():
+    with (
+        BatchStream(examples(0).batch(8)) as stream,
+        pytest.raises(InputError, match=r"no batches to measure.*no batch"),
+    ):
+        stream.next()
+    used_up = ((X[:8], Y[:8]) for _ in range(2))
+    specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
+    dataset = tf.data.Dataset.from_generator(lambda: used_up, output_signature=specs)
+    for read_before in (False, True):
+        with (
+            BatchStream(dataset, read_before=read_before) as stream,
+            pytest.raises(InputError, match=r"none in the second.*new generator each time"),
+        ):
+            for _ in range(3):
+                stream.next()
+
+
+class Broken(Rows):
+    """Raises an error at one of its batches."""
+
+    def __init__(self, at, workers):
+        super().__init__(32, workers=workers)
+        self.at = at
+
+    def __getitem__(self, index):
+        if index == self.at:
+            raise OSError("a broken image")
+        return super().__getitem__(index)
+
+
+@pytest.mark.parametrize(
+    ("data", "at"),
+    [(raising, 2), (lambda at: Broken(at, 1), 0), (lambda at: Broken(at, 2), 3)],
+)
+def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
+    with pytest.raises(InputError, match=f"error at batch {at} .*a broken image") as caught:  # noqa: SIM117
+        with BatchStream(pipeline_of(data(at), model, batch_size=None)) as stream:
+            for _ in range(at + 1):
+                stream.next()
+    assert caught.value.__cause__ is not None
+
+
+@pytest.mark.parametrize(
+    ("make", "batch_size", "words"),
+    [
+        (examples, 0, "positive integer.*batch_size=0"),
+        (examples, None, r"single examples.*batch\(batch_size\)"),
+        (lambda: lambda size: examples().batch(size), None, "give `batch_size`"),
+        (lambda: lambda size: [size], 8, "must return a `tf.data.Dataset`.*a list"),
+        (Rows, 8, "leave out `batch_size`"),
+        (lambda: "train.csv", None, "`tf.data.Dataset`.*builtins.str"),
+        (lambda: (X, Y, Y, Y), 8, "tuple of 4"),
+        (lambda: (X, Y[:-1]), 8, "as many rows"),
+        (lambda: None, None, "NoneType of 1"),
+        (lambda: Rows(0), None, "num_batches=0"),
+        (lambda: ([[1.0]], [2.0]), 8, "float"),
+    ],
+)
+def test_data_of_another_form_say_what_to_give(make, batch_size, words, model):
+    with pytest.raises(ValueError, match=f"(?s){words}"):
+        pipeline_of(make(), model, batch_size=batch_size)
+
+
+def test_a_file_cache_that_is_not_full_is_refused_and_a_full_one_read(tmp_path, model):
+    dataset = examples().cache(str(tmp_path / "rows")).batch(8)
+    for one in (dataset, examples().batch(8).concatenate(dataset)):
+        with pytest.raises(InputError, match="read the dataset once"):
+            pipeline_of(one, model, batch_size=None)
+    assert list(tmp_path.iterdir()) == []
+    for _ in dataset:
+        pass
+    assert rows_of(next(iter(pipeline_of(dataset, model, batch_size=None)))) == 8
+
+
+def test_more_workers_give_the_same_batches_in_order_and_leave_the_settings():
+    rows = Rows(workers=1, max_queue_size=3)
+    ((change, source),) = worker_changes(rows)
+    assert (change.reason, change.code) == (None, f"workers={change.code.split('=')[1]}")
+    for changed, own in zip(source, rows, strict=True):
+        np.testing.assert_array_equal(changed[0], own[0])
+    assert (rows.workers, rows.max_queue_size, rows.epoch_ends) == (1, 3, 0)
+    ((change, source),) = worker_changes(Rows(workers=1000))
+    assert source is None
+    assert "one a core" in change.reason
