@@ -1,5 +1,6 @@
 """A model that a decision is applied to trains as that of the decision's trial did."""
 
+import contextlib
 import dataclasses
 
 import keras
@@ -41,19 +42,19 @@ class Halving(schedules.LearningRateSchedule):
         return 0.05 * 0.5 ** (keras.ops.cast(step, "float32") / 8)
 
 
-BUILDS = {
-    "schedule": lambda: classifier(
-        optimizers.SGD(schedules.CosineDecay(0.0, 40, warmup_target=0.2, warmup_steps=8))
-    ),
-    "own schedule": lambda: classifier(optimizers.SGD(Halving(), momentum=0.9)),
-    "decay": lambda: classifier(optimizers.AdamW(1e-2, weight_decay=0.1)),
-    "average": lambda: classifier(
-        optimizers.Adam(1e-2, use_ema=True, ema_momentum=0.8, ema_overwrite_frequency=8)
-    ),
-    "BatchNormalization": lambda: classifier(
-        "adam", layers.BatchNormalization(momentum=0.7), layers.BatchNormalization()
-    ),
-}
+def normalised(optimizer):
+    inner = layers.BatchNormalization(momentum=0.7), layers.BatchNormalization()
+    return classifier(optimizer, *inner)
+
+
+def decaying(rate=1e-2, decay=0.1, **settings):
+    return classifier(optimizers.AdamW(rate, weight_decay=decay, **settings))
+
+
+def averaging():
+    warming = schedules.CosineDecay(0.0, 40, warmup_target=0.2, warmup_steps=8)
+    averages = {"use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 8}
+    return classifier(optimizers.SGD(warming, **averages))
 
 
 def decided(directory, build, **arguments):
@@ -71,47 +72,53 @@ def decided(directory, build, **arguments):
     return dataclasses.replace(study.decide(), trial=trial), KEPT[3]  # 94 rows
 
 
-def trained(model, decision):
+def trains_as(model, decision, weights):
+    """Train a model that the decision was applied to, and compare its weights."""
     model.fit(*models.rows(94), shuffle=False, verbose=0, **decision.fit_arguments)
-    return model.get_weights()
+    for mine, its in zip(model.get_weights(), weights, strict=True):
+        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+
+
+@contextlib.contextmanager
+def half_precision():
+    keras.config.set_dtype_policy("mixed_float16")
+    try:
+        yield
+    finally:
+        keras.config.set_dtype_policy("float32")
 
 
 @pytest.mark.parametrize(
-    ("name", "micro_batch_size"),
-    [*((name, None) for name in BUILDS), ("BatchNormalization", 8)],
+    ("build", "micro_batch_size"),
+    [
+        (averaging, None),
+        (lambda: classifier(optimizers.SGD(Halving(), momentum=0.9)), None),
+        (lambda: normalised("adam"), 8),
+    ],
+    ids=["averages of a schedule", "own schedule", "BatchNormalization in parts"],
 )
 def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
-    tmp_path, name, micro_batch_size
+    tmp_path, build, micro_batch_size
 ):
-    build = BUILDS[name]
-    decision, weights = decided(
-        tmp_path, build, micro_batch_size=micro_batch_size, steps_per_execution="auto"
-    )
+    given = {"micro_batch_size": micro_batch_size, "steps_per_execution": "auto"}
+    decision, weights = decided(tmp_path, build, **given)
     assert decision.fit_arguments == {"batch_size": 32, "epochs": 2}
     assert decision.settings.get("micro_batch_size") == micro_batch_size
     keras.utils.set_random_seed(0)
     model = build()
     assert decision.apply(model) is model
     decision.apply(model)  # Twice is as once.
-    for mine, its in zip(trained(model, decision), weights, strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+    trains_as(model, decision, weights)
 
 
-def test_values_are_set_whatever_the_model_has(tmp_path):
-    decision, weights = decided(tmp_path, BUILDS["decay"])
-    keras.utils.set_random_seed(0)
-    model = classifier(optimizers.AdamW(0.3, weight_decay=0.7, beta_2=0.5))
-    trained(model, decision)  # It has been traced, with other settings.
-    keras.utils.set_random_seed(0)
-    fresh = classifier(optimizers.AdamW(0.3, weight_decay=0.7, beta_2=0.5))
-    model.set_weights(fresh.get_weights())
-    model.compile(fresh.optimizer, models.own_loss, metrics=["accuracy"])
-    for mine, its in zip(trained(decision.apply(model), decision), weights, strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+@pytest.fixture(scope="module")
+def decay(tmp_path_factory):
+    """A decision for a model whose weights decay, in parts, and its trial's weights."""
+    return decided(tmp_path_factory.mktemp("decay"), decaying, micro_batch_size=16)
 
 
-def test_what_was_changed_is_listed(tmp_path):
-    decision, _ = decided(tmp_path, BUILDS["decay"], micro_batch_size=16)
+def test_values_are_set_whatever_the_model_has_and_what_was_changed_is_listed(decay):
+    decision, weights = decay
     assert decision.learning_rate == 2e-2
     assert decision.settings == {
         "learning_rate": pytest.approx(2e-2),
@@ -119,27 +126,26 @@ def test_what_was_changed_is_listed(tmp_path):
         "weight_decay": pytest.approx(0.2),
         "micro_batch_size": 16,
     }
+    model = decaying(0.3, 0.7, beta_2=0.5)
+    model.fit(*models.rows(94), verbose=0)  # It has been traced, with other settings.
+    keras.utils.set_random_seed(0)
+    fresh = decaying(0.3, 0.7, beta_2=0.5)
+    model.set_weights(fresh.get_weights())
+    model.compile(fresh.optimizer, models.own_loss, metrics=["accuracy"])
+    trains_as(decision.apply(model), decision, weights)
 
 
-def test_another_policy_is_refused_with_the_line_that_sets_it(tmp_path):
-    decision, _ = decided(tmp_path, BUILDS["decay"])
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        model = BUILDS["decay"]()
-    finally:
-        keras.config.set_dtype_policy("float32")
+def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
+    with half_precision():
+        model = decaying()
     with pytest.raises(ValueError, match="set_dtype_policy"):
-        decision.apply(model)
+        decay[0].apply(model)
 
 
 def test_under_the_policy_of_the_trials_a_model_trains_as_they_did(tmp_path):
-    decision, weights = decided(tmp_path, BUILDS["decay"], dtype_policy="mixed_float16")
+    decision, weights = decided(tmp_path, decaying, dtype_policy="mixed_float16")
     assert decision.settings["dtype_policy"] == "mixed_float16"
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with half_precision():
         keras.utils.set_random_seed(0)
-        model = decision.apply(BUILDS["decay"]())
-    finally:
-        keras.config.set_dtype_policy("float32")
-    for mine, its in zip(trained(model, decision), weights, strict=True):
-        np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
+        model = decision.apply(decaying())
+    trains_as(model, decision, weights)

@@ -2,9 +2,12 @@
 
 import dataclasses
 
+import keras
 import keras_tuner
+import numpy as np
 import pytest
 import searches
+import small_models as models
 from keras_tuner.src.engine.trial import Trial
 from records_factory import make_execution, make_search, make_trial
 
@@ -13,6 +16,8 @@ from kbatch.records.json_codec import write_record
 from kbatch.search.oracle import BatchSizeOracle
 from kbatch.search.trial_files import CHECKPOINT_NAME
 from kbatch.search.trial_states import write_trial
+from kbatch.search.validation_outcomes import BestEpoch
+from kbatch.study.trial import Objective
 
 # 64 lies within 1 % of 16, the best mean, and is four times as fast; 32 is far worse.
 VALUES = {16: (0.951, 0.953, 0.952), 32: (0.700, 0.702, 0.701), 64: (0.950, 0.952, 0.951)}
@@ -66,28 +71,23 @@ def ended_once_more(oracle):
     oracle.end_trial(trial)
 
 
-def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path):
-    write_search(tmp_path / "search", VALUES)
+@pytest.mark.parametrize("strategy", ["grid", "race"])
+def test_the_tuner_names_the_decided_trial_first_and_then_the_best(tmp_path, strategy):
     hypermodel = searches.stock(batch_sizes=(16, 32, 64))
-    write_record(make_search(**hypermodel.settings), tmp_path / "search" / "kbatch.json")
-    tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, executions_per_trial=3)
+    settings = hypermodel.settings | ({"strategy": "race"} if strategy == "race" else {})
+    interrupted = 64 if strategy == "race" else None
+    write_search(tmp_path / "search", VALUES, interrupted=interrupted, **settings)
+    given = {"race": {"tolerance": 0.01}, "grid": {"executions_per_trial": 3}}[strategy]
+    tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, strategy=strategy, **given)
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 64
+    if strategy == "race":
+        ended_once_more(tuner.oracle)
+        assert 64 in kept(tmp_path / "search")
+        return
     found = [hp.get("batch_size") for hp in tuner.get_best_hyperparameters(3)]
     assert found == [64, 16, 32]
     by_mean = [t.hyperparameters.get("batch_size") for t in tuner.oracle.get_best_trials(3)]
     assert by_mean == [16, 64, 32]
-    assert tuner.get_best_hyperparameters(1)[0].get("batch_size") == 64
-
-
-def test_a_race_that_is_interrupted_names_what_its_study_decides(tmp_path):
-    hypermodel = searches.stock(batch_sizes=(16, 32, 64))
-    raced = hypermodel.settings | {"strategy": "race"}
-    write_search(tmp_path / "search", VALUES, interrupted=64, **raced)
-    assert kbatch.load_study(tmp_path / "search").decide().batch_size == 64
-    race = {"strategy": "race", "tolerance": 0.01}
-    tuner = searches.tuner(tmp_path, hypermodel, kbatch.BatchSizeTuner, **race)
-    assert tuner.get_best_hyperparameters()[0].get("batch_size") == 64
-    ended_once_more(tuner.oracle)
-    assert 64 in kept(tmp_path / "search")
 
 
 ONCE = {size: values[:1] for size, values in VALUES.items()}
@@ -102,7 +102,6 @@ MORE = {size: (*VALUES[size], VALUES[size][0]) for size in (16, 64)}
         ({16: VALUES[64], 32: VALUES[32], 64: VALUES[16]}, {}, {16, 64}, {64}),
         # Of one execution no size counts as worse.
         (ONCE, {}, {16, 32, 64}, {16}),
-        (VALUES | {32: (0.900,)}, {}, {16, 32, 64}, None),
         # A race trains on with all that are not worse after its first round.
         (VALUES, {"strategy": "race"}, {16, 32, 64}, None),
         (VALUES | MORE, {"strategy": "race"}, {16, 64}, None),
@@ -136,6 +135,84 @@ def test_a_size_that_epochs_in_turns_may_name_keeps_its_checkpoint(tmp_path, mon
         ),
     )
     hypermodel = searches.stock(batch_sizes=(8, 16, 32))
-    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, objective="val_loss")
-    kept = {path.parent.name for path in tmp_path.glob(f"search/trial_*/{CHECKPOINT_NAME}")}
-    assert len(kept) == 3
+    fit = {"epochs": 1}
+    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, objective="val_loss", fit=fit)
+    assert kept(tmp_path / "search") == {8, 16, 32}
+
+
+def test_one_checkpoint_is_written_after_training_which_leaves_the_model_as_it_was(tmp_path):
+    ended = []
+
+    class Watches(keras.callbacks.Callback):
+        def on_epoch_end(self, epoch, logs=None):
+            assert not list(tmp_path.glob("**/*.h5"))
+
+    class Own(keras_tuner.HyperModel):
+        """Computes the objective after training."""
+
+        def build(self, hp):
+            return models.stock()
+
+        def fit(self, hp, model, *args, **kwargs):
+            model.fit(*args, **kwargs)
+            ended.append(model.evaluate(*models.rows(40, seed=1), verbose=0, return_dict=True))
+            return {"mine": float(hp.get("batch_size"))}
+
+    fit, objective = {"callbacks": [Watches()], "epochs": 4}, keras_tuner.Objective("mine", "max")
+    hypermodel = searches.stock(Own(), (8,))
+    tuner = searches.search(
+        tmp_path, hypermodel, kbatch.BatchSizeTuner, objective=objective, fit=fit
+    )
+    (trial,) = kbatch.load_study(tuner).trials
+    assert trial.failure is None
+    assert len(list(tmp_path.glob("**/*.h5"))) == 1
+    assert len(tuner.get_best_models()) == 1
+    last = trial.executions[0].epochs[-1]
+    assert ended[0]["loss"] == pytest.approx(last.metrics["val_loss"], rel=1e-5)
+
+
+ACCURACY, LOSS = Objective("val_accuracy", "max"), Objective("val_loss", "min")
+ACCURACIES = [{"val_accuracy": value} for value in (0.3, 0.5, 0.4, float("nan"))]
+LATE = [{"val_loss": 0.1}, {"val_loss": 0.2, "f1": 0.7}, {"val_loss": 0.3, "f1": 0.6}]
+# The best accuracy, the best loss, the least sum (-1.2), and the last epoch.
+BOTH = [
+    {"val_accuracy": accuracy, "val_loss": loss}
+    for accuracy, loss in ((0.9, 0.5), (0.2, -0.6), (0.8, -0.4), (0.5, -0.5))
+]
+SUM = (Objective("multi_objective", "min"), (ACCURACY, LOSS))
+
+
+@pytest.mark.parametrize(
+    ("objective", "epochs", "before", "kept"),
+    [
+        ((ACCURACY,), ACCURACIES, 0.4, 1.0),
+        ((ACCURACY,), ACCURACIES, 0.5, None),
+        # The last one, where the objective is known only after training.
+        ((Objective("mine", "max"),), ACCURACIES, 0.4, 3.0),
+        ((Objective("f1", "max"),), LATE, None, 1.0),
+        (SUM, BOTH, -1.1, 2.0),
+        (SUM, BOTH, -1.3, None),
+    ],
+)
+def test_a_checkpoint_is_the_best_epoch_of_all_executions(
+    tmp_path, objective, epochs, before, kept
+):
+    assert checkpoint_of(BestEpoch(*objective), epochs, tmp_path, before) == kept
+
+
+def checkpoint_of(best, epochs, folder, before):
+    """The epoch whose weights are written, None where none are."""
+    model = models.mlp()
+    best.set_model(model)
+    for epoch, logs in enumerate(epochs):
+        for variable in model.trainable_variables:
+            variable.assign(keras.ops.full(variable.shape, float(epoch)))
+        best.on_epoch_end(epoch, logs)
+    best.write_weights(model, folder, before)
+    last = float(len(epochs) - 1)
+    assert all(np.all(w == last) for w in model.get_weights())
+    if not (folder / CHECKPOINT_NAME).exists():
+        return None
+    model.load_weights(folder / CHECKPOINT_NAME)
+    (kept,) = {float(value) for w in model.get_weights() for value in w.ravel()}
+    return kept

@@ -1,10 +1,13 @@
-"""Executions one after the other, each in a process of its own."""
+"""Executions in processes of their own: one after the other, and as tasks of a pool."""
 
+import concurrent.futures
+import multiprocessing
 import os
 import re
 import signal
 
 import keras
+import numpy as np
 import psutil
 import pytest
 import searches
@@ -13,31 +16,16 @@ import tensorflow as tf
 
 import kbatch
 
+pytestmark = pytest.mark.slow
+LOCAL = {"executor": "local", "max_parallel": 1}
+
 
 def search(directory, hypermodel, kind=kbatch.BatchSizeTuner, **arguments):
-    return searches.search(
-        directory, hypermodel, kind, executor="local", max_parallel=1, **arguments
-    )
-
-
-class Notes(keras.callbacks.Callback):
-    """Writes the number of the process that trains."""
-
-    def __init__(self, file):
-        super().__init__()
-        self.file = file
-
-    def on_train_begin(self, logs=None):
-        with self.file.open("a") as lines:
-            lines.write(f"{os.getpid()}\n")
-
-
-def a_dataset():
-    return tf.data.Dataset.from_tensor_slices(models.rows(94))
+    return searches.search(directory, hypermodel, kind, **arguments)
 
 
 def a_function(size):
-    return a_dataset().batch(size)
+    return tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(size)
 
 
 class Kills(keras.callbacks.Callback):
@@ -52,7 +40,6 @@ class Kills(keras.callbacks.Callback):
             os.kill(os.getpid(), signal.SIGKILL)
 
 
-@pytest.mark.slow
 def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_search(tmp_path, capfd):
     events = []
 
@@ -76,9 +63,8 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     hypermodel = searches.stock(batch_sizes=(8, 32))
     same = {"data": (a_function,), "executions_per_trial": 2}
     fit = {"callbacks": [Kills()]}
-    tuner = search(tmp_path, hypermodel, Watched, fit=fit | {"verbose": 1}, **same)
-    kind, name = kbatch.BatchSizeTuner, "here"
-    here = searches.search(tmp_path, hypermodel, kind, project_name=name, fit=fit, **same)
+    tuner = search(tmp_path, hypermodel, Watched, fit=fit | {"verbose": 1}, **same, **LOCAL)
+    here = search(tmp_path, hypermodel, project_name="here", fit=fit, **same)
     (killed, isolated), (_, trial) = (kbatch.load_study(t).trials for t in (tuner, here))
     assert killed.status == "failed"
     signal_9 = "signal 9 ended its process"
@@ -94,47 +80,59 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     assert re.search(r"batch    32, .* \d+ MB, .*val_accuracy", line)
     assert len(tuner.get_best_models()) == 1
     # In this process it is no other search, and at its end.
-    again = searches.search(tmp_path, hypermodel, kind, fit=fit, **same)
-    assert again.remaining_trials == 0
+    assert search(tmp_path, hypermodel, fit=fit, **same).remaining_trials == 0
 
 
-@pytest.mark.slow
-def test_what_kills_its_process_is_a_result_and_the_search_goes_on_in_another(tmp_path):
+def test_trials_whose_processes_end_are_results_and_leave_no_memory_behind(tmp_path):
+    """In one process each of them would leave 30 MB."""
+    resident = []
+
     def build(hp):
-        if hp.get("batch_size") == 32:
+        if hp.get("batch_size") == 2:
             os.kill(os.getpid(), signal.SIGKILL)
         return models.stock()
 
     class Ends(keras.callbacks.Callback):
         def on_epoch_end(self, epoch, logs=None):
-            os._exit(3)
-
-    fit = {"callbacks": [Notes(tmp_path / "pids"), Ends()], "epochs": 1}
-    left, killed = kbatch.load_study(
-        search(tmp_path, searches.stock(build, (16, 32), base_batch_size=16), fit=fit)
-    ).trials
-    assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
-    assert "status 3" in left.failure
-    assert (killed.status, killed.executions[0].optimizer) == ("failed", None)
-    assert "lost twice" in killed.failure
-    (pid,) = (tmp_path / "pids").read_text().split()
-    assert int(pid) != os.getpid()
-    assert not psutil.pid_exists(int(pid))
-
-
-@pytest.mark.slow
-def test_seven_trials_end_within_100_mb_of_where_the_third_stood(tmp_path):
-    """In one process each of them would leave 30 MB."""
-    sizes = tuple(range(1, 8))
-    resident = []
+            (tmp_path / "pid").write_text(str(os.getpid()))
+            if self.params["steps"] == 94:  # Batches of one.
+                os._exit(3)
 
     class Measures(kbatch.BatchSizeTuner):
         def on_trial_end(self, trial):
             super().on_trial_end(trial)
             resident.append(psutil.Process().memory_info().rss)
 
-    hypermodel = searches.stock(batch_sizes=sizes)
-    tuner = search(tmp_path, hypermodel, Measures, fit={"epochs": 1})
-    study = kbatch.load_study(tuner)
-    assert [trial.status for trial in study.trials] == ["completed"] * 7
+    hypermodel = searches.stock(build, tuple(range(1, 8)), base_batch_size=7)
+    fit = {"epochs": 1, "callbacks": [Ends()]}
+    study = kbatch.load_study(search(tmp_path, hypermodel, Measures, fit=fit, **LOCAL))
+    left, killed, *others = study.trials
+    assert (left.status, left.executions[0].optimizer) == ("failed", "SGD")
+    assert "status 3" in left.failure
+    assert (killed.status, killed.executions[0].optimizer) == ("failed", None)
+    assert "lost twice" in killed.failure
+    assert [trial.status for trial in others] == ["completed"] * 5
+    pid = int((tmp_path / "pid").read_text())
+    assert pid != os.getpid()
+    assert not psutil.pid_exists(pid)
     assert resident[6] - resident[2] < 100e6, resident
+
+
+def test_a_pool_of_processes_trains_as_this_process_does(tmp_path):
+    hypermodel = searches.hypermodel(batch_sizes=(32,), dtype_policy="float32")
+    context = multiprocessing.get_context("spawn")
+    with concurrent.futures.ProcessPoolExecutor(1, mp_context=context) as processes:
+        there = search(tmp_path, hypermodel, fit={"epochs": 1}, executor=processes)
+    here = search(tmp_path, hypermodel, fit={"epochs": 1}, project_name="here")
+    for one, other in zip(*(kbatch.load_study(t).trials for t in (there, here)), strict=True):
+        assert one.status == "completed", one.failure
+        assert one.metrics == other.metrics
+        assert one.notes == other.notes
+        assert one.executions[0].device == other.executions[0].device
+        assert one.executions[0].device.endswith(f", {len(os.sched_getaffinity(0))} cores")
+    # The one that a study decides on may be another: of sizes that tie, the faster one.
+    best = [t.oracle.get_best_trials(1)[0] for t in (there, here)]
+    assert best[0].score == best[1].score
+    models_of_both = [t.load_model(trial) for t, trial in zip((there, here), best, strict=True)]
+    for one, other in zip(*(model.get_weights() for model in models_of_both), strict=True):
+        np.testing.assert_array_equal(one, other)

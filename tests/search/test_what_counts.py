@@ -10,21 +10,20 @@ import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
 import kbatch
+from kbatch.records.training_run import Budget, Target
 from kbatch.search.timed_fit import _is_sum
 
 layers = keras.layers
-
-
-def overflowing(hp):
-    """A classifier whose scaled gradients overflow in every step of batch size 16."""
-    scale = 2.0**120 if hp.get("batch_size") == 16 else 2.0**10
-    sgd = keras.optimizers.SGD(0.01)
-    return small_models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(sgd, initial_scale=scale))
+HALF = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
 
 
 def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path):
-    settings = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
-    hypermodel = searches.hypermodel(overflowing, (8, 16), **settings)
+    def overflowing(hp):
+        """A classifier whose scaled gradients overflow in every step of batch size 16."""
+        sgd, scale = keras.optimizers.SGD(0.01), 2.0 ** (120 if hp.get("batch_size") == 16 else 10)
+        return small_models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(sgd, scale))
+
+    hypermodel = searches.hypermodel(overflowing, (8, 16), **HALF)
     tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, objective="loss")
     completed, failed = (study := kbatch.load_study(tuner)).trials
     assert (failed.status, failed.executions[0].updates) == ("failed", 0)
@@ -54,8 +53,7 @@ def test_an_optimizer_that_is_not_used_is_no_overflow(tmp_path):
             history = model.fit(x, y, epochs=1, callbacks=[*kwargs["callbacks"], undo], verbose=0)
             return history.history["loss"][-1]
 
-    settings = {"dtype_policy": "mixed_float16", "micro_batch_size": None}
-    hypermodel = searches.hypermodel(Own(), (8,), **settings)
+    hypermodel = searches.hypermodel(Own(), (8,), **HALF)
     (trial,) = kbatch.load_study(searches.quick(tmp_path, hypermodel, objective=None)).trials
     assert (trial.executions[0].updates, trial.status) == (0, "completed")
 
@@ -120,14 +118,51 @@ def test_a_loss_that_grows_with_the_rows_it_compares_is_no_sum():
     assert _is_sum(summed(), rows)
 
 
+def to_target(directory, target, *callbacks, build=small_models.stock, sizes=(32,), **arguments):
+    """Search for the size that needs the fewest updates to a target."""
+    return searches.search(
+        directory,
+        searches.stock(build, sizes),
+        kbatch.BatchSizeTuner,
+        objective=keras_tuner.Objective("updates_to_target", "min"),
+        fit={"epochs": 100, "callbacks": [target, *callbacks], "validation_data": None},
+        **arguments,
+    )
+
+
 def test_a_target_of_the_loss_is_one_of_the_row(tmp_path):
-    objective = keras_tuner.Objective("updates_to_target", "min")
-    stop = {"callbacks": [kbatch.StopAtTarget("loss", 100.0)]}
-    arguments = {"objective": objective, "data": (X, Y), "fit": stop}
-    hypermodel = searches.stock(summed, (32,))
-    tuner = searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
-    (trial,) = kbatch.load_study(tuner).trials
+    target = kbatch.StopAtTarget("loss", 100.0)
+    (trial,) = kbatch.load_study(to_target(tmp_path, target, build=summed, data=(X, Y))).trials
     assert trial.objective_value == 2  # The sum over 32 rows is above it, the mean below.
+
+
+def test_the_cost_of_a_target_is_an_objective(tmp_path):
+    easy = kbatch.StopAtTarget("accuracy", 0.35), kbatch.UpdateBudget(40)
+    tuner = to_target(tmp_path, *easy, sizes=(16, 32))
+    study = kbatch.load_study(tuner)
+    assert [trial.status for trial in study.trials] == ["completed"] * 2
+    for trial in study.trials:
+        (run,) = trial.executions
+        assert run.target == Target("accuracy", 0.35, "max")
+        assert run.budget == Budget(updates=40)
+        score = tuner.oracle.get_trial(trial.trial_id).score
+        assert score == trial.objective_value == run.to_target.updates <= 40
+        assert run.to_target.examples == len(run.epochs) * 94
+    best = min(study.trials, key=lambda trial: trial.objective_value)
+    assert study.best_trial() is best
+    assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
+    frame = study.to_dataframe()
+    assert list(frame.updates_to_target) == [trial.objective_value for trial in study.trials]
+    assert (frame.seconds_to_target > 0).all()
+
+
+def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path):
+    hard = kbatch.StopAtTarget("accuracy", 1.1), kbatch.UpdateBudget(4)
+    study = kbatch.load_study(to_target(tmp_path, *hard, sizes=(16, 32)))
+    found = [(trial.status, trial.executions[0].updates) for trial in study.trials]
+    assert found == [("completed", 4)] * 2
+    assert [trial.objective_value for trial in study.trials] == [None] * 2
+    assert study.best_trial() is None
 
 
 def test_the_objective_is_the_validation_loss_where_none_is_named(tmp_path):
