@@ -11,7 +11,6 @@ import kbatch
 from kbatch.errors import InputError
 from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import SearchFeed, TimedFit
-from kbatch.training.data import array_rows
 from kbatch.training.data.array_rows import ArrayRows, held_batches
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
@@ -21,14 +20,8 @@ def order(dataset):
     return np.concatenate([batch[0] for batch in dataset.as_numpy_iterator()])[:, 0] / 2
 
 
-@pytest.fixture
-def few_at_once(monkeypatch):
-    """Gathers of a few rows, of which an epoch needs several."""
-    monkeypatch.setattr(array_rows, "_MOST_ROWS", 40)
-
-
 @pytest.mark.parametrize("batch_size", [1, 16, 32, 94])
-def test_an_epoch_is_a_permutation_in_batches_of_the_size(few_at_once, batch_size):
+def test_an_epoch_is_a_permutation_in_batches_of_the_size(batch_size):
     dataset = kbatch.training_dataset(X, Y, batch_size, seed=0)
     batches = list(dataset.as_numpy_iterator())
     assert len(batches) == int(dataset.cardinality()) == -(-94 // batch_size)
@@ -42,7 +35,7 @@ def test_an_epoch_is_a_permutation_in_batches_of_the_size(few_at_once, batch_siz
     assert [spec.shape[0] for spec in dataset.element_spec] == [None, None]
 
 
-def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone(few_at_once):
+def test_each_epoch_has_an_order_of_its_own_which_its_seed_decides_alone():
     def orders(seed, batch_size):
         dataset = kbatch.training_dataset(X, Y, batch_size, seed=seed)
         return [order(dataset).tolist() for _ in range(3)]
@@ -64,12 +57,12 @@ def test_orders_leave_later_random_numbers_as_they_were():
     np.testing.assert_array_equal(tf.random.uniform([3]).numpy(), expected)
 
 
-def test_without_shuffling_rows_come_as_given(few_at_once):
+def test_without_shuffling_rows_come_as_given():
     dataset = kbatch.training_dataset(X, None, 16, shuffle=False)
     np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), X)
 
 
-def test_nested_parts_texts_and_weights_come_together(few_at_once):
+def test_nested_parts_texts_and_weights_come_together():
     texts = np.array([f"row {k}" for k in range(94)])
     dataset = kbatch.training_dataset(
         {"a": X, "b": [texts, None]}, None, 32, sample_weight=np.arange(94.0)
@@ -134,12 +127,10 @@ def epochs(dataset, count):
     return found
 
 
-@pytest.mark.parametrize("piece", [7, 40, 4096])
-def test_orders_depend_on_the_epoch_alone(monkeypatch, piece):
+def test_orders_depend_on_the_epoch_alone():
     expected = epochs(ArrayRows((NUMBERS,), shuffle=True).endless(16, seed=3), 3)
     assert all(sorted(rows) == NUMBERS.ravel().tolist() for rows in expected)
     assert expected[0] != expected[1] != expected[2]
-    monkeypatch.setattr(array_rows, "_MOST_ROWS", piece)
     rows = ArrayRows((NUMBERS, None), shuffle=True)
     assert epochs(rows.endless(32, seed=3), 3) == expected
     # Iterators that are not read, or begun only, as Keras makes them, take no order away.

@@ -1,6 +1,5 @@
 """Rows of arrays in memory, in batches of any size, read by functions that are traced once."""
 
-import math
 from typing import Any
 
 import keras
@@ -9,8 +8,6 @@ import tensorflow as tf
 
 from kbatch.training.data.forms import each_part, open_spec, parts_of
 
-# Gathered at once.
-_MOST_ROWS, _MOST_BYTES = 4096, 2**22
 _ENDLESS = 2**62
 _NUMBER, _NUMBERS = tf.TensorSpec([], tf.int64), tf.TensorSpec([None], tf.int64)
 
@@ -46,20 +43,19 @@ class ArrayRows:
         arrays = keras.tree.lists_to_tuples(arrays)
         with tf.device("CPU:0"):
             tensors = each_part(tf.convert_to_tensor, arrays)
-            parts = parts_of(tensors)
-            self.examples: int = parts[0].shape[0]
+            self._parts = parts_of(tensors)
+            self.examples: int = self._parts[0].shape[0]
             count = tf.constant(self.examples, tf.int64)
-        row_bytes = sum(math.prod(part.shape[1:]) * max(1, part.dtype.size) for part in parts)
-        self._piece = max(1, min(_MOST_ROWS, _MOST_BYTES // max(1, row_bytes), self.examples))
         whole = tf.data.Dataset.from_tensors(tensors).element_spec
         self._spec = tf.nest.map_structure(of_any_length, whole)
         self._count, self._shuffle = count, shuffle
         self._order = _traced(self._numbers, _NUMBER, _NUMBER)
-        self._gather = _traced(lambda chosen: [tf.gather(part, chosen) for part in parts], _NUMBERS)
+        self._gather = _traced(self._rows, _NUMBERS)
 
     def endless(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
         """Return batches of one epoch after the other, each in an order of its own."""
-        batches = self._batches(self._order, tf.data.Dataset.range(_ENDLESS), batch_size, seed)
+        chosen = self._chosen(self._order, tf.data.Dataset.range(_ENDLESS), batch_size, seed)
+        batches = map_traced(self._gather, chosen, self._spec)
         return _pipeline(batches.prefetch(2), tf.data.INFINITE_CARDINALITY)
 
     def epoch(self, batch_size: int, *, seed: int | None) -> tf.data.Dataset:
@@ -69,18 +65,20 @@ class ArrayRows:
             read = tf.Variable(tf.constant(0, tf.int64), trainable=False)
         steps = -(-self.examples // batch_size)
 
-        def counted(step: tf.Tensor, *parts: tf.Tensor) -> list[tf.Tensor]:
+        def gather(step: tf.Tensor, chosen: tf.Tensor) -> list[tf.Tensor]:
             with tf.control_dependencies([read.assign_add(tf.cast(step == steps, tf.int64))]):
-                return [tf.identity(part) for part in parts]
+                return self._rows(chosen)
 
         order = _traced(
             lambda number, seed: self._numbers(read.read_value(), seed), _NUMBER, _NUMBER
         )
-        batches = self._batches(order, tf.data.Dataset.range(1), batch_size, seed)
-        numbered = tf.data.Dataset.zip(tf.data.Dataset.range(1, steps + 1), batches)
-        specs = [one for one in tf.nest.flatten(self._spec) if isinstance(one, tf.TensorSpec)]
-        batches = map_traced(_traced(counted, _NUMBER, *specs), numbered, self._spec)
+        chosen = self._chosen(order, tf.data.Dataset.range(1), batch_size, seed)
+        numbered = tf.data.Dataset.zip(tf.data.Dataset.range(1, steps + 1), chosen)
+        batches = map_traced(_traced(gather, _NUMBER, _NUMBERS), numbered, self._spec)
         return _pipeline(batches.prefetch(2), steps)
+
+    def _rows(self, chosen: tf.Tensor) -> list[tf.Tensor]:
+        return [tf.gather(part, chosen) for part in self._parts]
 
     def _numbers(self, epoch: tf.Tensor, seed: tf.Tensor) -> tf.Tensor:
         """Return the numbers of the rows in the order of an epoch."""
@@ -90,15 +88,14 @@ class ArrayRows:
             return numbers
         return random.experimental.stateless_shuffle(numbers, seed=tf.stack([seed, epoch]))
 
-    def _batches(
+    def _chosen(
         self, order: Any, epochs: tf.data.Dataset, batch_size: int, seed: int | None
     ) -> tf.data.Dataset:
+        """Return the numbers of the rows of each batch."""
         seed = int(np.random.randint(2**31)) if seed is None else seed
         seeds = tf.data.Dataset.from_tensors(np.int64(seed)).repeat()
         orders = map_traced(order, tf.data.Dataset.zip(epochs, seeds), _NUMBERS)
-        pieces = rebatched(orders, sized(self.examples, self._piece))
-        rows = map_traced(self._gather, pieces, self._spec)
-        return rebatched(rows, sized(self.examples, batch_size))
+        return rebatched(orders, sized(self.examples, batch_size))
 
 
 def _traced(function: Any, *specs: tf.TensorSpec) -> Any:
