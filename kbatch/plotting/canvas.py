@@ -111,7 +111,7 @@ def panels(
     if len(heights) == 1:
         below = []
     elif place is None:
-        divider, pad = make_axes_locatable(first), 0.15 if share_x else 0.6
+        divider, pad = make_axes_locatable(first), 0.3 if share_x else 0.6
         sizes = [f"{100 * height / heights[0]:.0f}%" for height in heights[1:]]
         below = [divider.append_axes("bottom", size, pad=pad, sharex=shared) for size in sizes]
     else:

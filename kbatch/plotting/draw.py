@@ -1,10 +1,8 @@
 """The marks of all figures: series, bars, rings, lines, texts and what has no result."""
 
-import itertools
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
-import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.patheffects import withStroke
 from matplotlib.transforms import Transform
@@ -17,7 +15,6 @@ from kbatch.plotting.canvas import (
     PAPER,
     SMALL_PT,
     TEXT_PT,
-    figure_of,
     series_style,
 )
 
@@ -29,11 +26,6 @@ Color = str | tuple[float, float, float]
 Bounds = Sequence[tuple[float, float] | None]
 # Height of a panel in heights of its highest point, and what a row of names adds and takes of it.
 _ABOVE, _NAME_ROW = 1.12, 0.085
-# Mean width of a character of a label, and its height, in font sizes.
-_LABEL_EM, _LINE_EM = 0.62, 1.25
-# Between a mark and its label; half the width of a mark.
-_GAP_PT = 5.0
-_MARK_PT = 4.0
 # More marks of a series are pixels in a vector file: as shapes thousands are heavy and slow.
 _MOST_MARKS = 500
 
@@ -128,7 +120,7 @@ def band(panel: Axes, places: Sequence[float], bounds: Bounds, color: Color) -> 
 
 
 def ring(panel: Axes, place: float, value: float) -> None:
-    panel.plot([place], [value], "o", markersize=13, mfc="none", mec=INK, markeredgewidth=1.2)
+    panel.plot([place], [value], "o", ms=13, mfc="none", mec=INK, mew=1.2, clip_on=False)
 
 
 def text(
@@ -172,11 +164,9 @@ def arrow(panel: Axes, place: tuple[float, float], up_pt: float, color: Color) -
     )
 
 
-def guide(panel: Axes, place: float, up_to: float | None = None) -> None:
-    """Draw a dotted line upwards at a place that is named: to a value, or to the top."""
-    bottom, top = panel.get_ylim()
-    share = 1.0 if up_to is None else (up_to - bottom) / (top - bottom)
-    panel.axvline(place, 0, share, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
+def guide(panel: Axes, place: float) -> None:
+    """Draw a dotted line upwards at a place that is named."""
+    panel.axvline(place, color=MUTED, linewidth=0.8, linestyle=":", zorder=0.5)
 
 
 def limit(panel: Axes, value: float, words: str, *, below: bool = False) -> None:
@@ -228,51 +218,3 @@ def reason(panel: Axes, place: float, words: str) -> None:
     words = words.replace("out of memory", "out of\nmemory")
     edge = panel.get_xaxis_transform()
     text(panel, words, (place, 0), (0, 8), va="bottom", color=ALARM_TEXT, xycoords=edge)
-
-
-class Label(NamedTuple):
-    """A label of a point, and where it may stand."""
-
-    place: tuple[float, float]  # In the units of the data.
-    text: str
-    # Sides of the point in order of preference, each -1, 0 or 1 to the right and up.
-    sides: tuple[tuple[int, int], ...]
-    color: str
-    bold: bool = False
-    short: str = ""  # What it says where the text finds no place.
-
-
-def place_labels(
-    panel: Axes, labels: Sequence[Label], marks: Sequence[tuple[float, float]]
-) -> None:
-    """Write labels where they cover neither each other nor a mark, those that find a place."""
-    box = panel.get_position()
-    panel_pt = 72 * figure_of(panel).get_size_inches() * (box.width, box.height)
-    # Places in the Axes, in points; before the layout they are about right.
-    to_shares = panel.transData + panel.transAxes.inverted()
-    data = np.asarray([*marks, *(label.place for label in labels)], float).reshape(-1, 2)
-    places_pt = to_shares.transform(data) * panel_pt
-    taken = places_pt[:, None] + np.array([[[-_MARK_PT] * 2, [_MARK_PT] * 2]])
-    count = len(marks)
-    for label, place_pt in zip(labels, places_pt[len(marks) :], strict=True):
-        for words, side in itertools.product(filter(None, (label.text, label.short)), label.sides):
-            size_pt = SMALL_PT * np.array((len(words) * _LABEL_EM, _LINE_EM))
-            middle_pt = place_pt + side * (_GAP_PT + size_pt / 2)
-            low, high = middle_pt - size_pt / 2, middle_pt + size_pt / 2
-            inside = np.all(low >= 0) and np.all(high <= panel_pt)
-            overlaps = (taken[:count, 0] < high) & (low < taken[:count, 1])
-            if inside and not np.any(np.all(overlaps, axis=1)):
-                taken[count] = low, high
-                count += 1
-                text(
-                    panel,
-                    words,
-                    label.place,
-                    (side[0] * _GAP_PT, side[1] * _GAP_PT),
-                    ha={-1: "right", 0: "center", 1: "left"}[side[0]],
-                    va={-1: "top", 0: "center", 1: "bottom"}[side[1]],
-                    color=label.color,
-                    bold=label.bold,
-                    size=SMALL_PT,
-                )
-                break

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 _TOLD_APART = 1.15
 # Why a size is not judged in a race.
 _UNLIKELY = "left the race: unlikely to win"
-_FAR_RATE = "tried only at a rate that is far off"
+FAR_RATE = "tried only at a rate that is far off"
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
@@ -277,7 +277,7 @@ def decide(
         raced = {size for size, _ in judgement.pairs}
         out = [trial for trial in compared if trial.batch_size not in raced]
         rates = [rate_factor(trial) / judgement.named[1] for trial in out]
-        why = [_UNLIKELY if 1 / _FAR < rate < _FAR else _FAR_RATE for rate in rates]
+        why = [_UNLIKELY if 1 / _FAR < rate < _FAR else FAR_RATE for rate in rates]
         left_out += tuple(zip(out, why, strict=True))
         compared = tuple(trial for trial in compared if trial.batch_size in raced)
     alike = _alike_in_time(judgement, runs)

@@ -19,6 +19,14 @@ def is_fraction(metric: str) -> bool:
     return "acc" in metric
 
 
+def within_range(metric: str, found: Estimate[float] | None) -> Estimate[float] | None:
+    """End the interval of an accuracy where accuracies do."""
+    if found is None or found.ends is None or not (is_fraction(metric) and 0 <= found.value <= 1):
+        return found
+    low, high = found.ends
+    return dataclasses.replace(found, low=max(0.0, low), high=min(1.0, high))
+
+
 def mean_of(values: Sequence[float]) -> Estimate[float] | None:
     """Return a mean, with its 95 % interval from three values on; None without values."""
     return mean_interval(values) or (Estimate(fmean(values)) if values else None)
@@ -202,10 +210,7 @@ class TrialRecord:
         if found and outcomes and outcomes.metric == name:
             over_examples = mean_interval(outcomes.values) or found
             found = dataclasses.replace(over_examples, value=found.value)
-        if found is None or found.ends is None or not (is_fraction(name) and 0 <= found.value <= 1):
-            return found
-        low, high = found.ends
-        return dataclasses.replace(found, low=max(0.0, low), high=min(1.0, high))
+        return within_range(name, found)
 
     def metric_values(self, name: str) -> tuple[float, ...]:
         """Return a metric at the best epoch of each execution that has it."""

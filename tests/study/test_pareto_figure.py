@@ -1,6 +1,6 @@
 import numpy as np
 import pytest
-from figure_studies import learned_study, tuned_study
+from figure_studies import tuned_study
 from records_factory import make_execution, make_study, make_trial
 
 from kbatch.study.figures.pareto import pareto_front, pareto_points, plot_pareto
@@ -43,23 +43,18 @@ def test_the_front_is_what_no_other_choice_beats(seed):
 def test_the_front_holds_what_no_trial_beats(direction):
     # The loss is 1.1 less the accuracy: the same trials are best.
     _, points = pareto_points(study(direction))
-    front = [p for p in points if p.on_front]
-    assert [(p.batch_size, p.on_front) for p in points] == [
-        (32, False),
-        (16, True),
-        (64, True),
-    ]
-    assert [p.throughput.value for p in front] == pytest.approx([1000, 4000])
+    found = [(trial.batch_size, best) for trial, _, _, best in points]
+    assert found == [(32, False), (16, True), (64, True)]
+    assert [rate.value for _, rate, _, _ in points] == pytest.approx([900, 1000, 4000])
 
 
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
 def test_the_steps_bound_what_some_trial_beats(direction, edge):
     panel = plot_pareto(study(direction))
     (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
-    front = [p for p in pareto_points(study(direction))[1] if p.on_front]
     xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
     assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
-    qualities = [p.quality.value for p in front]
+    qualities = [value.value for *_, value, best in pareto_points(study(direction))[1] if best]
     assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
 
 
@@ -79,19 +74,8 @@ def test_intervals_of_both_are_drawn():
     assert any("95 % interval" in text.replace("\xa0", " ") for text in texts(panel))
 
 
-def test_labels_do_not_cover_each_other():
-    for data in (learned_study(3), tuned_study(14), tuned_study(200)):
-        panel = plot_pareto(data)
-        panel.figure.draw_without_rendering()
-        labels = [text for text in panel.texts if text.get_text()[:1].isdigit()]
-        boxes = [label.get_window_extent() for label in labels]
-        # A pixel of slack: places are computed before the layout.
-        shrunk = [box.padded(-2.0) for box in boxes]
-        overlaps = [
-            (labels[i].get_text(), labels[j].get_text())
-            for i in range(len(shrunk))
-            for j in range(i)
-            if shrunk[i].overlaps(shrunk[j])
-        ]
-        assert overlaps == []
-        assert len(labels) >= 4
+def test_many_trials_are_named_by_size_and_those_on_the_front_by_their_settings():
+    panel = plot_pareto(tuned_study(200))
+    assert len(panel.get_legend().get_texts()) == 8
+    assert "units=" in texts(panel)[1]
+    assert len(panel.lines) < 30

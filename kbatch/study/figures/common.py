@@ -118,16 +118,20 @@ def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:
 
 
 def quality_axis(panel: Axes, metric: Objective, values: Sequence[float]) -> None:
-    """Label the y axis with a metric and keep its range; an accuracy has no tick above 1."""
+    """Label the y axis with a metric and keep its range; that of an accuracy is 0 to 1."""
     words = metric_words(metric.name)
     better = "higher is better" if metric.direction == "max" else "lower is better"
     fraction = "0 to 1, " if is_fraction(metric.name) else ""
     panel.set_ylabel(f"{words[0].upper()}{words[1:]}\n({fraction}{better})", parse_math=False)
     low, high = panel.get_ylim()
+    if is_fraction(metric.name) and values and 0 <= min(values) <= max(values) <= 1:
+        # Half a mark stays free at the ends.
+        low, high = max(low, 0.0), min(high, 1.0)
+        margin = 0.05 * (high - low)
+        ticks = [tick for tick in panel.get_yticks() if low - 1e-9 <= tick <= high + 1e-9]
+        low, high = (low or -margin), (high + margin if high == 1 else high)
+        panel.set_yticks(ticks)
     panel.set_ylim(low, high)
-    if is_fraction(metric.name) and values and max(values) <= 1:
-        low, high = max(low, -1e-9), min(high, 1 + 1e-9)
-        panel.set_yticks([tick for tick in panel.get_yticks() if low <= tick <= high])
 
 
 BARS = "Bars: 95 % interval over executions"

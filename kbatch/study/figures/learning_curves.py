@@ -14,7 +14,7 @@ from kbatch.plotting.canvas import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import diverged, metric_words
-from kbatch.study.trial import Objective, TrialRecord, mean_of
+from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
@@ -54,7 +54,7 @@ def _curve(trial: TrialRecord, metric: str) -> Curve:
     # An execution may end earlier than others, at a target: the mean is of epochs that all have.
     for ends in zip(*runs, strict=False):
         *spent, values = zip(*ends, strict=True)
-        if (value := mean_of(values)) is not None:
+        if (value := within_range(metric, mean_of(values))) is not None:
             curve.append((tuple(map(fmean, spent)), value))
     return curve
 

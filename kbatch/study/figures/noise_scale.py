@@ -19,10 +19,8 @@ if TYPE_CHECKING:
 
 # Of both panels, and of the noise scale alone.
 HEIGHT_IN, ALONE_IN = 6.0, 4.0
-# What is drawn beside the curves, as shares of their width.
-_MARGIN, _LATE = 0.05, 0.18
-# From the middle of the last number to the middle of the words beside it.
-_LATE_CHARACTERS = 8
+# What is drawn beside the curves, as a share of their width.
+_LATE = 0.2
 
 
 class Goodput(NamedTuple):
@@ -131,7 +129,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
         for run in filter(None, runs[size]):
             places, values = zip(*run, strict=True)
             panel.plot(places, values, color=color, marker=marker if marked else None, **look)
-        place = epochs + (1.5 * _MARGIN + _LATE * (number + 0.5) / len(sizes)) * width
+        place = epochs + _LATE * width * (number + 1) / len(sizes)
         late: Any = trial.noise_scale
         if late.value is not None:
             bounds = late.ends and (max(late.low, late.value / 100), late.high)
@@ -141,7 +139,10 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
             draw.arrow(panel, (place, late.low), 22, color)
             panel.plot([place], [late.low], marker="_", color=color, markersize=7)
     common.name_sizes(panel, sizes, most=14)
-    _number_epochs(panel, epochs)
+    panel.axvline(epochs + _LATE * width / (2 * len(sizes)), color=GRID, linewidth=1)
+    steps = max(1, round(epochs / (8 * canvas.width_share(panel))))
+    panel.set_xticks([*range(steps, epochs + 1, steps)])
+    panel.set_xlabel("Epoch (right of the line: the late half)")
     panel.set_ylabel("Gradient noise scale\n(examples)")
     plain_log_labels(panel.yaxis)
     canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
@@ -165,24 +166,6 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     notes = (meaning, *notes, common.best_of_size_note(measured))
     common.write_conditions([panel, *below][-1], study, *notes, alarm=incomplete)
     return panel
-
-
-def _number_epochs(panel: Axes, epochs: int) -> None:
-    """Number the epochs as far as there is room before the words for the late half."""
-    width = max(1, epochs - 1)
-    begin, end = epochs + _MARGIN * width, epochs + (2 * _MARGIN + _LATE) * width
-    panel.axvspan(begin, end, color=GRID, alpha=0.35, linewidth=0, zorder=0.2)
-    panel.set_xlim(1 - _MARGIN * width, end)
-    middle = epochs + (1.5 * _MARGIN + _LATE / 2) * width
-    steps = max(1, round(epochs / (10 * canvas.width_share(panel))))
-    room = canvas.label_room(panel) / (middle - 1)
-    kept = [
-        epoch
-        for epoch in range(steps, epochs + 1, steps)
-        if epoch > 1 + steps / 2 and (middle - epoch) * room > _LATE_CHARACTERS
-    ]
-    panel.set_xticks([1, *kept, middle], ["1", *map(str, kept), "late half"])
-    panel.set_xlabel("Epoch")
 
 
 def _draw_goodput(panel: Axes, found: Goodput) -> None:

@@ -1,7 +1,7 @@
 """The figure of quality against throughput, with the trials that no other one beats."""
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
@@ -10,43 +10,30 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
-from kbatch.plotting.canvas import INK, MUTED, series_style, shortened
+from kbatch.plotting.canvas import MUTED, series_style, size_color
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, trial_names
+from kbatch.study.names import at_most, metric_words, trial_names
 from kbatch.study.table import judged_part
-from kbatch.study.trial import Objective
+from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
 
 HEIGHT_IN = 4.0
-_MOST_NAMED = 14
-_NAME_CHARACTERS = 30
+# A trial, its throughput in examples per second, its quality, and whether no other beats it.
+Point = tuple[TrialRecord, Estimate[float], Estimate[float], bool]
 
 
-class ParetoPoint(NamedTuple):
-    """A trial in the figure."""
-
-    name: str  # Its batch size, with the settings that differ from other trials.
-    batch_size: int
-    series: tuple[int, str]  # Number of its series, and what its trials have in common.
-    throughput: Estimate[float]  # In examples per second.
-    quality: Estimate[float]
-    on_front: bool  # Whether no other trial is both faster and better.
-
-
-def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
+def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
     """Return the metric and the trials by throughput, with those that no other one beats."""
     refuse_empty(study)
-    names, quality, decided = trial_names(study.trials), study.quality_metric, study.decide()
-    completed = [t for t, *_ in rates_of_settings(study.trials) if t.status == "completed"]
-    series = common.trial_series(completed, names)
-    of_trial = {each: (i, one.label) for i, one in enumerate(series) for each in one.trial_ids}
+    quality, decided = study.quality_metric, study.decide()
     measured = [
         (trial, rate, value)
-        for trial in completed
-        if quality is not None
+        for trial, *_ in rates_of_settings(study.trials)
+        if trial.status == "completed"
+        and quality is not None
         and (rate := trial.throughput) is not None
         and (value := judged_part(decided, trial).metric(quality.name)) is not None
     ]
@@ -54,14 +41,8 @@ def pareto_points(study: "Study") -> tuple[Objective, tuple[ParetoPoint, ...]]:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
     sign = 1 if quality.direction == "max" else -1
     front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
-    points = []
-    for place, (trial, rate, value) in enumerate(measured):
-        # Where there are several series, the legend names the rest.
-        name = names.name(trial) if len(series) == 1 else f"{trial.batch_size:,}"
-        own = of_trial[trial.trial_id]
-        points.append(ParetoPoint(name, trial.batch_size, own, rate, value, place in front))
-    points.sort(key=lambda p: (p.throughput.value, sign * -p.quality.value))
-    return quality, tuple(points)
+    points = [(*found, place in front) for place, found in enumerate(measured)]
+    return quality, sorted(points, key=lambda p: (p[1].value, sign * -p[2].value))
 
 
 def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
@@ -78,7 +59,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     """Plot the quality of each trial against its throughput, with the Pareto front as steps.
 
     A filled mark stands for a trial that no other one beats in both, a hollow one for the others.
-    Marks are labelled with the batch size.
+    The colour and the mark are those of the batch size.
 
     Args:
         study: A study, from `load_study`.
@@ -88,12 +69,13 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         ValueError: If there is nothing to show, with the reason.
     """
     (quality, points), incomplete = pareto_points(study), common.incomplete_text(study)
-    front = [point for point in points if point.on_front]
+    rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
+    front, names = [point for point in points if point[3]], trial_names(study.trials)
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     named = join_words(
-        f"batch size {p.name} with {format_number(p.throughput.value)} samples/s and "
-        f"{format_number(p.quality.value, 4)}"
-        for p in front
+        f"batch size {names.name(trial)} with {format_number(rate.value)} samples/s and "
+        f"{format_number(value.value, 4)}"
+        for trial, rate, value, _ in front
     )
     alt_text = (
         f"A chart of {metric_words(quality.name)} against throughput, one mark for each of "
@@ -103,7 +85,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     panel.set_label(alt_text.strip())
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
-    slowest, fastest = points[0].throughput.value, points[-1].throughput.value
+    slowest, fastest = rates[0], rates[-1]
     if fastest > 12 * slowest:  # Small values would lie in one heap on a linear axis.
         panel.set_xscale("log")
         panel.set_xlim(slowest / 1.3, fastest * 1.5)
@@ -114,53 +96,31 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
         steps = MaxNLocator(nbins=max(1, min(9, labels)), steps=(1, 2, 2.5, 5, 10))
         panel.xaxis.set_major_locator(steps)
         panel.xaxis.set_major_formatter("{x:,.0f}")
-    # Points that are alike together: hundreds of trials make few marks for a file to hold.
-    for series, on_front in sorted({(p.series, p.on_front) for p in points}):
-        alike = [p for p in points if (p.series, p.on_front) == (series, on_front)]
-        rates, values = [p.throughput.value for p in alike], [p.quality.value for p in alike]
-        color, marker = series_style(series[0])
-        draw.bars(panel, rates, [p.quality.ends for p in alike], color)
-        draw.bars(panel, values, [p.throughput.ends for p in alike], color, across=True)
-        hollow, size, zorder = (False, 7, 3) if on_front else (True, 5.5, 2.5)
-        draw.points(panel, rates, values, color, marker, size=size, hollow=hollow, zorder=zorder)
-    panel.margins(y=0.14)
+    sizes = sorted({trial.batch_size for trial, *_ in points})
+    # Those of a size together: hundreds of trials make few marks for a file to hold.
+    for number, size in enumerate(sizes):
+        look = size_color(size, sizes), series_style(number).marker
+        for best in (False, True):
+            alike = [p for p in points if p[0].batch_size == size and p[3] == best]
+            across, up = [p[1].value for p in alike], [p[2].value for p in alike]
+            draw.bars(panel, across, [p[2].ends for p in alike], look[0])
+            draw.bars(panel, up, [p[1].ends for p in alike], look[0], across=True)
+            if alike:
+                draw.points(panel, across, up, *look, size=6.5, hollow=not best, zorder=2.5 + best)
+    panel.margins(y=0.1)
     panel.autoscale_view(scalex=False)
-    common.quality_axis(panel, quality, [p.quality.value for p in points])
+    common.quality_axis(panel, quality, values)
     # The border of what some trial beats, from edge to edge.
     left, (bottom, top) = panel.get_xlim()[0], panel.get_ylim()
-    higher = quality.direction == "max"
-    rates = [left, *(p.throughput.value for p in front), front[-1].throughput.value]
-    values = [p.quality.value for p in (front[0], *front)] + [bottom if higher else top]
+    edge = bottom if quality.direction == "max" else top
+    rates = [left, *(rate.value for _, rate, *_ in front), front[-1][1].value]
+    values = [value.value for *_, value, _ in (front[0], *front)] + [edge]
     panel.plot(rates, values, drawstyle="steps-pre", color=MUTED, linewidth=1.1, zorder=1)
     panel.set_ylim(bottom, top)
-    for number, label in sorted({p.series for p in points}):
-        draw.points(panel, [], [], *series_style(number), label=label)
-    canvas.write_title(panel, study.name, columns=3)
-    _label_points(panel, points, up=1 if higher else -1)
-    filled = "Filled: no other trial is both faster and better. Labels: batch size."
-    legend = filled if len(points) > 1 else "Label: batch size."
-    legend = f"{legend} {common.bars_text(study.trials)}"
-    common.write_conditions(panel, study, legend, alarm=incomplete)
+    common.name_sizes(panel, sizes, most=14)
+    canvas.write_title(panel, study.name, columns=7, fewest=1)
+    best = join_words(at_most([names.name(trial) for trial, *_ in front]))
+    filled = f"Filled: batch size {best}, which no other trial beats in both."
+    bars = common.bars_text(study.trials)
+    common.write_conditions(panel, study, filled, bars, alarm=incomplete)
     return panel
-
-
-def _label_points(panel: Axes, points: Sequence[ParetoPoint], *, up: int) -> None:
-    """Name the trials, those on the front first; of many trials those alone."""
-    outside = ((1, up), (0, up), (-1, up), (1, 0))
-    inside = ((-1, -up), (0, -up), (1, -up), (-1, 0), (1, 0), (1, up), (-1, up), (0, up))
-    few = len(points) <= _MOST_NAMED
-    # A narrow figure has no room for settings.
-    named = few and canvas.width_share(panel) == 1
-    labels = [
-        draw.Label(
-            (p.throughput.value, p.quality.value),
-            shortened(p.name, _NAME_CHARACTERS) if named else f"{p.batch_size:,}",
-            outside if p.on_front else inside,
-            INK if p.on_front else MUTED,
-            bold=p.on_front,
-            short=f"{p.batch_size:,}",
-        )
-        for p in sorted(points, key=lambda p: not p.on_front)
-        if few or p.on_front
-    ]
-    draw.place_labels(panel, labels, [(p.throughput.value, p.quality.value) for p in points])

@@ -14,9 +14,9 @@ from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
-from kbatch.plotting.canvas import MUTED, series_style
+from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
-from kbatch.study.decision import starting_rate
+from kbatch.study.decision import FAR_RATE, starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.names import at_most, metric_words, outcome, trial_names
@@ -38,7 +38,8 @@ def plot_trials(study: "Study", ax: Axes | None = None) -> Axes:
     `study.quality_metric` is. Of a search of learning rates the best one of each size is shown, and
     the others as grey dots. Trials that failed or ran out of memory are marked at the bottom edge,
     and the trial that `study.decide()` names is labelled. Bars are intervals over executions; of a
-    single execution those over its timing windows and validation examples.
+    single execution those over its timing windows and validation examples. Hollow, without a line,
+    is a size that a race tried only at a rate that is far off, and a trial that runs.
 
     Example:
 
@@ -69,6 +70,8 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         # The value that the table of the decision shows.
         return judged_part(decided, trial).metric(quality.name) if quality else None
 
+    # Of these nothing is known at a rate that suits them: no line goes through them.
+    far = {trial.trial_id for trial, why in decided.left_out if why == FAR_RATE}
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in shown], common.BATCH_LABEL)
     measured = {upper: lambda trial: trial.throughput, lower: quality_of}
@@ -76,14 +79,18 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         for index, one in enumerate(series):
             members = [trial for trial in completed if trial.trial_id in one.trial_ids]
             found = {t.trial_id: e for t in members if (e := measure(t))}
-            at, values = [places[each] for each in found], [e.value for e in found.values()]
-            if found:
-                bars = [e.ends for e in found.values()]
+            near = {each: e for each, e in found.items() if each not in far}
+            if near:
+                at, values = [places[each] for each in near], [e.value for e in near.values()]
+                bars = [e.ends for e in near.values()]
                 look = {"label": one.label, "joined": one.joined}
                 draw.series(panel, index, at, values, bounds=bars, **look)
-            if running in found:
-                now = [places[running]], [found[running].value]
-                draw.points(panel, *now, *series_style(index), hollow=True, zorder=3)
+            if hollow := found.keys() & {running, *far}:
+                at, values = (
+                    [places[each] for each in hollow],
+                    [found[each].value for each in hollow],
+                )
+                draw.points(panel, at, values, *series_style(index), hollow=True, zorder=3)
         if not panel.lines:
             nothing = "n/a (not measured in any trial)"
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
@@ -95,27 +102,25 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     lower.set_ylabel("Quality metric")
     outside = others = ""
     if completed:
-        # Throughput is a ratio scale: from zero, twice as high is twice as fast. The lower panel
-        # gets room for the words below those that failed.
+        # Throughput is a ratio scale: from zero, twice as high is twice as fast.
         upper.set_ylim(bottom=0, top=1.08 * upper.get_ylim()[1])
         upper.yaxis.set_major_formatter("{x:,.0f}")
         outside = _end_axis(lower, completed, quality)
-        (bottom, top), below = lower.get_ylim(), 0.12 if len(completed) == len(shown) else 0.25
-        lower.set_ylim(bottom - below * (top - bottom), top + 0.08 * (top - bottom))
+        if quality:
+            values = [e.value for trial in completed if (e := quality_of(trial))]
+            common.quality_axis(lower, quality, values)
+        if len(completed) < len(shown):  # Room for the words below those that failed.
+            bottom, top = lower.get_ylim()
+            lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         others = _draw_other_rates(lower, trials, shown, quality)
-    if quality:
-        values = [e.value for trial in completed if (e := quality_of(trial))]
-        common.quality_axis(lower, quality, values)
     if named is not None:
-        labelled = upper if named.objective.name == "samples_per_second" else lower
-        place = places[named.trial_id]
+        place, characters = places[named.trial_id], round(canvas.width_share(lower) * 60)
+        label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
+        title = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
+        lower.set_title(label, loc="left", parse_math=False, **title)
         for panel, measure in measured.items():
-            estimate = measure(named)
-            if panel is labelled and estimate:
-                _write_above(panel, named_label(study), place)
-            # Not across the label.
-            draw.guide(panel, place, estimate.value if panel is labelled and estimate else None)
-            if estimate:
+            draw.guide(panel, place)
+            if estimate := measure(named):
                 draw.ring(panel, place, estimate.value)
     tied = ""
     if decided.tied:
@@ -185,7 +190,8 @@ def _end_axis(panel: Axes, completed: Sequence[TrialRecord], quality: Objective 
         return ""
     inside = min(value for value, _ in values if value >= least)
     low, high = sorted((sign * best, sign * inside))
-    panel.set_ylim(low - 0.05 * (high - low), high + 0.05 * (high - low))
+    margin = 0.05 * ((high - low) or abs(high))
+    panel.set_ylim(low - margin, high + margin)
     named = [f"{size:,} ({format_number(sign * value)})" for value, size in outside]
     return f"Outside the axis: batch size {join_words(at_most(named))}."
 
@@ -239,22 +245,3 @@ def named_label(study: "Study") -> str:
         return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
     found = quality and judged_part(decided, trial).metric(quality.name)
     return f"{text}: {format_number(found.value, 4)}" if found else text
-
-
-def _write_above(panel: Axes, text: str, place: float) -> None:
-    """Write a label above all points, which make room."""
-    low, high = panel.get_xlim()
-    at = math.log(place / low) / math.log(high / low)
-    side = "left" if at < 0.25 else "right" if at > 0.75 else "center"
-    right_pt = {"left": -6, "right": 6, "center": 0}[side]
-    characters = round(canvas.width_share(panel) * 44)  # In a line.
-    if len(text) > characters:
-        words, _, number = text.rpartition(": ")
-        lines = textwrap.wrap(f"{words}:", characters, max_lines=5, placeholder=" …:")
-        text = "\n".join((*lines, number))
-    height_pt = 72 * canvas.figure_of(panel).get_figheight() * panel.get_position().height
-    share = min(0.6, 1.25 * canvas.TEXT_PT * (1.5 + text.count("\n")) / height_pt)
-    bottom, top = panel.get_ylim()
-    panel.set_ylim(top=bottom + (top - bottom) / (1 - share))
-    edge = panel.get_xaxis_transform()
-    draw.text(panel, text, (place, 1), (right_pt, -2), ha=side, va="top", bold=True, xycoords=edge)
