@@ -34,7 +34,6 @@ from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
 from kbatch.search.trial_files import (
     TrialFiles,
     completed_trials,
-    moved,
     recorded_search,
     trial_files,
 )
@@ -407,8 +406,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Compare what a trial trains with the search of the directory, unless its tuner has."""
         if files.of_kbatch_tuner:
             return
-        if self._compared_in == files.project and not (files.project / IDENTITY_NAME).exists():
-            raise moved(files.project, IDENTITY_NAME)
         values, facts = self._described(files.project)
         given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
         objective = objective_facts(files.tuner.oracle.objective)

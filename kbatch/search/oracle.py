@@ -1,8 +1,14 @@
-"""The oracle: which trial comes next, known from the trials on disk alone."""
+"""The oracle: which trial comes next, known from the trials on disk alone.
 
-import contextlib
+The record of a trial says what its executions gave. keras-tuner's own file adds how the trial
+ended, and the space of its hyperparameters, of which training may have declared more than building
+did.
+"""
+
+import json
 import math
 import sys
+import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,10 +18,11 @@ from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
 from kbatch.library_internals import keras_metric_kind, project_directory
-from kbatch.search.trial_files import CHECKPOINT_NAME, DRAFT_NAME, ENDED, check_not_moved
-from kbatch.search.trial_states import decided_trials, open_trials, read_trials, write_trial
+from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
+from kbatch.records.training_run import COST_NAMES
+from kbatch.search.trial_files import ENDED, STATE_NAME, trial_record
 from kbatch.study.comparison import other_hyperparameters
-from kbatch.study.trial import Objective
+from kbatch.study.trial import Objective, TrialRecord
 
 Values = dict[str, Any]
 Key = frozenset[tuple[str, str]]
@@ -114,7 +121,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
         self._strategy = strategy
-        self._begun: str | None = None  # A trial whose file was written.
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -131,7 +137,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
             self.tuner_ids.discard(tuner_id)
             if self.ongoing_trials:  # Their results may ask for more.
                 return Trial(self.get_space(), "", TrialStatus.IDLE)
-            self._delete_checkpoints(decided=True)
             return Trial(self.get_space(), "", TrialStatus.STOPPED)
         self.tuner_ids.add(tuner_id)
         self.ongoing_trials[tuner_id] = self.trials[trial.trial_id] = trial
@@ -149,12 +154,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
             if direction is not None and not trial.metrics.exists(name):
                 trial.metrics.register(name, direction)
         return super().update_trial(trial_id, metrics, step)
-
-    @keras_tuner.synchronized
-    def end_trial(self, trial: Any) -> None:
-        """Keep how a trial ended, and the checkpoints of those that may be decided on."""
-        super().end_trial(trial)
-        self._delete_checkpoints(decided=False)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
         """Return the best trials that completed, of equal ones the smaller batch size first."""
@@ -185,7 +184,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def reload(self) -> None:
         """Read the trials of the project directory, which may hold none."""
-        self.trials = {trial.trial_id: trial for trial in read_trials(self._project)}
+        self.trials = {trial.trial_id: trial for trial in read_trials(project_directory(self))}
         for trial in self.trials.values():
             self.update_space(trial.hyperparameters)
         for trial in self.trials.values():
@@ -195,19 +194,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
         self.start_order = list(self.trials)
         self.end_order = [trial.trial_id for trial in self.ended_trials]
         self.ongoing_trials = {}
-
-    def _delete_checkpoints(self, *, decided: bool) -> None:
-        kept = {one.trial_id for one in self.get_best_trials()}
-        project = self._project
-        kept |= decided_trials(project, or_alike=True) if decided else open_trials(project)
-        for trial_id in {one.trial_id for one in self.ended_trials} - kept:
-            for name in (CHECKPOINT_NAME, DRAFT_NAME):
-                with contextlib.suppress(OSError):  # A disk that cannot be written keeps them.
-                    (self._project / f"trial_{trial_id}" / name).unlink(missing_ok=True)
-
-    @property
-    def _project(self) -> Path:
-        return project_directory(self)
 
     def _next_trial(self) -> Any:
         """Return a trial that nobody runs and that has not ended, else one that is proposed."""
@@ -231,11 +217,63 @@ class BatchSizeOracle(keras_tuner.Oracle):
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
 
     def _save_trial(self, trial: Any) -> None:
-        project = self._project
-        if self._begun is not None:
-            check_not_moved(project, self._begun)
-        write_trial(trial, project)
-        self._begun = trial.trial_id
+        write_trial(trial, project_directory(self))
+
+
+def write_trial(trial: Any, project: Path) -> None:
+    """Write keras-tuner's state of a trial in one step."""
+    # Scores may be NumPy's numbers.
+    text = json.dumps(trial.get_state(), default=lambda value: value.item())
+    write_whole_file(project / f"trial_{trial.trial_id}" / STATE_NAME, text.encode())
+
+
+def read_trials(project: Path) -> list[Any]:
+    """Read the trials of a project, also another tuner's.
+
+    A trial of which only one file can be read runs again; what had completed is not trained again.
+    """
+    found = []
+    for folder in sorted(project.glob("trial_*")):
+        record, trial_id = trial_record(folder), folder.name.removeprefix("trial_")
+        try:
+            trial: Any = Trial.from_state(read_json(folder / STATE_NAME))
+        except DAMAGED:
+            trial = None
+        if record is not None:
+            values = record.hyperparameters
+            own = {} if trial is None else trial.hyperparameters.values
+            if trial is None or any(own[name] != values[name] for name in own.keys() & values):
+                hyperparameters = keras_tuner.HyperParameters()
+                hyperparameters.values = dict(values)
+                trial = Trial(hyperparameters, trial_id, TrialStatus.RUNNING)
+        elif trial is None or trial.status in ENDED:
+            warnings.warn(
+                f"Trial {trial_id} is run again: its files in {folder} are missing or damaged.",
+                stacklevel=2,
+            )
+            trial = trial and Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
+        if trial is not None:
+            found.append(trial)
+    return found
+
+
+def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | str:
+    """Return the metrics of a trial's best epoch, with its number from 0, or why there is none."""
+    if record is None:
+        return "Nothing was recorded."
+    if record.status != "completed":
+        return record.failure or f"The trial ended as {record.status}."
+    name, direction = record.objective.name, record.objective.direction
+    if record.objective_value is None:
+        if name in COST_NAMES:
+            return f"The target was never met, so {name} is not known."
+        return f"The objective {name} was not finite or not measured."
+    measured = {"samples_per_second": record.samples_per_second}
+    measured |= {cost: record.cost(cost) for cost in COST_NAMES}
+    known = {name: float(value) for name, value in measured.items() if value is not None}
+    best = [execution.best_epoch(name, direction) for execution in record.executions]
+    step = int(sum(epoch.epoch for epoch in best if epoch) / len(best))
+    return record.metrics | known, step
 
 
 def _with_direction(objective: Any) -> Any:

@@ -1,7 +1,6 @@
 """A search whose executions are tasks of an executor, several at a time."""
 
 import contextlib
-import dataclasses
 import itertools
 import json
 import re
@@ -12,6 +11,7 @@ import textwrap
 import time
 import uuid
 from asyncio import CancelledError
+from collections.abc import Callable, Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,22 +21,23 @@ import keras_tuner
 import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
-from kbatch.device.failures import failure_text
-from kbatch.device.worker import MappedPickles, WorkerDied
+from kbatch.device.failures import failure_text, failure_traceback
+from kbatch.device.memory import worker_device
+from kbatch.device.worker import MappedPickles, Worker, WorkerDied
 from kbatch.errors import InputError
+from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.records.search import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.live_plot import LivePlot
+from kbatch.search.oracle import write_trial
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
     TrialFiles,
-    check_not_moved,
     completed_trials,
     same_settings,
 )
-from kbatch.search.trial_process import execute
 from kbatch.training.fit_call import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.
@@ -47,17 +48,8 @@ _COMPARED = 3
 # What engines say of a task that they ended for want of memory.
 _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|oom.?kill", re.IGNORECASE)
 
-
-@dataclasses.dataclass(eq=False)
-class _OpenTrial:
-    """A trial that was handed out and has not ended."""
-
-    trial: Any
-    files: TrialFiles
-    completed: int  # Executions, of those that it is to have.
-    begun_s: float
-    future: Any = None  # Of the execution that runs; None where the next is to be submitted.
-    lost: TaskResult | None = None  # How the present execution was lost, the first time.
+# A trial: it asks for its next task, and is sent the future of that when it is done.
+Run = Generator[Task, Any, None]
 
 
 class ParallelTrials:
@@ -79,14 +71,14 @@ class ParallelTrials:
         self._executor: Any = self._own or executor
         self._max_open = self._own.workers if self._own else max_parallel or sys.maxsize
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
-        self._open: list[_OpenTrial] = []
-        self._first_completed: str | None = None  # Its record of the search holds for all.
-        self._error: Exception | None = None  # After which no other trial would fare better.
+        self._open: list[tuple[Any, Run]] = []  # Each with the future of its task.
+        self._waiting: list[tuple[Task, Run]] = []
+        self._part = 0.0  # Of its trial, what the last task that was submitted will have done.
 
     def close(self) -> None:
-        for one in self._open:
+        for future, _ in self._open:
             with contextlib.suppress(Exception):  # An engine may be gone.
-                one.future.cancel()
+                future.cancel()
         if self._own is not None:
             self._own.close()
         shutil.rmtree(self._project / _DATA_FOLDER, ignore_errors=True)
@@ -95,72 +87,64 @@ class ParallelTrials:
         """Submit executions and keep their results, until no trial is left."""
         self._search = self._pickle_search()
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
-        completed = next(completed_trials(self._project), None)
-        self._first_completed = completed and completed.trial_id
         while self._submit():
-            # All that has completed is written before more is asked of an executor that may fail.
-            for one in self._ended():
-                self._keep_result(one)
-            if self._error is not None:
-                raise self._error
+            self._keep_ended()
 
     def _submit(self) -> bool:
         """Submit the next execution of each trial, and open further trials; False at the end."""
-        for one in list(self._open):
-            if one.future is None:
-                self._submit_next(one)
+        while self._waiting:
+            self._submit_task(*self._waiting.pop(0))
         while len(self._open) < self._max_open and not self._is_deciding():
             # None where results decide on it too.
             trial = self._tuner.oracle.create_trial(uuid.uuid4().hex)
             if trial.status != TrialStatus.RUNNING:
                 break
-            self._tuner._plan_executions(trial)
-            files = TrialFiles(self._tuner, trial)
-            completed = len(files.begin_attempt())
-            self._tuner.on_trial_begin(trial)
-            self._open.append(_OpenTrial(trial, files, completed, time.monotonic()))
-            self._submit_next(self._open[-1])
+            run = self._trial(trial)
+            if (task := next(run, None)) is not None:
+                self._submit_task(task, run)
         return bool(self._open)
+
+    def _submit_task(self, task: Task, run: Run) -> None:
+        try:
+            self._open.append((self._executor.submit(run_task, self._search, task), run))
+        except Exception as error:  # Whatever the engine raises.
+            raise self._engine_error("accepts no more tasks", error) from error
 
     def _is_deciding(self) -> bool:
         """Return whether an execution runs that makes the plan for all."""
-        known = self._first_completed or (self._project / PLAN_NAME).exists()
-        if not self._open or known:
+        if not self._open or self._completed() or (self._project / PLAN_NAME).exists():
             return False
         hypermodel = self._tuner.hypermodel
         asked = (hypermodel.micro_batch_size, hypermodel.steps_per_execution)
         return "auto" in asked or not hypermodel.dtype_policies
 
-    def _submit_next(self, one: _OpenTrial) -> None:
-        """Submit the next execution of a trial, or end the trial."""
-        number, executions = one.completed + 1, one.files.executions
-        if number > executions:
-            self._end_trial(one)
-            return
-        task = Task(
-            self._files_for(one),
-            one.trial.trial_id,
-            executions=number,
-            attempt=0 if one.lost is None else 1,
-        )
-        try:
-            one.future = self._executor.submit(run_task, self._search, task)
-        except Exception as error:  # Whatever the engine raises.
-            raise self._engine_error("accepts no more tasks", error) from error
+    def _completed(self) -> str | None:
+        """Return a trial that has completed, whose record of the search holds for all."""
+        return next((record.trial_id for record in completed_trials(self._project)), None)
 
-    def _ended(self) -> list[_OpenTrial]:
-        """Find the trials whose execution has ended; wait a moment where there is none."""
-        ended = []
-        for one in self._open:
+    def _keep_ended(self) -> None:
+        """Keep the results of the executions that have ended; wait a moment where none has."""
+        ended, errors = [], []
+        for future, run in self._open:
             try:
-                if one.future.done():
-                    ended.append(one)
+                if future.done():
+                    ended.append((future, run))
             except (Exception, CancelledError) as error:  # Whatever the engine raises.
-                self._error = self._engine_error("does not answer", error)
-        if not ended and self._error is None:
+                errors.append(self._engine_error("does not answer", error))
+        if not ended and not errors:
             time.sleep(_CHECK_S)
         self._show()
-        return ended
+        # All that has completed is written before more is asked of an executor that may fail.
+        for future, run in ended:
+            self._open = [one for one in self._open if one[1] is not run]
+            try:
+                self._waiting.append((run.send(future), run))
+            except StopIteration:
+                pass
+            except Exception as error:  # After which no other trial would fare better.
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def _show(self) -> None:
         """Show how far the one trial is that this host runs, or how many there are."""
@@ -169,91 +153,87 @@ class ParallelTrials:
             progress.show_counts(len(self._open), ended=len(self._tuner.oracle.ended_trials))
             return
         while not self._own.told.empty():
-            told, (one,) = self._own.told.get(), self._open
+            told = self._own.told.get()
             # Its process knows of no later execution.
-            part = (one.completed + 1) / one.files.executions
-            progress.show(**{**told, "share": told["share"] * part})
+            progress.show(**{**told, "share": told["share"] * self._part})
 
-    def _keep_result(self, one: _OpenTrial) -> None:
-        """Keep the result of an execution, and end its trial where none follows."""
-        files, trial = one.files, one.trial
-        result, one.future = self._result_of(one), None
-        if result is None:
-            return
-        if result.status == "lost" and one.lost is None:
-            one.lost = result
-            size = f"batch size {trial.hyperparameters.get('batch_size')}"
-            cause = textwrap.shorten(result.text, 300)
-            self._tuner._progress.say(
-                f"An execution of {size} was lost and is submitted again: {cause}"
+    def _trial(self, trial: Any) -> Run:
+        """Ask for the executions of a trial, one after the other, and keep what each gave."""
+        tuner = self._tuner
+        tuner._plan_executions(trial)
+        files, begun_s = TrialFiles(tuner, trial), time.monotonic()
+        completed, lost, result = len(files.begin_attempt()), None, TaskResult({})
+        tuner.on_trial_begin(trial)
+        while completed < files.executions:
+            self._part = (completed + 1) / files.executions
+            attempt = 0 if lost is None else 1
+            sent = self._files_for(files, trial)
+            result = self._result_of(
+                (yield Task(sent, trial.trial_id, completed + 1, attempt)), again=lost is not None
             )
-            return
-        check_not_moved(self._project, trial.trial_id)
-        self._write(result)
-        if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
-            config = json.loads(state)["hyperparameters"]
-            trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
-        if result.status == "mistake":
-            self._error = keras_tuner.errors.FatalValueError(result.text)
-            return
-        if result.status in ("lost", "died"):
-            failure = WorkerDied(result.exit_code, result.text)
-            if result.status == "lost" and one.lost is not None:
-                failure = _lost_twice(one.lost, result)
-            files.record_failure(self._tuner.hypermodel, trial.hyperparameters, failure)
-        record = files.record()
-        if record is not None and any(run.status == "completed" for run in record.executions):
-            self._first_completed = self._first_completed or trial.trial_id
-        one.lost = None
-        one.completed += result.status == "completed"
-        whole = record is not None and record.status == "completed"
-        if not whole or one.completed == files.executions:
-            trial.message = result.text if result.status == "failed" else None
-            self._end_trial(one, result.host)
+            if result.status == "lost" and lost is None:
+                lost = result
+                tuner._progress.say(
+                    f"An execution of batch size {trial.hyperparameters.get('batch_size')} was "
+                    f"lost and is submitted again: {textwrap.shorten(result.text, 300)}"
+                )
+                continue
+            files.check_not_moved()
+            self._write(result)
+            if state := result.files.get(f"{files.folder.name}/{STATE_NAME}"):
+                config = json.loads(state)["hyperparameters"]
+                trial.hyperparameters = keras_tuner.HyperParameters.from_config(config)
+            if result.status == "mistake":
+                raise keras_tuner.errors.FatalValueError(result.text)
+            if result.status in ("lost", "died"):
+                failure: Exception = WorkerDied(result.exit_code, result.text)
+                if result.status == "lost" and lost is not None:
+                    failure = _lost_twice(lost, result)
+                files.record_failure(tuner.hypermodel, trial.hyperparameters, failure)
+            lost, record = None, files.record()
+            completed += result.status == "completed"
+            if record is None or record.status != "completed":
+                break
+        trial.message = result.text if result.status == "failed" else None
+        tuner._show_begun(
+            trial,
+            took_s=time.monotonic() - begun_s,
+            at_once=len(self._open) + 1,
+            where=f" on {result.host}" if result.host not in ("", socket.gethostname()) else "",
+        )
+        tuner._conclude(trial, files)
+        tuner.on_trial_end(trial)
 
-    def _result_of(self, one: _OpenTrial) -> TaskResult | None:
-        """Return the result of a task; None where its engine is gone."""
+    def _result_of(self, future: Any, *, again: bool) -> TaskResult:
         try:
-            result = one.future.result()
+            result = future.result()
             if not isinstance(result, TaskResult):
                 raise TypeError(f"a task returned {type(result).__name__} instead of its result")
             return result
         except (Exception, CancelledError) as error:  # Whatever the engine raises.
-            if one.lost is not None and isinstance(error, ConnectionError):
-                self._error = self._engine_error("does not answer", error)
-                return None
+            if again and isinstance(error, ConnectionError):
+                raise self._engine_error("does not answer", error) from error
             text = f"{type(error).__name__}: {error}".strip(" :")
             known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
             return TaskResult({}, "lost", text, out_of_memory=known)
 
-    def _end_trial(self, one: _OpenTrial, host: str = "") -> None:
-        self._tuner._show_begun(
-            one.trial,
-            took_s=time.monotonic() - one.begun_s,
-            at_once=len(self._open),
-            where=f" on {host}" if host not in ("", socket.gethostname()) else "",
-        )
-        self._open.remove(one)
-        self._tuner._conclude(one.trial, one.files)
-        self._tuner.on_trial_end(one.trial)
-
-    def _files_for(self, one: _OpenTrial) -> dict[str, bytes]:
+    def _files_for(self, files: TrialFiles, trial: Any) -> dict[str, bytes]:
         """Read what an execution needs: of its trial, and of few that it is compared with."""
-        project, own = self._project, one.trial.trial_id
+        project, own = self._project, trial.trial_id
         alike = (
             trial_id
             for trial_id, other in sorted(self._tuner.oracle.trials.items())
             if trial_id != own
-            and same_settings(other, one.trial)
+            and same_settings(other, trial)
             and (project / f"trial_{trial_id}" / RECORD_NAME).exists()
         )
         # Few are looked for on disk, however many trials there are.
-        trial_ids = {own, *itertools.islice(alike, _COMPARED), self._first_completed or own}
+        trial_ids = {own, *itertools.islice(alike, _COMPARED), self._completed() or own}
         found = [project / RECORD_NAME, project / PLAN_NAME]
         found += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
         sent = {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}
-        if (one.files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
-            sent[f"{one.files.folder.name}/{CHECKPOINT_NAME}"] = b""
+        if (files.folder / CHECKPOINT_NAME).exists():  # A mark: its weights stay here.
+            sent[f"{files.folder.name}/{CHECKPOINT_NAME}"] = b""
         return sent
 
     def _write(self, result: TaskResult) -> None:
@@ -266,7 +246,7 @@ class ParallelTrials:
                     f"version of kbatch on all workers. Received: {name}."
                 )
             # The oracle's own, and the environment of the first execution that completed.
-            earlier = self._first_completed is not None and name == RECORD_NAME
+            earlier = name == RECORD_NAME and self._completed() is not None
             if name == PLAN_NAME:  # Tasks that ran at the same time may each have changed it.
                 known = load_if_readable(Plan, self._project / path)
                 number = json.loads(content)["record"]["number"]
@@ -327,3 +307,38 @@ def _lost_twice(*lost: TaskResult) -> Exception:
     error = (MemoryError if known else RuntimeError)(f"The execution was lost twice, by {causes}")
     error.add_note("\n".join(one.text for one in lost))
     return error
+
+
+def execute(
+    tell: Callable[[Mapping[str, Any]], None],
+    project: Path,
+    task: Task,
+    tuner: Any,
+    arguments: Sequence[Any],
+    keywords: Mapping[str, Any],
+) -> tuple[str, str]:
+    """Run a task in a folder with what it needs of the search; return its status, and an error."""
+    fail_at_once_without_memory()
+    oracle, hypermodel = tuner.oracle, tuner.hypermodel
+    move_project(tuner, project)
+    oracle.reload()
+    hypermodel._take_over(project)
+    tuner.executions_per_trial = task.executions
+    trial = oracle.trials.get(task.trial_id)
+    if trial is None:
+        return "failed", f"The state of trial {task.trial_id} could not be read."
+    try:
+        tuner._run_executions(tell, trial, arguments, keywords)
+    except Exception as error:
+        TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
+        mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))
+        return ("mistake", str(error)) if mistake else ("failed", failure_traceback(error))
+    finally:
+        write_trial(trial, project)  # Training may have declared more hyperparameters.
+    return "completed", ""
+
+
+def explored_space(tuner: Any) -> Any:
+    """Find the search space in another process, so that this one never takes the device."""
+    with Worker(worker_device()) as worker:
+        return worker.call(tuner._explore)

@@ -1,8 +1,10 @@
 """The files of a search and of its trials: settings, records, the weights of the best epoch."""
 
+import contextlib
 import dataclasses
 import itertools
 import os
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,7 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.device.environment import read_environment
 from kbatch.device.failures import failure_status, failure_text, failure_traceback
 from kbatch.errors import InputError
-from kbatch.library_internals import is_oracle_elsewhere, move_project, trial_metrics
+from kbatch.library_internals import trial_metrics
 from kbatch.records.json_codec import (
     RecordError,
     check_local,
@@ -26,6 +28,10 @@ from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.clock import numbers_of
 
+if sys.platform != "win32":
+    import fcntl
+
+LOCK_NAME = "kbatch.lock"
 CHECKPOINT_NAME = "checkpoint.weights.h5"
 DRAFT_NAME = "draft.weights.h5"
 STATE_NAME = "trial.json"
@@ -77,8 +83,7 @@ class TrialFiles:
 
     def record(self) -> TrialRecord | None:
         """Read what there is of the trial, None where it is missing, damaged or another's."""
-        record = load_if_readable(TrialRecord, self._file)
-        return record if record is not None and record.trial_id == self.trial_id else None
+        return trial_record(self.folder)
 
     def begin_attempt(self) -> tuple[ExecutionRecord, ...]:
         """Drop what an interrupted attempt left unfinished."""
@@ -87,7 +92,8 @@ class TrialFiles:
         kept = tuple(itertools.takewhile(lambda e: e.status == "completed", found))
         kept = kept[: self.executions]
         if kept:
-            self._write_all(kept)
+            if kept != found:
+                self._write_all(kept)
         elif record is not None:
             self._file.unlink()
         elif self._file.exists():  # It is damaged, of another version or of another trial.
@@ -124,25 +130,36 @@ class TrialFiles:
             )
             executions.append(begun)
         if executions[-1].status == "running":
-            self._write_all((*executions[:-1], failed(executions[-1], error)))
+            executions[-1] = dataclasses.replace(
+                executions[-1],
+                status=failure_status(error),
+                failure=failure_text(error),
+                traceback=failure_traceback(error),
+            )
+            self._write_all(tuple(executions))
+
+    def check_not_moved(self) -> None:
+        """Refuse to go on in a folder that lacks a trial that was begun."""
+        begun = self.folder / STATE_NAME
+        if not begun.exists():
+            raise RecordError(
+                f"The project directory {self.project} was moved, renamed or deleted while its "
+                "search ran: put it back in its place and run the same script again, which goes on "
+                f"from there. Received: a folder without {begun.parent.name}/{begun.name}."
+            )
 
     def _write_all(self, executions: tuple[ExecutionRecord, ...]) -> None:
-        # It was there before the trial began.
-        check_not_moved(self.project, self.trial_id)
+        self.check_not_moved()
         plain = (bool, int, float, str, type(None))
         values = self._trial.hyperparameters.values
         known = {name: value for name, value in values.items() if isinstance(value, plain)}
         write_needed(TrialRecord(self.trial_id, known, self.objective, executions), self._file)
 
 
-def failed(execution: ExecutionRecord, error: BaseException) -> ExecutionRecord:
-    """Return the record of an execution that an exception has ended."""
-    return dataclasses.replace(
-        execution,
-        status=failure_status(error),
-        failure=failure_text(error),
-        traceback=failure_traceback(error),
-    )
+def trial_record(folder: Path) -> TrialRecord | None:
+    """Read the record of the trial that a folder is named after, None where it has none."""
+    record = load_if_readable(TrialRecord, folder / RECORD_NAME)
+    return record if record is not None and folder.name == f"trial_{record.trial_id}" else None
 
 
 def readable_trials(project: Path | None) -> Iterator[TrialRecord]:
@@ -175,22 +192,6 @@ def write_needed(record: object, file: Path) -> None:
         raise RecordError(str(error)) from error
 
 
-def check_not_moved(project: Path, trial_id: str) -> None:
-    """Refuse to go on in a folder that lacks a trial that was begun: another one would be made."""
-    begun = project / f"trial_{trial_id}" / STATE_NAME
-    if not begun.exists():
-        raise moved(project, f"{begun.parent.name}/{begun.name}")
-
-
-def moved(project: Path, lacking: str) -> RecordError:
-    """Return the error of a search whose folder has vanished."""
-    return RecordError(
-        f"The project directory {project} was moved, renamed or deleted while its search ran: put "
-        "it back in its place and run the same script again, which goes on from there. Received: "
-        f"a folder without {lacking}."
-    )
-
-
 def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
     found = recorded_search(project)
     difference = None if found is None else found.difference(settings)
@@ -215,19 +216,8 @@ def trial_files(callbacks: Sequence[Any]) -> TrialFiles | None:
     """Find the trial of a `HyperModel.fit`: a callback of keras-tuner knows it."""
     for callback in callbacks:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
-            _keep_to_one_place(callback.tuner, callbacks)
             return TrialFiles(callback.tuner, callback.trial)
     return None
-
-
-def _keep_to_one_place(tuner: Any, callbacks: Sequence[Any]) -> None:
-    """Make the project of a tuner absolute: callbacks may change the working directory."""
-    if os.path.isabs(tuner.project_dir) or is_oracle_elsewhere():
-        return
-    move_project(tuner, Path(tuner.project_dir).absolute())
-    for saver in callbacks:
-        if type(saver).__module__.startswith("keras_tuner.") and hasattr(saver, "filepath"):
-            saver.filepath = os.path.abspath(saver.filepath)
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:
@@ -235,3 +225,27 @@ def write_checkpoint(model: Any, folder: Path) -> None:
     draft = folder / DRAFT_NAME
     model.save_weights(draft)
     os.replace(draft, folder / CHECKPOINT_NAME)
+
+
+@contextlib.contextmanager
+def search_lock(project: Path) -> Iterator[None]:
+    """Hold the lock of a project directory, where the system has locks and this process rights."""
+    if sys.platform == "win32":
+        yield
+        return
+    with contextlib.ExitStack() as stack:
+        with contextlib.suppress(OSError):  # No right to write, or no locks, as over some networks.
+            file = stack.enter_context(open(project / LOCK_NAME, "a+"))
+            try:
+                # A child that is forked, as those of a pool are, does not have it, and may live on.
+                fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except (BlockingIOError, PermissionError):
+                file.seek(0)
+                raise InputError(
+                    f"Another search runs in the project directory {project}: wait for its end, or "
+                    "give another `project_name`. Received: a lock of process "
+                    f"{file.read(32).strip() or 'unknown'}."
+                ) from None
+            file.truncate(0)
+            print(os.getpid(), file=file, flush=True)
+        yield

@@ -6,7 +6,7 @@ import gc
 import re
 import secrets
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -20,21 +20,28 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError
+from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
 from kbatch.records.search import RECORD_NAME, SearchIdentity
-from kbatch.search import identity, trial_files, trial_states, tuner_arguments
+from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot, live_plots
-from kbatch.search.oracle import BatchSizeOracle
-from kbatch.search.parallel_search import ParallelTrials
+from kbatch.search.oracle import BatchSizeOracle, trial_result
+from kbatch.search.parallel_search import ParallelTrials, explored_space
 from kbatch.search.plain_epochs import measure_plain_epochs
-from kbatch.search.progress import SearchProgress
+from kbatch.search.plan import PlanHalved
+from kbatch.search.progress import FitReporter, SearchProgress
 from kbatch.search.strategies import RaceStrategy, Strategy
-from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
-from kbatch.search.trial_process import explored_space, run_executions
-from kbatch.search.trial_states import decided_trials, no_best_trial, search_lock, trial_result
+from kbatch.search.trial_files import (
+    CHECKPOINT_NAME,
+    DRAFT_NAME,
+    LOCK_NAME,
+    TrialFiles,
+    search_lock,
+)
 from kbatch.study.comparison import check_tolerance
+from kbatch.study.names import at_most, outcome
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
 from kbatch.training.fit_call import FitCall
@@ -186,7 +193,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         # The facts of the space and the model, and the hyperparameters that it was built with.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         # What it holds is looked at before keras-tuner deletes or reads it.
-        if overwrite and (project / trial_states.LOCK_NAME).exists():
+        if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         if hypermodel is not None:
@@ -268,6 +275,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self.on_search_begin()
                     parallel.run()
                     self.on_search_end()
+                self._delete_checkpoints()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
                 f"The search in {project} was interrupted: run the same script again to go on."
@@ -318,7 +326,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        run_executions(lambda told: self._progress.show(**told), self, trial, args, kwargs)
+        self._run_executions(lambda told: self._progress.show(**told), trial, args, kwargs)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -337,7 +345,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         super().on_search_end()
         self._say_news()
         if not self.oracle.get_best_trials(1):
-            self._progress.say(no_best_trial(Path(self.project_dir)))
+            self._progress.say(self._no_best_trial())
 
     def save(self) -> None:
         """Do nothing: the trials' own files are the state."""
@@ -368,18 +376,41 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def _populate_initial_space(self) -> None:
         if self.hypermodel is None:  # Until `search` knows the data.
             return
-        if self._executor is not None:
-            space, self._explored = explored_space(self)
-            self.oracle.update_space(space)
-        else:
-            self._explored = self._explore()
+        explore = BatchSizeTuner._explore if self._executor is None else explored_space
+        space, self._explored = explore(self)
+        self.oracle.update_space(space)
         self.reload()
 
-    def _explore(self) -> tuple[dict[str, str], dict[str, Any]]:
-        """Build the model to find the space, in this process; return what `_explored` holds."""
+    def _explore(self) -> Any:
+        """Build the model to find the space; return that, and what `_explored` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel._described(Path(self.project_dir))
-        return identity.space_facts(self.oracle.get_space()) | facts, values
+        space = self.oracle.get_space()
+        return space, (identity.space_facts(space) | facts, values)
+
+    def _run_executions(
+        self,
+        tell: Callable[[Mapping[str, Any]], None],
+        trial: Any,
+        arguments: Sequence[Any],
+        keywords: Mapping[str, Any],
+    ) -> None:
+        """Train the model of a trial in the executions that have not completed, until one fails."""
+        files, keywords = TrialFiles(self, trial), dict(keywords)
+        given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
+        while (number := len(files.begin_attempt())) < files.executions:
+            callbacks = trial_callbacks(self, trial, given, number)
+            reporter = FitReporter(tell, execution=number, executions=files.executions)
+            callbacks += [tuner_callback(self, trial), reporter]
+            self.hypermodel._begin_execution(trial.hyperparameters, number)
+            halved = True
+            with contextlib.suppress(PlanHalved):
+                build_and_fit(self, trial, *arguments, callbacks=callbacks, **keywords)
+                halved = False
+            if halved:
+                gc.collect()  # Its frames are gone, which held what its last step held.
+            elif (record := files.record()) is None or record.status != "completed":
+                return
 
     def _try_run_and_update_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run a trial; what it raises is its result, unless no trial would fare better."""
@@ -442,13 +473,44 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 "Received: batch_sizes=None."
             )
         found = self.oracle.get_best_trials(10**6)
-        decided = decided_trials(Path(self.project_dir))
+        decided = self._decided()
         # It may lack an execution yet, as where a race was interrupted.
-        running = {i: trial for i, trial in self.oracle.trials.items() if trial not in found}
-        found += [running[trial_id] for trial_id in decided if trial_id in running]
+        if decided is not None and decided not in found:
+            found.append(decided)
         if not found:
-            raise RuntimeError(no_best_trial(Path(self.project_dir)))
-        return sorted(found, key=lambda trial: trial.trial_id not in decided)[:number]
+            raise RuntimeError(self._no_best_trial())
+        return sorted(found, key=lambda trial: trial is not decided)[:number]
+
+    def _decided(self) -> Any:
+        """Return the trial that the study decides on, None where there is none."""
+        if not self.oracle.trials:
+            return None
+        trial = self.study.decide().trial
+        return None if trial is None else self.oracle.trials.get(trial.trial_id)
+
+    def _no_best_trial(self) -> str:
+        if not self.oracle.trials:
+            return (
+                "There is no best trial: call `search` first. Received: no trial in "
+                f"{self.project_dir}."
+            )
+        study = self.study
+        page = study.decide().page
+        causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
+        return (
+            f"There is no best trial. {page.headline} {page.certainty} Trials that failed are kept "
+            "as results: give another `project_name`, or `overwrite=True`, to run them again. "
+            f"Received: {'; '.join(at_most(causes))}."
+        )
+
+    def _delete_checkpoints(self) -> None:
+        """Keep the weights of the decided and of the best trial, for `get_best_models`."""
+        kept = (self._decided(), *self.oracle.get_best_trials())
+        for trial in self.oracle.ended_trials:
+            if trial not in kept:
+                for name in (CHECKPOINT_NAME, DRAFT_NAME):
+                    with contextlib.suppress(OSError):  # A disk that cannot be written keeps them.
+                        (Path(self.get_trial_dir(trial.trial_id)) / name).unlink(missing_ok=True)
 
     def _say_news(self) -> None:
         for text in self._strategy.news(self.oracle.state()):

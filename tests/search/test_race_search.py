@@ -13,7 +13,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.errors import InputError
-from kbatch.search.trial_states import read_trials
+from kbatch.search.oracle import read_trials
 
 
 def race(directory, hypermodel=None, *, callbacks=(), validation_data=None, **arguments):

@@ -112,7 +112,7 @@ def test_another_search_is_refused_before_any_trial_and_the_difference_named(fou
 OTHER = """
 import pathlib, sys
 import test_search_identity as test
-from kbatch.search.trial_states import search_lock
+from kbatch.search.trial_files import search_lock
 found, project = map(pathlib.Path, sys.argv[1:])
 test.again(found)
 with search_lock(project):
