@@ -4,8 +4,11 @@ TensorFlow has one error class for running out of memory and many ways of not ra
 cuBLAS, XLA and collectives report it under classes of their own, in their text.
 """
 
+import os
 import re
+import sys
 import traceback
+import types
 
 import tensorflow as tf
 
@@ -151,6 +154,30 @@ def failure_traceback(error: BaseException) -> str:
     """Write the traceback of an exception, that of another process included; its end if long."""
     text = COLOURS.sub("", "".join(traceback.format_exception(error)))
     return text[-_MOST_TRACEBACK_CHARACTERS:]
+
+
+def drop_library_frames(error: BaseException) -> None:
+    """Leave only the frames of a person's own code in a traceback, as Keras does.
+
+    What caused it goes, unless that has such frames or holds a traceback in its text.
+    """
+    names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
+    files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
+    folders = tuple(os.path.dirname(file) + os.sep for file in files)
+    entries, entry = [], error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    kept = None
+    for entry in reversed(entries):
+        if not entry.tb_frame.f_code.co_filename.startswith(folders):
+            kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = kept
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        drop_library_frames(cause)
+        if cause.__traceback__ is None and _OF_PYTHON not in str(cause):
+            error.__cause__, error.__suppress_context__ = None, True
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:

@@ -270,7 +270,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             ended = self._end_of(error)
             if ended is None:
                 raise
-            raise ended from error
+            # What kbatch says itself needs no place in it.
+            own = isinstance(error, (InputError, RecordError))
+            raise ended from (None if own else error)
 
     def _train(self, hp: keras_tuner.HyperParameters, model: keras.Model, call: FitCall) -> Any:
         """Train a model as the plan of the search says, and record it."""

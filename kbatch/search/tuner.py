@@ -2,13 +2,14 @@
 
 import contextlib
 import dataclasses
+import functools
 import gc
 import re
 import secrets
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar, cast
 
 import keras
 import keras_tuner
@@ -17,7 +18,12 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
-from kbatch.device.failures import device_is_lost, failure_text, failure_traceback
+from kbatch.device.failures import (
+    device_is_lost,
+    drop_library_frames,
+    failure_text,
+    failure_traceback,
+)
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError
 from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
@@ -55,6 +61,23 @@ _GPU_IN_USE = (
 
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
+
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _told_shortly(method: Method) -> Method:
+    """Let errors leave a method without frames of libraries, unless Keras is told to show them."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            if keras.config.is_traceback_filtering_enabled():
+                drop_library_frames(error)
+            raise
+
+    return cast(Method, called)
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
@@ -119,6 +142,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
 
+    @_told_shortly
     def __init__(
         self,
         build: BuildFunction | keras_tuner.HyperModel,
@@ -216,6 +240,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """The trials so far, read from their files, as `kbatch.load_study` does."""
         return load_study(self)
 
+    @_told_shortly
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
 
@@ -335,7 +360,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def on_trial_end(self, trial: Any) -> None:
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
-        self._progress.trial_ends(TrialFiles(self, trial).record())
+        record = TrialFiles(self, trial).record()
+        if record is not None and self.decides_by["strategy"] == "race" and record.executions[1:]:
+            # The first one chose the pair: as in the decision, it is none of those that count.
+            record = dataclasses.replace(record, executions=record.executions[1:])
+        self._progress.trial_ends(record)
         self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))

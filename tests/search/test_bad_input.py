@@ -2,6 +2,8 @@
 
 import concurrent.futures
 import threading
+import traceback
+from pathlib import Path
 
 import keras
 import keras_tuner
@@ -215,6 +217,27 @@ def test_a_search_that_no_size_can_run_ends_before_its_second_trial(tmp_path, se
     with pytest.raises(ValueError, match=word):
         search(tmp_path)
     assert not list(tmp_path.glob("search/trial_0001"))
+
+
+def dense_of_four():
+    return keras.Sequential([keras.layers.Dense("four")])
+
+
+@pytest.mark.parametrize(
+    ("call", "last"),
+    [
+        # Within their own code an error shows where, and of ours it is enough what to give.
+        (tuner(build=dense_of_four, batch_sizes=(8,)), "dense_of_four"),
+        (searched(fit={"epochs": 0}, kind=kbatch.BatchSizeTuner, **SMALL), "search"),
+    ],
+)
+def test_an_error_has_the_frames_of_the_user_alone(tmp_path, call, last):
+    with pytest.raises(ValueError) as raised:
+        call(tmp_path)
+    frames = traceback.extract_tb(raised.value.__traceback__)
+    assert {Path(frame.filename).parent for frame in frames} == {Path(__file__).parent}
+    assert frames[-1].name == last
+    assert raised.value.__cause__ is None
 
 
 def test_more_than_four_other_settings_are_no_race(tmp_path):

@@ -82,10 +82,10 @@ def test_what_one_execution_decides_for_all_is_decided_first(tmp_path):
     assert executor.log == [(8, 0, 0), (16, 0, 0), (32, 0, 0), (64, 0, 1)]
 
 
-def test_the_executions_of_a_race_run_beside_each_other(tmp_path):
+def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
     executor = StubExecutor(turn=-1, accuracy=lambda size, number: size / 100 + number / 1000)
     arguments = {"strategy": "race", "tolerance": 0.1, "search_learning_rate": False}
-    search(tmp_path, executor, **arguments)
+    search(tmp_path, executor, fit={"verbose": 1}, **arguments)
     assert executor.most_open == 4
     assert sorted(executor.ran[:4]) == [(size, 0) for size in SIZES]
     assert len(set(executor.ran)) == len(executor.ran)
@@ -93,6 +93,9 @@ def test_the_executions_of_a_race_run_beside_each_other(tmp_path):
     rounds = [number for _, number in executor.ran]
     assert max(rounds) == 3
     assert (64, 3) in executor.ran
+    # What is shown of a size is what the decision says of it: without the run that chose it, 0.64.
+    *_, line = (text for text in capsys.readouterr().out.splitlines() if "batch    64" in text)
+    assert "val_accuracy 0.6420" in line
 
 
 def test_a_race_looks_for_the_rate_with_several_at_a_time(tmp_path):
