@@ -1,6 +1,5 @@
 """What several commands take and print: memory sizes, and models and data by name."""
 
-import argparse
 import contextlib
 import importlib.util
 import inspect
@@ -46,18 +45,6 @@ def milliseconds(text: str) -> float:
 
 
 BUILD, DATA = "MODULE:BUILD", "--data"
-
-
-def add_model_arguments(parser: argparse.ArgumentParser, *, data: str) -> None:
-    """Add the build function and `--data`, of which `data` tells what it may name."""
-    parser.add_argument("build", metavar=BUILD, help="function that returns the compiled model")
-    parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
-
-
-def check_model_arguments(options: argparse.Namespace) -> None:
-    """Check both names before TensorFlow is started, which takes seconds."""
-    split_name(options.build, BUILD)
-    split_name(options.data, DATA)
 
 
 def named(text: str, option: str) -> Any:

@@ -1,19 +1,24 @@
-"""The commands that measure: `inference`, `input`, `max-batch` and `recommend`."""
+"""The commands that measure: `inference`, `input`, `max-batch` and `recommend`.
+
+An option is named as the argument of the function that measures, and passed on where it is given.
+"""
 
 import argparse
 import contextlib
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from kbatch.cli.arguments import (
-    add_model_arguments,
-    check_model_arguments,
+    BUILD,
+    DATA,
     integers,
     memory_size,
     milliseconds,
     named_build,
     named_data,
     named_x_y,
+    split_name,
     starting_tensorflow,
 )
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
@@ -21,6 +26,42 @@ from kbatch.recommendation import BUDGET_S
 from kbatch.search import BASE_BATCH_SIZE
 
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
+
+
+def _words(text: str) -> list[str]:
+    return [word.strip() for word in text.split(",")]
+
+
+# How an option is read; the others are as they were parsed.
+_READ: Mapping[str, Callable[[Any], Any]] = {
+    "latency_slo_ms": milliseconds,
+    "call_paths": _words,
+    "dtype_policies": _words,
+    "batch_sizes": lambda text: integers(text, example="1,8,64"),
+    "memory_limit_bytes": memory_size,
+    "memory_window": tuple,
+}
+
+
+def _parser(commands: Any, name: str, run: Callable[..., None], help_text: str, data: str) -> Any:
+    """Begin a command, with a build function and `--data` where `data` tells what it may name."""
+    parser = commands.add_parser(name, help=help_text, argument_default=argparse.SUPPRESS)
+    parser.set_defaults(run=run)
+    if data:
+        build = "function that returns the compiled model"
+        parser.add_argument("build", metavar=BUILD, help=build)
+        parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
+    return parser.add_argument
+
+
+def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """Check what needs no TensorFlow, which takes seconds; return what the function is given."""
+    if hasattr(options, "build"):
+        split_name(options.build, BUILD)
+        split_name(options.data, DATA)
+    left_out = ("run", "build", "data", "output", *others)
+    given = {name: value for name, value in vars(options).items() if name not in left_out}
+    return {name: _READ[name](v) if name in _READ else v for name, v in given.items()}
 
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
@@ -37,34 +78,33 @@ def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None
 
 
 def add_inference(commands: Any) -> None:
-    parser = commands.add_parser(
-        "inference", help="measure latency, throughput and memory of predictions by batch size"
-    )
-    add = parser.add_argument
+    text = "measure latency, throughput and memory of predictions by batch size"
+    add = _parser(commands, "inference", _inference, text, data="")
     add("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
-    add("--slo", metavar="TIME", help="latency target, such as 20ms: find the largest batch in it")
+    slo = "latency target, such as 20ms: find the largest batch in it"
+    add("--slo", dest="latency_slo_ms", metavar="TIME", help=slo)
     share = "share of the calls that keep to it (%(default)s)"
     add("--quantile", type=float, default=0.95, metavar="Q", help=share)
     paths = "compiled, xla, predict_on_batch, call, predict, saved_model (%(default)s)"
-    add("--paths", default="compiled", metavar="NAME,...", help=paths)
-    add("--policies", metavar="NAME,...", help="dtype policies and int8 (the model as it is)")
+    add("--paths", dest="call_paths", default="compiled", metavar="NAME,...", help=paths)
+    policies = "dtype policies and int8 (the model as it is)"
+    add("--policies", dest="dtype_policies", metavar="NAME,...", help=policies)
     add("--batch-sizes", metavar="N,N,...", help="sizes (powers of two)")
-    seconds = "time budget of the timing (%(default)s)"
-    add("--seconds", type=float, default=TIME_BUDGET_S, metavar="S", help=seconds)
+    seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
+    add("--seconds", **seconds, help="time budget of the timing (%(default)s)")
     bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
     add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
-    add("--no-memory", action="store_true", help="leave the memory out")
+    memory = {"dest": "measure_memory", "action": "store_false"}
+    add("--no-memory", **memory, help="leave the memory out")
     output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
     add("-o", "--output", **output, help="where profile, table and figures go (%(default)s)")
-    parser.set_defaults(run=_inference)
 
 
 def _inference(options: argparse.Namespace) -> None:
     from rich.console import Console
     from rich.markup import escape
 
-    target_ms = None if options.slo is None else milliseconds(options.slo)
-    sizes = options.batch_sizes and integers(options.batch_sizes, example="1,8,64")
+    given = _given(options, "model")
     if not options.model.exists():
         raise ValueError(
             "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
@@ -77,112 +117,78 @@ def _inference(options: argparse.Namespace) -> None:
 
     model = load_saved_model(options.model)
     with Console(emoji=False).status("measuring") as status:
-        profile = profile_inference(
-            model,
-            batch_sizes=sizes,
-            call_paths=_words(options.paths),
-            dtype_policies=None if options.policies is None else _words(options.policies),
-            latency_slo_ms=target_ms,
-            quantile=options.quantile,
-            time_budget_s=options.seconds,
-            measure_memory=not options.no_memory,
-            bulk_examples=options.bulk_examples,
-            on_progress=lambda line: status.update(escape(line)),
-        )
+        given["on_progress"] = lambda line: status.update(escape(line))
+        profile = profile_inference(model, **given)
     profile.table().to_csv(options.output / "profile.csv", index=False)
     figures = ((options.output / f"{figure.name}.png", figure.draw) for figure in profile.figures())
     _write(profile, options.output / "profile.json", *figures)
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
 def add_input(commands: Any) -> None:
-    parser = commands.add_parser("input", help="find out whether the data is the bottleneck")
-    add_model_arguments(parser, data="dataset, PyDataset or arrays, or a function that makes them")
-    add = parser.add_argument
+    data = "dataset, PyDataset or arrays, or a function that makes them"
+    add = _parser(commands, "input", _input, "find out whether the data is the bottleneck", data)
     add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
-    add("--budget", type=float, metavar="SECONDS", help="seconds to spend on measuring")
-    add("--no-remedies", action="store_true", help="leave out the changes to the pipeline")
+    seconds = {"dest": "budget_s", "type": float, "metavar": "SECONDS"}
+    add("--budget", **seconds, help="seconds to spend on measuring")
+    changes = "leave out the changes to the pipeline"
+    add("--no-remedies", dest="remedies", action="store_false", help=changes)
     cache = "memory that a cache may take when tried"
     add("--cache-bytes", type=int, metavar="BYTES", help=cache)
     output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
     add("-o", "--output", **output, help="where record and figure go (%(default)s)")
-    parser.set_defaults(run=_input)
 
 
 def _input(options: argparse.Namespace) -> None:
-    check_model_arguments(options)
+    given = _given(options)
     with starting_tensorflow():
         from kbatch.input_pipeline.measure import profile_input_pipeline
-
-    build, data = named_build(options.build), named_data(options.data)
-    given = {"budget_s": options.budget, "cache_bytes": options.cache_bytes}
-    budgets = {name: value for name, value in given.items() if value is not None}
-    profile = profile_input_pipeline(
-        build, data, batch_size=options.batch_size, remedies=not options.no_remedies, **budgets
-    )
+    profile = profile_input_pipeline(named_build(options.build), named_data(options.data), **given)
     _write(profile, options.output / "input.json", (options.output / "input.png", profile.plot))
 
 
 def add_max_batch(commands: Any) -> None:
-    parser = commands.add_parser("max-batch", help="find the largest batch that fits in memory")
-    add_model_arguments(parser, data=_DATA_TEXT)
-    add = parser.add_argument
+    text = "find the largest batch that fits in memory"
+    add = _parser(commands, "max-batch", _max_batch, text, _DATA_TEXT)
     limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
-    add("--limit", metavar="SIZE", help=limit)
-    window = {"type": float, "nargs": 2, "default": (0.80, 0.90), "metavar": ("LOW", "HIGH")}
+    add("--limit", dest="memory_limit_bytes", metavar="SIZE", help=limit)
+    window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
     add("--window", **window, help="share of the limit to fill (0.8 0.9)")
-    add("--max", type=int, metavar="N", help="largest batch to try")
-    add("--inference", action="store_true", help="run predictions instead of train steps")
+    add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch to try")
+    training = {"dest": "training", "action": "store_false"}
+    add("--inference", **training, help="run predictions instead of train steps")
     policy = "Keras dtype policy to build under, such as mixed_float16"
-    add("--policy", metavar="NAME", help=policy)
-    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
-    parser.set_defaults(run=_max_batch)
+    add("--policy", default=None, metavar="NAME", help=policy)
+    add("-o", "--output", type=Path, default=None, metavar="FILE", help="write the record")
 
 
 def _max_batch(options: argparse.Namespace) -> None:
-    check_model_arguments(options)
-    limit_bytes = options.limit and memory_size(options.limit)
+    given = _given(options, "policy")
     with starting_tensorflow():
         from kbatch.memory.find import find_max_batch_size
         from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
-    build = named_build(options.build)
-    x, y = named_x_y(options.data)
+    build, (x, y) = named_build(options.build), named_x_y(options.data)
     policy = options.policy and check_dtype_policies(options.policy)[0]
     with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
-        result = find_max_batch_size(
-            build,
-            x,
-            y,
-            memory_window=tuple(options.window),
-            memory_limit_bytes=limit_bytes,
-            max_batch_size=options.max,
-            training=not options.inference,
-        )
-    _write(result, options.output)
+        _write(find_max_batch_size(build, x, y, **given), options.output)
 
 
 def add_recommend(commands: Any) -> None:
-    parser = commands.add_parser("recommend", help="name a size to start with, by its limits")
-    add_model_arguments(parser, data=_DATA_TEXT)
-    add = parser.add_argument
+    text = "name a size to start with, by its limits"
+    add = _parser(commands, "recommend", _recommend, text, _DATA_TEXT)
     base = "batch size that the model's learning rate suits (%(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
     limit = "memory that may be taken, such as 2GiB (as in max-batch)"
-    add("--limit", metavar="SIZE", help=limit)
-    budget = "seconds to spend on measuring (%(default)s)"
-    add("--budget", type=float, default=BUDGET_S, metavar="SECONDS", help=budget)
+    add("--limit", dest="memory_limit_bytes", metavar="SIZE", help=limit)
+    seconds = {"dest": "budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
+    add("--budget", **seconds, help="seconds to spend on measuring (%(default)s)")
     add("--seed", type=int, metavar="N", help="seed of the pilot")
-    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
-    add("--figure", type=Path, metavar="FILE", help="write the figure of the limits")
-    parser.set_defaults(run=_recommend)
+    add("-o", "--output", type=Path, default=None, metavar="FILE", help="write the record")
+    figure = "write the figure of the limits"
+    add("--figure", type=Path, default=None, metavar="FILE", help=figure)
 
 
 def _recommend(options: argparse.Namespace) -> None:
-    check_model_arguments(options)
-    limit_bytes = options.limit and memory_size(options.limit)
+    given = _given(options, "figure")
     if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
         raise ValueError(
             f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
@@ -190,16 +196,8 @@ def _recommend(options: argparse.Namespace) -> None:
     with starting_tensorflow():
         from kbatch.recommendation.measure import recommend
 
-    x, y = named_x_y(options.data)
-    found = recommend(
-        named_build(options.build),
-        x,
-        y,
-        base_batch_size=options.base_batch_size,
-        memory_limit_bytes=limit_bytes,
-        budget_s=options.budget,
-        seed=options.seed,
-        on_progress=lambda line: print(f"measuring {line} ...", flush=True),
-    )
+    (x, y), build = named_x_y(options.data), named_build(options.build)
+    given["on_progress"] = lambda line: print(f"measuring {line} ...", flush=True)
+    found = recommend(build, x, y, **given)
     print()
     _write(found, options.output, *([(options.figure, found.plot)] if options.figure else []))

@@ -11,7 +11,7 @@ from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.memory.result import peaks_under
 from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range, format_number, join_words
+from kbatch.page.numbers import count_range
 from kbatch.page.result import Figure
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
@@ -59,7 +59,7 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
     answers = profile.answers.items()
     named = [(name, found.batch_size, not found.extrapolated) for name, found in answers]
     draw.answers(upper, named, min(shown), max(shown))
-    _describe(profile, upper, lower, "throughput and time of a batch over batch size")
+    _write_texts(profile, upper, lower)
     return upper
 
 
@@ -90,7 +90,7 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     plain_log_labels(panel.xaxis)
     panel.set_xlabel("Time of a batch (ms)")
     panel.set_ylabel("Throughput (samples/s)")
-    _describe(profile, panel, panel, "throughput against the time of a batch")
+    _write_texts(profile, panel)
     return panel
 
 
@@ -113,7 +113,7 @@ def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -
     for record in profile.memory:
         if record.outcome == "out_of_memory":
             draw.missing(panel, record.batch_size, words="out of memory")
-    _describe(profile, panel, panel, f"peak memory over batch size, for {join_words(policies)}")
+    _write_texts(profile, panel)
     return panel
 
 
@@ -146,27 +146,14 @@ def _targets(profile: "InferenceProfile") -> list[tuple[float, str]]:
     return [(profile.target_ms, f"{within}: {found}")]
 
 
-def _describe(profile: "InferenceProfile", upper: Axes, lower: Axes, what: str) -> None:
-    """Write title and caption, and a label for those who do not see the figure."""
-    canvas.write_title(upper, profile.model_name, columns=4)
+def _write_texts(profile: "InferenceProfile", *panels: Axes) -> None:
+    canvas.write_title(panels[0], profile.model_name, columns=4)
     parts = where_measured(profile.environment)
     measured = [timing for timing in profile.timings if timing.measured]
     if measured:
         rounds = count_range((len(t.block_medians_s) for t in measured), "round")
         parts.append(f"{rounds} a point, bars: 95 % interval of the median")
-    canvas.write_caption(lower, " · ".join(parts))
-    sentences = [f"A chart of {what}."]
-    if measured:
-        best = max(measured, key=lambda t: t.row.size / (t.row.value or 1))
-        rate = format_number(best.row.size / (best.row.value or 1))
-        sentences.append(
-            f"At most {rate} samples/s, at batch size {best.batch_size:,} of {best.call_path}."
-        )
-    for name, answer in profile.answers.items():
-        unmeasured = ", which was not measured" if answer.extrapolated else ""
-        sentences.append(f"Marked as {name}: {answer.batch_size:,}{unmeasured}.")
-    sentences += [f"Marked: {words}." for _, words in _targets(profile)]
-    upper.set_label(" ".join(sentences))
+    canvas.write_caption(panels, " · ".join(parts))
 
 
 def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:

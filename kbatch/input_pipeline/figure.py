@@ -70,12 +70,6 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
     info = input_pipeline_info(profile)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)
-    bars = ", ".join(f"{bar.label} {format_number(bar.rate)}" for bar in info.bars)
-    upper.set_label(
-        f"A timeline of {pluralize(len(info.computing), 'step')} of training"
-        f"{share and f', {share} of it waiting'}, above bars of samples per second: {bars}. "
-        f"{profile.answer}"
-    )
     for panel in (upper, lower):
         panel.grid(visible=False, axis="y")
         canvas.vertical_grid(panel)
@@ -98,7 +92,7 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
     rounds = f"{pluralize(len(profile.step.durations_s), 'round')}, bars: 95 % interval"
     facts = [profile.dtype_policy, f"batch size {profile.batch_size:,}", rounds]
     conditions = " · ".join([*where_measured(profile.environment), *facts])
-    canvas.write_caption(lower, profile.answer, conditions)
+    canvas.write_caption((upper, lower), profile.answer, conditions)
     return upper
 
 

@@ -77,17 +77,7 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
     where = where_measured(result.environment) if result.environment else [result.device]
     facts = [*where, result.dtype_policy, pluralize(len(result.probes), "run")]
     canvas.write_title(panel, f"{result.title}: {pluralize(answer, 'example')}", columns=4)
-    canvas.write_caption(panel, f"Why this size: {result.reason}.", line, " · ".join(facts))
-    failed = ", ".join(f"{size:,}" for size, _ in sorted(set(runs_of[_OUT_OF_MEMORY])))
-    sentences = (
-        f"A chart of peak memory over batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic "
-        f"axis, with the limit of {memory_text(limit_bytes)} and a window {window}.",
-        f"Batch size {answer:,} is marked, with {memory_text(peak_bytes)}, {percent(share)} of the "
-        "limit.",
-        failed and f"Out of memory: {failed}.",
-        line,
-    )
-    panel.set_label(" ".join(filter(None, sentences)))
+    canvas.write_caption([panel], f"Why this size: {result.reason}.", line, " · ".join(facts))
     return panel
 
 

@@ -224,8 +224,22 @@ def write_title(
     )
 
 
-def write_caption(ax: Axes, *lines: str, alarm: str = "", below_pt: float = 36) -> None:
-    """Write small lines below the x axis label of Axes, the empty ones left out."""
+def write_caption(
+    panels: Sequence[Axes], *lines: str, alarm: str = "", below_pt: float = 36
+) -> None:
+    """Write small lines below the last of panels, and describe all in the label of the first.
+
+    The label is for those who do not see the figure: titles, axes, and whatever else is written.
+    """
+    ax = panels[-1]
+    ylabels = [panel.get_ylabel().partition("\n")[0] for panel in panels]
+    axes = dict.fromkeys([*filter(None, ylabels), *filter(None, (p.get_xlabel() for p in panels))])
+    charts = "Charts" if len(panels) > 1 else "A chart"
+    titles = [panel.get_title(loc="left") for panel in panels]
+    marked = dict.fromkeys(t.get_text() for panel in panels for t in panel.texts if t.get_text())
+    words = (f"{charts}: {', '.join(axes)}", *titles, ", ".join(marked), alarm, *lines)
+    sentences = (f"{' '.join(text.split()).removesuffix('.')}." for text in words if text)
+    panels[0].set_label(" ".join(sentences))
     width_in = figure_of(ax).get_figwidth()
     # Before the layout a place is about right, and too wide in a narrow figure.
     width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)

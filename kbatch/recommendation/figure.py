@@ -66,8 +66,6 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     # In a narrow figure what a limit says takes two lines.
     wide = ax is None or canvas.width_share(ax) == 1
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
-    rows = "; ".join(f"{one.name}: {one.words}" for one in found.limits)
-    upper.set_label(f"{title}. Limits on a common batch axis: {rows}.")
     # The axis holds the sizes that were timed, and powers of two around the limits.
     sizes = set(curves[THROUGHPUT]) or {1}
     places = [end for one in found.limits for end in _places(one)]
@@ -97,7 +95,7 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     if (pilot := found.pilot) is not None:
         parts.append(f"pilot of {sum(pilot.updates):,} updates at batch size {pilot.batch_size:,}")
     canvas.write_caption(
-        lower, " · ".join([*parts, "band and bars: 95 % intervals; grey: sizes to search"])
+        (upper, lower), " · ".join([*parts, "band and bars: 95 % intervals; grey: sizes to search"])
     )
     return upper
 

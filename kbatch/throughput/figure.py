@@ -6,7 +6,7 @@ from matplotlib.axes import Axes
 
 from kbatch.memory.figure import draw_peaks
 from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range, format_number
+from kbatch.page.numbers import count_range
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 
@@ -73,16 +73,5 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     parts.append("XLA" if profile.jit_compile else "without XLA")
     fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
-    canvas.write_caption(lowest, " · ".join(parts), fit)
-    best = max(profile.fastest_ways, key=lambda way: way.samples_per_second)
-    sentences = [
-        f"Charts over the micro-batch size, {sizes[0]:,} to {sizes[-1]:,}, on a logarithmic axis, "
-        f"for {title}: throughput, time and peak memory.",
-        f"At most {format_number(best.samples_per_second)} samples/s, at "
-        f"{best.micro_batch_size:,}.",
-        *(f"{size:,} ran out of memory." for size in profile.out_of_memory),
-    ]
-    for name, size, measured in marked:
-        sentences.append(f"Marked as {name}{'' if measured else ', not measured'}: {size:,}.")
-    upper.set_label(" ".join(sentences))
+    canvas.write_caption(panels, " · ".join(parts), fit)
     return upper

@@ -68,7 +68,7 @@ def test_the_page_can_be_used_without_seeing_it():
     assert page.found("html") == [{"lang": "en"}]
     figures = page.found("img")
     assert len(figures) == len(page.found("figure")) == 4
-    assert "Two charts of 7 trials" in figures[0]["alt"]
+    assert "Charts: Throughput, Validation accuracy" in figures[0]["alt"]
     assert all(len(figure["alt"]) > 40 for figure in figures)
     headers = [a for a in page.found("th") if a["scope"] == "col"]
     assert {a["aria-sort"] for a in headers} == {"none"}

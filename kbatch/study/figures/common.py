@@ -53,11 +53,12 @@ def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Seri
 
 
 def write_conditions(
-    panel: Axes, study: "Study", *notes: str, alarm: str = "", below_pt: float = 36
+    panels: Sequence[Axes], study: "Study", *notes: str, alarm: str = "", below_pt: float = 36
 ) -> None:
+    """Write below panels what is shown there, and on what the trials ran."""
     lines = (*notes, caption(study.trials, study.environment))
     alarm = f"{alarm} {missing_text(study.missing)}".strip()
-    canvas.write_caption(panel, *lines, alarm=alarm, below_pt=below_pt)
+    canvas.write_caption(panels, *lines, alarm=alarm, below_pt=below_pt)
 
 
 def incomplete_text(study: "Study") -> str:

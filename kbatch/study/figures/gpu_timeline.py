@@ -4,7 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
-from kbatch.page.numbers import format_number, join_words, memory_text, percent, pluralize
+from kbatch.page.numbers import format_number, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
@@ -128,11 +128,6 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
         f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
     )
     notes = (*map(_summary, gpus), meaning)
-    charts = join_words(label.split("\n")[0].lower() for label, *_ in shown)
-    panels[0].set_label(
-        f"Charts of {charts} of {join_words(map(_name, gpus))} over "
-        f"{format_number(usage.duration_s)} s: {title}. {' '.join(notes)}"
-    )
     alarm = missing_text(getattr(watched, "missing", 0))
-    canvas.write_caption(panels[-1], *notes, alarm=alarm)
+    canvas.write_caption(panels, *notes, alarm=alarm)
     return panels[0]

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Literal
 from matplotlib.axes import Axes
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.names import diverged, metric_words
+from kbatch.study.names import diverged
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 
 if TYPE_CHECKING:
@@ -109,11 +108,6 @@ def plot_learning_curves(
     common.name_sizes(first, sizes, most=_MOST_NAMES)
     common.quality_axis(first, quality, [value.value for _, curve in curves for _, value in curve])
     incomplete = common.incomplete_text(study)
-    alt_text = (
-        f"Curves of {metric_words(quality.name)} over training for "
-        f"{pluralize(len(curves), 'batch size')}, on logarithmic axes. {incomplete}"
-    )
-    first.set_label(alt_text.strip())
     title = f"{study.name}: learning by batch size"
     title = title if len(title) <= 40 else study.name
     canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=40)
@@ -122,5 +116,5 @@ def plot_learning_curves(
         lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
     tracing = "Training time has the tracing of the first step in it, but no validation."
     notes = (common.best_of_size_note(study.trials), tracing, lines)
-    common.write_conditions(below, study, *notes, alarm=incomplete, below_pt=below_pt)
+    common.write_conditions((*panels, below), study, *notes, alarm=incomplete, below_pt=below_pt)
     return first

@@ -148,15 +148,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
     if progress:
         _draw_goodput(below[0], progress)
-    goodput_text = (
-        f"Below it, goodput is largest at batch size {progress.best:,}." if progress else ""
-    )
     incomplete = common.incomplete_text(study)
-    alt_text = (
-        f"A chart of the gradient noise scale over {pluralize(epochs, 'epoch')}, on a "
-        f"logarithmic axis. {goodput_text} {incomplete}"
-    )
-    panel.set_label(alt_text.strip())
     meaning = (
         "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
         "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
@@ -164,7 +156,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     )
     notes = (progress.note, common.bars_text(study.trials)) if progress else ()
     notes = (meaning, *notes, common.best_of_size_note(measured))
-    common.write_conditions([panel, *below][-1], study, *notes, alarm=incomplete)
+    common.write_conditions([panel, *below], study, *notes, alarm=incomplete)
     return panel
 
 

@@ -7,13 +7,13 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import MaxNLocator
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, join_words, pluralize
+from kbatch.page.numbers import join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import MUTED, series_style, size_color
 from kbatch.study.comparison import rates_of_settings, refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, metric_words, trial_names
+from kbatch.study.names import at_most, trial_names
 from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -72,17 +72,6 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
     front, names = [point for point in points if point[3]], trial_names(study.trials)
     (panel,) = canvas.panels(ax, HEIGHT_IN)
-    named = join_words(
-        f"batch size {names.name(trial)} with {format_number(rate.value)} samples/s and "
-        f"{format_number(value.value, 4)}"
-        for trial, rate, value, _ in front
-    )
-    alt_text = (
-        f"A chart of {metric_words(quality.name)} against throughput, one mark for each of "
-        f"{pluralize(len(points), 'trial')}. No other trial is both faster and better than "
-        f"{named}. {incomplete}"
-    )
-    panel.set_label(alt_text.strip())
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
     slowest, fastest = rates[0], rates[-1]
@@ -122,5 +111,5 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     best = join_words(at_most([names.name(trial) for trial, *_ in front]))
     filled = f"Filled: batch size {best}, which no other trial beats in both."
     bars = common.bars_text(study.trials)
-    common.write_conditions(panel, study, filled, bars, alarm=incomplete)
+    common.write_conditions([panel], study, filled, bars, alarm=incomplete)
     return panel

@@ -163,11 +163,7 @@ def plot_time_to_target(
         if rules == {None}
         else "",
     )
-    common.write_conditions(lower, study, fit_text, *notes)
-    upper.set_label(
-        f"Two charts over batch size on logarithmic axes: seconds of training, and updates, to "
-        f"{aim_text}. {fit_text} {common.incomplete_text(study)}".strip()
-    )
+    common.write_conditions((upper, lower), study, fit_text, *notes)
     return upper
 
 

@@ -19,7 +19,7 @@ from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import FAR_RATE, starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, metric_words, outcome, trial_names
+from kbatch.study.names import at_most, outcome, trial_names
 from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -127,14 +127,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
         tied = f"Not told apart from the best: {sizes}."
     notes = (tied, others, outside, common.bars_text(completed), _unjoined(series, shown))
-    common.write_conditions(lower, study, *notes, alarm=alarm)
-    sizes = dict.fromkeys(f"{trial.batch_size:,}" for trial in (shown[0], shown[-1]))
-    words = metric_words(quality.name) if quality else "quality"
-    marked = f"Marked: {named_label(study)}." if named else ""
-    upper.set_label(
-        f"Two charts of {pluralize(len(shown), 'trial')} over batch size, {' to '.join(sizes)}: "
-        f"throughput above, {words} below. {marked} {common.incomplete_text(study)}".strip()
-    )
+    common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
 
 
