@@ -1,11 +1,9 @@
 """Small models and data that the tests train on."""
 
 import threading
-import time
 
 import keras
 import numpy as np
-import tensorflow as tf
 
 layers = keras.layers
 
@@ -67,27 +65,3 @@ class TokenLoss(keras.losses.Loss):
         mask = keras.ops.cast(y_true > 0, "float32")
         values = keras.losses.sparse_categorical_crossentropy(y_true, y_pred)
         return keras.ops.sum(values * mask) / keras.ops.sum(mask)
-
-
-class Waiting(layers.Layer):
-    """Gives its inputs back after `seconds(rows)`."""
-
-    def __init__(self, seconds):
-        super().__init__()
-        self.seconds = seconds
-
-    def call(self, x):
-        def wait(rows):
-            time.sleep(self.seconds(int(rows)))
-            return np.float32(0)
-
-        waited = tf.numpy_function(wait, [tf.shape(x)[0]], tf.float32)
-        return x + tf.stop_gradient(tf.ensure_shape(waited, []))
-
-
-def waiting(seconds):
-    """A classifier whose steps take as long as they are told to."""
-    model = keras.Sequential([layers.Input((8,)), Waiting(seconds), layers.Dense(3)])
-    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-    model.compile("sgd", loss)
-    return model

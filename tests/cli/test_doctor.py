@@ -18,7 +18,7 @@ def doctor(**variables):
         env={**os.environ, **variables},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=900,
     )
 
 

@@ -165,7 +165,7 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
 
     with monitor_of(monkeypatch, library, clock, interval_s=1e-4) as monitor:
         assert len(sampling_threads()) == 1
-        assert reached.wait(60)
+        assert reached.wait(600)
     assert sampling_threads() == []
     assert monitor.usage.readings >= 20
     calls = library.calls
@@ -189,7 +189,7 @@ class Broken(FakeNvml):
 def test_a_mistake_in_the_thread_ends_the_sampling_and_not_the_block(monkeypatch, clock):
     library = Broken()
     with monitor_of(monkeypatch, library, clock, interval_s=1e-4) as monitor:
-        assert library.raised.wait(60)
+        assert library.raised.wait(600)
         clock.time_s += 2.0
     assert monitor.gpus is None
     assert "ZeroDivisionError: in the thread" in monitor.unavailable

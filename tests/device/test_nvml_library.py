@@ -29,7 +29,7 @@ def found(tmp_path_factory):
         env={**os.environ, "LD_LIBRARY_PATH": path},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=900,
     )
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

@@ -36,14 +36,17 @@ def line():
     return model
 
 
-@pytest.mark.parametrize("data", [Sequence(16), Sequence], ids=["batches of 16", "function"])
-def test_a_sequence_trains_as_in_a_plain_fit(tmp_path, data):
+def test_a_sequence_trains_as_in_a_plain_fit(tmp_path):
     fit = {"validation_data": Sequence(94), "shuffle": False}
     hypermodel = searches.hypermodel(
         line, (8, 16), micro_batch_size="auto", dtype_policy="float32", learning_rate_scaling=None
     )
-    arguments = {"data": (data,), "objective": "val_loss"}
-    tuner = searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, **arguments)
+
+    def search():
+        arguments = {"data": (Sequence(16),), "objective": "val_loss", "fit": fit}
+        return searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+
+    tuner = search()
     plain = {size: line().fit(Sequence(size), epochs=2, verbose=0, **fit) for size in (8, 16)}
     study = kbatch.load_study(tuner)
     assert {trial.batch_size for trial in study.trials} == {8, 16}
@@ -51,9 +54,7 @@ def test_a_sequence_trains_as_in_a_plain_fit(tmp_path, data):
         found = [epoch.metrics["val_loss"] for epoch in trial.executions[0].epochs]
         np.testing.assert_allclose(found, plain[trial.batch_size].history["val_loss"], rtol=1e-5)
     # Described alike in another start of the script, the search has nothing left to do.
-    again = Sequence(16) if isinstance(data, Sequence) else Sequence
-    arguments["data"] = (again,)
-    searches.search(tmp_path, hypermodel, kbatch.BatchSizeTuner, fit=fit, **arguments)
+    assert search().remaining_trials == 0
 
 
 def judged_by_f1():
@@ -80,24 +81,6 @@ def test_a_metric_that_is_an_array_of_one_number_is_a_metric(tmp_path):
     assert tuner.oracle.get_best_trials(1)[0].score == max(t.objective_value for t in trials)
 
 
-def test_a_metric_of_several_numbers_is_no_objective(tmp_path):
-    def build():
-        model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
-        model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
-        return model
-
-    objective = keras_tuner.Objective("f1_score", "max")
-    data = (X, np.concatenate([SIDES, 1 - SIDES], axis=1))
-    with pytest.raises(ValueError, match=r"f1_score.* one number"):
-        searches.quick(
-            tmp_path,
-            searches.stock(build, (8,)),
-            kbatch.BatchSizeTuner,
-            data=data,
-            objective=objective,
-        )
-
-
 def text_net(vocabulary=30, classes=5, length=6):
     def build():
         model = keras.Sequential(
@@ -118,6 +101,11 @@ def text_net(vocabulary=30, classes=5, length=6):
 TOKENS, LABELS = np.arange(94 * 6).reshape(94, 6) % 30, np.arange(94) % 5
 
 
+def of_generator(rows, *shapes):
+    spec = tuple(tf.TensorSpec(shape, tf.int64) for shape in shapes)
+    return tf.data.Dataset.from_generator(rows, output_signature=spec)
+
+
 def broken_at(example):
     def rows():
         for i in range(94):
@@ -125,29 +113,50 @@ def broken_at(example):
                 raise OSError(f"image {i} is broken")
             yield TOKENS[i], LABELS[i]
 
-    spec = (tf.TensorSpec((6,), tf.int64), tf.TensorSpec((), tf.int64))
-    return tf.data.Dataset.from_generator(rows, output_signature=spec)
+    return of_generator(rows, (6,), ())
 
 
-REFUSED = {
-    "label": (text_net(classes=3), (TOKENS, LABELS), r"label value of \d which is outside"),
-    "token": (text_net(vocabulary=20), (TOKENS, LABELS), r"= 2\d is not in \[0, 20\)"),
-    "generator": (text_net(), (broken_at(70),), "OSError: image 70 is broken$"),
-}
+def of_different_lengths():
+    rows = [(np.ones(3 + i // 4, int), i % 5) for i in range(94)]
+    return of_generator(lambda: iter(rows), (None,), ())
+
+
+def two_f1_scores():
+    model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(2, activation="softmax")])
+    model.compile("sgd", "categorical_crossentropy", metrics=[keras.metrics.F1Score()])
+    return model
+
+
+BOTH = (X, np.concatenate([SIDES, 1 - SIDES], axis=1))
+TEXTS = (TOKENS, LABELS)
 
 
 @pytest.mark.parametrize(
-    ("case", "micro_batch_size"), [("label", None), ("token", 4), ("generator", None)]
+    ("build", "data", "objective", "cause"),
+    [
+        (text_net(classes=3), TEXTS, "loss", r"every batch size: .*label value of \d which is out"),
+        (text_net(vocabulary=20), TEXTS, "loss", r"every batch size: .*= 2\d is not in \[0, 20\)"),
+        (text_net(), (broken_at(70),), "loss", "every batch size: .*OSError: image 70 is broken$"),
+        (
+            text_net(length=None),
+            (of_different_lengths().padded_batch(4),),
+            "loss",
+            "give a function `batch_size -> dataset.padded_batch",
+        ),
+        (two_f1_scores, BOTH, keras_tuner.Objective("f1_score", "max"), "f1_score.* one number"),
+    ],
+    ids=["label", "token in parts", "generator", "lengths", "metric"],
 )
-def test_what_no_size_can_train_ends_the_search_with_its_cause(tmp_path, case, micro_batch_size):
-    build, data, cause = REFUSED[case]
-    hypermodel = searches.hypermodel(
-        build, dtype_policy="float32", micro_batch_size=micro_batch_size
-    )
-    with pytest.raises(ValueError, match=rf"every batch size: .*{cause}"):
-        searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, data=data, objective="loss")
-    (trial,) = kbatch.load_study(tmp_path / "search").trials
-    assert re.search(cause, trial.failure)
+def test_what_no_size_can_train_ends_the_search_with_its_cause(
+    tmp_path, build, data, objective, cause, request
+):
+    parts = 4 if "parts" in request.node.name else None
+    hypermodel = searches.hypermodel(build, dtype_policy="float32", micro_batch_size=parts)
+    arguments = {"data": data, "objective": objective}
+    with pytest.raises(ValueError, match=cause):
+        searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
+    for trial in kbatch.load_study(tmp_path / "search").trials:
+        assert re.search(cause.removeprefix("every batch size: "), trial.failure)
 
 
 def test_an_error_of_one_size_leaves_the_others(tmp_path):
@@ -163,31 +172,15 @@ def test_an_error_of_one_size_leaves_the_others(tmp_path):
     assert trials[16].failure.endswith("OSError: image 70 is broken")
 
 
-def test_rows_of_different_lengths_want_a_function(tmp_path):
-    rows = [(np.ones(3 + i // 8, "int32"), np.int32(i % 5)) for i in range(94)]
-    spec = (tf.TensorSpec((None,), tf.int32), tf.TensorSpec((), tf.int32))
-    data = tf.data.Dataset.from_generator(lambda: iter(rows), output_signature=spec)
-
-    with pytest.raises(ValueError, match=r"give a function `batch_size -> dataset.padded_batch"):
-        searches.quick(
-            tmp_path,
-            searches.stock(text_net(length=None), (16,)),
-            kbatch.BatchSizeTuner,
-            data=(data.padded_batch(4),),
-            objective="loss",
-        )
-
-
 @pytest.mark.parametrize(
     ("rest", "steps", "full"),
     [
-        (lambda cached: cached.batch(4), None, True),
         (lambda cached: cached.repeat(), 6, True),
         # What training leaves unread is not read for the cache.
         (lambda cached: cached.repeat(), 1, False),
         (lambda cached: cached.take(32), None, False),
     ],
-    ids=["read whole", "in steps", "in few steps", "in part"],
+    ids=["in steps", "in few steps", "in part"],
 )
 def test_a_cache_is_full_before_the_first_clock_starts(tmp_path, rest, steps, full):
     made, at_start = [], []

@@ -1,28 +1,199 @@
-"""A search that is killed, again and again, ends as one that was left alone."""
+"""A search that is killed, again and again, ends as one that was left alone.
+
+`python test_killed_search.py DIRECTORY KILLS SEED grid|race` kills searches. It starts TensorFlow
+once and forks a real process a search, which SIGKILL ends before a random one of its own file
+operations: on disk every other moment is as one of these. Then another one goes on in the same
+directory, until the search ends. It prints what happened as JSON.
+"""
 
 import json
 import os
+import random
+import signal
 import subprocess
 import sys
+from collections import Counter
+from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple
 
+import keras
+import keras_tuner
 import pytest
+import small_models as models
+import tensorflow as tf
 
 import kbatch
 
-SCRIPT = Path(__file__).with_name("killed_searches.py")
-ROOT = Path(__file__).parents[2]
+TESTS = Path(__file__).parents[1]
 # What a clock says differs from run to run.
 KEPT = ["trial_id", "status", "batch_size", "executions", "learning_rate", "updates", "accuracy"]
 KEPT += ["loss", "val_accuracy", "val_loss", "examples_seen"]
 
 
+def learner():
+    """A classifier that learns something in 24 updates, and in 2 nothing."""
+    return models.stock(optimizer=keras.optimizers.SGD(0.1))
+
+
+def learnable(count, *, seed=0):
+    """Rows whose class is the largest of their first three features."""
+    x, _ = models.rows(count, seed=seed)
+    return x, x[:, :3].argmax(1)
+
+
+class Case(NamedTuple):
+    """What is searched, and how."""
+
+    build: Callable[[], keras.Model]
+    batch_sizes: tuple[int, ...]
+    hypermodel: dict[str, object]
+    tuner: dict[str, object]
+    rows: Callable[..., tuple]
+    validation_rows: int
+    operations: int  # About as many as the whole search has on files.
+
+
+CASES = {
+    "grid": Case(
+        models.mlp,
+        (8, 32),
+        {"micro_batch_size": 8, "learning_rate_scaling": "sqrt"},
+        {"executions_per_trial": 2},
+        models.rows,
+        40,
+        100,
+    ),
+    # Sizes of 24 updates an epoch and of 1, so that no clock decides what runs next.
+    "race": Case(
+        learner,
+        (4, 94),
+        {"micro_batch_size": None, "base_batch_size": 4},
+        {"strategy": "race", "max_executions": 11},
+        learnable,
+        100,
+        520,
+    ),
+}
+
+
+class Logged(keras_tuner.HyperModel):
+    """Appends a line to a file whenever an execution begins."""
+
+    def __init__(self, build_model, log):
+        super().__init__()
+        self.build_model, self.log = build_model, log
+
+    def build(self, hp):
+        return self.build_model()
+
+    def fit(self, hp, model, *args, **kwargs):
+        with open(self.log, "a") as lines:
+            lines.write(f"{hp.get('batch_size')}\n")
+        return model.fit(*args, **kwargs)
+
+
+def search(case, directory, log):
+    hypermodel = kbatch.BatchSizeHyperModel(
+        Logged(case.build, log),
+        case.batch_sizes,
+        dtype_policy="float32",
+        seed=0,
+        **case.hypermodel,
+    )
+    tuner = kbatch.BatchSizeTuner(
+        hypermodel, "val_accuracy", directory=directory, project_name="search", **case.tuner
+    )
+    validation = case.rows(case.validation_rows, seed=1)
+    tuner.search(*case.rows(94), validation_data=validation, epochs=2, verbose=0)
+
+
+def fork(case, directory, log, operations=None):
+    """Starts a search in a process of its own, which ends itself before a file operation."""
+    pid = os.fork()
+    if pid:
+        return pid
+    if operations is not None:
+        _die_at(operations, str(directory))
+    try:
+        search(case, directory, log)
+        os._exit(0)
+    except BaseException as error:
+        print(repr(error), file=sys.stderr, flush=True)
+        os._exit(1)
+
+
+def _die_at(operations, directory):
+    left = [operations]
+
+    def hook(event, arguments):
+        if event in ("open", "os.rename", "os.remove", "os.mkdir"):
+            paths = [str(a) for a in arguments[:2] if isinstance(a, (str, os.PathLike))]
+            if any(path.startswith(directory) for path in paths):
+                left[0] -= 1
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
+
+    sys.addaudithook(hook)
+
+
+def begun(log):
+    """Counts the executions that began, by batch size."""
+    return Counter(log.read_text().split() if log.exists() else [])
+
+
+def finished(directory):
+    """Counts the executions on disk that completed, by batch size."""
+    counts = Counter()
+    for file in (directory / "search").glob("trial_*/kbatch.json"):
+        for execution in json.loads(file.read_text())["record"]["executions"]:
+            counts[str(execution["batch_size"])] += execution["status"] == "completed"
+    return counts
+
+
+def until_it_ends(case, directory, rng, wanted):
+    """Runs a search that is killed until it ends; gives the kills and what ran though finished.
+
+    `wanted` are the executions of each size that it is to end with.
+    """
+    log, kills, repeated = directory / "log", [], []
+    while True:
+        before, kept = begun(log), finished(directory)
+        pid = fork(case, directory, log, rng.randint(1, case.operations))
+        status = os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])
+        for size, count in begun(log).items():
+            if count - before[size] > wanted[size] - kept[size]:
+                repeated.append(size)
+        if status == -signal.SIGKILL:
+            kills.append(sum(finished(directory).values()))
+        else:
+            return kills, repeated, status
+
+
+def main(directory, kills, seed, case):
+    # Each search traces its steps again, which takes longer than they do.
+    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+    rng = random.Random(seed)
+    undisturbed = directory / "undisturbed"
+    undisturbed.mkdir()
+    pid = fork(case, undisturbed, undisturbed / "log")
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+    wanted = finished(undisturbed)
+    searches = []
+    while sum(len(found["kills"]) for found in searches) < kills:
+        folder = directory / f"killed-{len(searches)}"
+        folder.mkdir()
+        found = until_it_ends(case, folder, rng, wanted)
+        searches.append(dict(zip(("kills", "repeated", "status"), found, strict=True)))
+    print(json.dumps(searches))
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "kills"), [("grid", 8), ("race", 4)])
 def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, tmp_path):
-    paths = [str(ROOT), str(ROOT / "tests"), str(SCRIPT.parent)]
+    paths = [str(TESTS.parent), str(TESTS)]
     done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(tmp_path), str(kills), "1", case],
+        [sys.executable, __file__, str(tmp_path), str(kills), "1", case],
         capture_output=True,
         text=True,
         env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"},
@@ -79,3 +250,7 @@ def _told(directory):
         kept = ("status", "score", "best_step", "message")
         trials[trial["trial_id"]] = [metrics, *(trial[name] for name in kept)]
     return trials
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), CASES[sys.argv[4]])

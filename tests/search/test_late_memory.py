@@ -1,4 +1,8 @@
-"""A trial that really runs out of memory although the probes did not."""
+"""A trial that really runs out of memory although the probes did not.
+
+`python test_late_memory.py FOLDER auto` searches, in a process with a small allocator, a device
+that has less memory than was told, and with `given` what that came to with memory enough.
+"""
 
 import os
 import subprocess
@@ -12,30 +16,44 @@ from kbatch.device.memory import limited_cpu
 
 TESTS = Path(__file__).parents[1]
 
-pytestmark = pytest.mark.slow
+
+def search(directory, name):
+    import memory_models
+
+    sizes, settings = (64, 512, 1024), {"memory_limit_bytes": 260 * 2**20}
+    if name == "given":
+        found = kbatch.load_study(directory / "auto").trials[-1].executions[0].micro_batch_size
+        sizes, settings = (512, 1024), {"micro_batch_size": found}
+    hypermodel = kbatch.BatchSizeHyperModel(
+        memory_models.conv_net,
+        sizes,
+        dtype_policy="float32",
+        base_batch_size=64,
+        steps_per_execution=1,
+        seed=0,
+        **settings,
+    )
+    place = {"directory": directory, "project_name": name}
+    validation = memory_models.images(64, seed=1)
+    kbatch.BatchSizeTuner(hypermodel, "val_loss", **place).search(
+        *memory_models.images(1024), validation_data=validation, epochs=1, verbose=0
+    )
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory):
-    """Searches probed with 260 MiB in a process that has 110 MiB."""
-    target = tmp_path_factory.mktemp("late")
-    paths = [str(TESTS.parent), str(TESTS / "memory"), str(TESTS)]
+@pytest.mark.slow
+def test_the_batch_size_is_kept_and_the_micro_batch_halved_as_if_it_had_been_given(tmp_path):
+    """Probed with 260 MiB in a process that has 110 MiB."""
+    paths = os.pathsep.join([str(TESTS.parent), str(TESTS / "memory"), str(TESTS)])
     # Without oneDNN, whose convolutions crash where memory runs out in one of their threads.
-    paths = {"PYTHONPATH": os.pathsep.join(paths), "TF_ENABLE_ONEDNN_OPTS": "0"}
+    environment = os.environ | {"PYTHONPATH": paths, "TF_ENABLE_ONEDNN_OPTS": "0"}
+    runs = {}
     for name, limit in (("auto", limited_cpu(110 * 2**20)), ("given", {})):
-        command = [sys.executable, str(TESTS / "search" / "late_memory.py"), str(target), name]
-        environment = os.environ | paths | limit
-        ended = subprocess.run(command, env=environment, capture_output=True, text=True)
+        command = [sys.executable, __file__, str(tmp_path), name]
+        ended = subprocess.run(command, env=environment | limit, capture_output=True, text=True)
         assert ended.returncode == 0, ended.stderr[-3000:]
-    return target
-
-
-def runs(directory, name):
-    return [trial.executions[0] for trial in kbatch.load_study(directory / name).trials]
-
-
-def test_the_batch_size_is_kept_and_the_micro_batch_halved(directory):
-    small, middle, large = runs(directory, "auto")
+        trials = kbatch.load_study(tmp_path / name).trials
+        runs[name] = {trial.batch_size: trial.executions[0] for trial in trials}
+    small, middle, large = runs["auto"].values()
     assert [run.status for run in (small, middle, large)] == ["completed"] * 3
     assert [run.batch_size_seen for run in (small, middle, large)] == [64, 512, 1024]
     assert small.micro_batch_size == 64
@@ -43,11 +61,11 @@ def test_the_batch_size_is_kept_and_the_micro_batch_halved(directory):
     assert middle.examples_seen == large.examples_seen == 1024
     (note,) = [note for note in middle.notes if note.code == "memory_ran_out"]
     assert note.values["after"] >= middle.micro_batch_size
-
-
-def test_the_trial_that_ran_again_gives_what_its_size_given_gives(directory):
-    halved = {run.batch_size: run for run in runs(directory, "auto")}
-    given = {run.batch_size: run for run in runs(directory, "given")}
+    # The plan was made once, and halved.
+    assert small.plan_s > 0
+    assert [run.plan_s for run in (middle, large)] == [None, None]
+    assert small.plan == 1 < middle.plan <= large.plan
+    halved, given = runs["auto"], runs["given"]
     assert halved[1024].micro_batch_size == given[1024].micro_batch_size
     for size in (512, 1024):
         for name in ("loss", "val_loss", "accuracy", "val_accuracy"):
@@ -55,8 +73,5 @@ def test_the_trial_that_ran_again_gives_what_its_size_given_gives(directory):
             assert mine == pytest.approx(theirs, rel=1e-5), name
 
 
-def test_the_plan_was_made_once_and_halved(directory):
-    small, middle, large = runs(directory, "auto")
-    assert small.plan_s > 0
-    assert [run.plan_s for run in (middle, large)] == [None, None]
-    assert small.plan == 1 < middle.plan <= large.plan
+if __name__ == "__main__":
+    search(Path(sys.argv[1]), sys.argv[2])

@@ -78,9 +78,6 @@ def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
     assert (settings["strategy"], settings["tolerance"]) == ("race", 0.9)
     states = read_trials(Path(ended.project_dir))
     assert [state.status for state in states] == ["COMPLETED"] * 2
-
-
-def test_the_study_decides_by_the_rounds_of_the_race(ended):
     decision = kbatch.load_study(ended).decide()
     assert (decision.tolerance, decision.certain) == (0.9, True)
     assert set(decision.judgement.rounds.values()) == {3}
@@ -94,12 +91,6 @@ def test_it_goes_on_where_it_was_interrupted(interrupted, ended):
     for old, new in zip(before.trials, kbatch.load_study(ended).trials, strict=True):
         kept = 1 if old is unfinished[0] else 2
         assert new.executions[:kept] == old.executions[:kept]
-
-
-def test_a_search_that_has_ended_trains_no_more(ended):
-    before = kbatch.load_study(ended).trials
-    again = at_the_rule(Path(ended.project_dir).parent, two_sizes(), callbacks=[Stopping()])
-    assert kbatch.load_study(again).trials == before
 
 
 @pytest.fixture(scope="module")

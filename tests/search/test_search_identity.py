@@ -1,5 +1,7 @@
 """A directory's search is taken for the present one only where it is that one."""
 
+import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -16,6 +18,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.records.search import IDENTITY_NAME
 from kbatch.search.identity import fit_facts, model_facts
+from kbatch.search.trial_files import search_lock
 from kbatch.training.dtype_policy import dtype_policy_scope
 from kbatch.training.fit_call import FitCall
 
@@ -36,6 +39,10 @@ def wide():
 def rated(hp):
     """Tunes the learning rate."""
     return models.stock(optimizer=keras.optimizers.SGD(hp.Choice("rate", [0.1, 0.2])))
+
+
+def by_size(hp):
+    return models.stock(optimizer=keras.optimizers.SGD(0.001 * hp.get("batch_size")))
 
 
 def hypermodel(build=models.stock, batch_sizes=(8,), **arguments):
@@ -95,6 +102,7 @@ DIFFERENCES = {
         {"fit": {"validation_data": models.rows(30, seed=1)}},
         r"validation_data: \[40 rows .* then, \[30 rows .* now",
     ),
+    "settings": ({"sizes": (16,)}, r"batch_sizes: \[8\] there, \[16\] here"),
     "hyperparameter": ({"build": rated}, r"hyperparameter 'rate': none then, .*0\.1"),
 }
 
@@ -109,56 +117,54 @@ def test_another_search_is_refused_before_any_trial_and_the_difference_named(fou
     assert len(kbatch.load_study(found / "search").trials) == 1
 
 
-OTHER = """
-import pathlib, sys
-import test_search_identity as test
-from kbatch.search.trial_files import search_lock
-found, project = map(pathlib.Path, sys.argv[1:])
-test.again(found)
-with search_lock(project):
-    print("held", flush=True)
-    sys.stdin.read()
-"""
+ELSEWHERE = (
+    "import pathlib, sys, test_search_identity as test; test.again(pathlib.Path(sys.argv[1]))"
+)
 
 
-@pytest.fixture(scope="module")
-def other(found, tmp_path_factory):
-    """A process that went on with the search and holds a lock, and the identity before."""
+@pytest.mark.slow
+def test_the_same_search_is_no_other_one_in_another_process(found):
     before = (found / "search" / IDENTITY_NAME).read_text()
-    project = tmp_path_factory.mktemp("held") / "search"
-    project.mkdir()
-    process = subprocess.Popen(
-        [sys.executable, "-c", OTHER, str(found), str(project)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={"PYTHONPATH": ":".join([str(Path(__file__).parent), *filter(None, sys.path)])},
-    )
-    assert process.stdout.readline() == "held\n"
-    yield process, project, before
-    process.kill()
-    process.wait()
-
-
-def test_the_same_search_is_no_other_one_in_any_process(found, other):
-    *_, before = other
-    again(found)
+    paths = [str(Path(__file__).parent), *filter(None, sys.path)]
+    environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "7"}
+    subprocess.run([sys.executable, "-c", ELSEWHERE, str(found)], env=environment, check=True)
     assert (found / "search" / IDENTITY_NAME).read_text() == before
     assert kbatch.load_study(found / "search").problems == ()
+
+
+def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
+    project = tmp_path / "search"
+    project.mkdir()
+    reader, writer = os.pipe()
+    holder = os.fork()
+    if holder == 0:
+        with search_lock(project):
+            os.write(writer, b"held")
+            signal.pause()
+    assert os.read(reader, 4) == b"held"
+    for arguments in ({}, {"overwrite": True}):
+        with pytest.raises(ValueError, match=rf"{project}.*process {holder}\."):
+            search(tmp_path, **arguments)
+    assert list(project.iterdir()) == [project / "kbatch.lock"]
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    assert len(kbatch.load_study(search(tmp_path)).trials) == 1
 
 
 def test_what_only_shows_or_widens_is_no_other_search(found):
     writer = keras.callbacks.CSVLogger(found / "log.csv")
     stops = EarlyStopping(monitor="loss", patience=3)
     again(found, fit={"verbose": 1, "callbacks": [stops, writer]})
+    assert kbatch.load_study(found / "search").problems == ()
 
 
 def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     counts = Counts(tmp_path / "begun")
     fit = {"callbacks": [counts]}
-    search(tmp_path, sizes=(16,), fit=fit)
+    # Its build function may read the batch size.
+    search(tmp_path, by_size, sizes=(16,), fit=fit)
     (old,) = kbatch.load_study(tmp_path / "search").trials
-    tuner = search(tmp_path, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
+    tuner = search(tmp_path, by_size, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
     study = kbatch.load_study(tuner)
     assert [trial.batch_size for trial in study.trials] == [8, 16, 32]
     assert [len(trial.executions) for trial in study.trials] == [2, 2, 2]
@@ -172,23 +178,8 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     assert study.search.settings["batch_sizes"] == [8, 16, 32]
     tuner.get_best_models()
     begun = counts.file.read_text()
-    search(tmp_path, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
+    search(tmp_path, by_size, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
     assert counts.file.read_text() == begun
-
-
-def test_a_model_that_reads_the_batch_size_may_get_smaller_ones(tmp_path):
-    def build(hp):
-        rate = 0.001 * hp.get("batch_size")
-        return models.stock(optimizer=keras.optimizers.SGD(rate))
-
-    search(tmp_path, build, sizes=(32,))
-    tuner = search(tmp_path, build, sizes=(16, 32))
-    assert len(kbatch.load_study(tuner).trials) == 2
-
-
-def test_fewer_sizes_are_other_settings(found):
-    with pytest.raises(ValueError, match=r"batch_sizes: \[8\] there, \[16\] here"):
-        again(found, sizes=(16,))
 
 
 def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
@@ -293,17 +284,6 @@ def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path):
         study = kbatch.load_study(search(tmp_path, **arguments))
     assert begun.read_text().count("begun") == 3 + 2
     assert [t.metrics for t in study.trials] == [t.metrics for t in first.trials]
-
-
-def test_a_second_process_is_refused_until_the_first_has_ended(other):
-    holder, project, _ = other
-    for arguments in ({}, {"overwrite": True}):
-        with pytest.raises(ValueError, match=rf"{project}.*process {holder.pid}\."):
-            search(project.parent, **arguments)
-    assert list(project.iterdir()) == [project / "kbatch.lock"]
-    holder.kill()
-    holder.wait()
-    assert len(kbatch.load_study(search(project.parent)).trials) == 1
 
 
 def test_a_policy_that_was_not_given_is_no_part_of_a_model():

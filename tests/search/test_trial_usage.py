@@ -42,11 +42,6 @@ def run_of(study):
     return run
 
 
-def metrics_of(tuner, study):
-    metrics = tuner.oracle.get_trial(study.trials[0].trial_id).metrics
-    return {name: metrics.get_history(name)[0].value[0] for name in metrics.metrics}
-
-
 def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
     tuner = searches.quick(tmp_path, searches.stock(batch_sizes=(16,)))
     study = kbatch.load_study(tuner)
@@ -58,22 +53,13 @@ def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
     assert run.usage.duration_s >= run.total_s
     assert 2 <= len(gpu.samples) <= 100
     assert library.users == 0
-    metrics = metrics_of(tuner, study)
+    kept = tuner.oracle.get_trial(study.trials[0].trial_id).metrics
+    metrics = {name: kept.get_history(name)[0].value[0] for name in kept.metrics}
     assert metrics["joules_per_sample"] == pytest.approx(run.joules_per_sample)
     assert metrics["gpu_utilization"] == pytest.approx(0.4)
     assert metrics["gpu_power_w"] == pytest.approx(300.0)
     assert study.to_dataframe()["gpu_utilization"].tolist() == [pytest.approx(0.4)]
     assert set(USAGE_METRICS).isdisjoint(run.reported)
-
-
-def test_without_a_driver_the_metrics_are_absent_and_the_record_says_why(monkeypatch, tmp_path):
-    fake_nvml.install(monkeypatch, None)
-    tuner = searches.quick(tmp_path, searches.stock(batch_sizes=(16,)))
-    study = kbatch.load_study(tuner)
-    usage = run_of(study).usage
-    assert usage.gpus is None
-    assert "There is no NVIDIA driver" in usage.unavailable
-    assert set(USAGE_METRICS).isdisjoint(metrics_of(tuner, study))
 
 
 class Breaking(keras.callbacks.Callback):
