@@ -155,7 +155,8 @@ def test_what_no_size_can_train_ends_the_search_with_its_cause(
     arguments = {"data": data, "objective": objective}
     with pytest.raises(ValueError, match=cause):
         searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner, **arguments)
-    for trial in kbatch.load_study(tmp_path / "search").trials:
+    (trial,) = kbatch.load_study(tmp_path / "search").trials
+    if cause.startswith("every batch size: "):
         assert re.search(cause.removeprefix("every batch size: "), trial.failure)
 
 

@@ -74,7 +74,7 @@ def test_what_a_callback_changes_in_a_model_stays_in_its_trial(shared, tmp_path)
         def on_train_end(self, logs=None):
             self.model.layers[0].trainable = False
 
-    assert shared[0] == searched(tmp_path, build, Freeze())
+    assert shared[0] == searched(tmp_path, lambda: build(), Freeze())
 
 
 def test_collections_of_garbage_leave_out_what_lived_before_the_search(tmp_path):
