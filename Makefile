@@ -51,11 +51,14 @@ test-trackers: .venv-trackers/trackers.stamp ## studies in MLflow and W&B themse
 # The oldest versions that setup.cfg allows: training in parts, a search, the quickstart, the demo.
 .venv-oldest/test.stamp: tests/oldest.txt
 .venv-oldest/test.stamp: CONSTRAINTS = --constraint tests/oldest.txt
-test-versions: .venv-oldest/test.stamp ## the oldest TensorFlow, Keras and others that setup.cfg allows, in .venv-oldest
-	.venv-oldest/bin/python -m pytest -n 2 --dist worksteal tests/test_library_internals.py \
-	  tests/training/test_accumulated_*.py tests/search/test_search.py \
-	  tests/test_guides.py::test_the_python_of_the_readme_runs
-	.venv-oldest/bin/kbatch demo --quick
+test-versions: .venv-oldest/test.stamp ## the oldest TensorFlow, Keras and others; the newest on Python 3.12 and 3.13 where these are
+	@for python in python3.12 python3.13; do \
+	  ! $$python -c 1 2>/dev/null || $(MAKE) PYTHON=$$python .venv-$$python/test.stamp || exit 1; done
+	@for environment in .venv-oldest $$(ls -d .venv-python3.* 2>/dev/null); do \
+	  $$environment/bin/python -m pytest -n 2 --dist worksteal tests/test_library_internals.py \
+	    tests/training/test_accumulated_*.py tests/search/test_search.py \
+	    tests/test_guides.py::test_the_python_of_the_readme_runs && \
+	  $$environment/bin/kbatch demo --quick || exit 1; done
 
 # Each in a process of its own; what they found is written into docs/gpu-checks, to be committed.
 test-gpu: .venv/test.stamp $(if $(wildcard /dev/nvidia[0-9]* /dev/dxg),.venv/cuda.stamp) ## what needs an NVIDIA GPU; its findings are a page to commit
