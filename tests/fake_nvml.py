@@ -25,7 +25,6 @@ class FakeGpu:
     energy_mj: int | None = 1_000_000
     uuid: bytes | None = b"GPU-0000aaaa"
     mig: bool | None = None
-    processes: dict | None = dataclasses.field(default_factory=dict)  # Bytes by process id.
     lost: bool = False
 
 
@@ -82,19 +81,6 @@ class FakeNvml:
 
     def nvmlDeviceGetMigMode(self, device, current, pending):
         return self._set(device, current, "mig")
-
-    def nvmlDeviceGetComputeRunningProcesses_v3(self, device, count, listed):
-        unknown = pynvml.NVML_VALUE_NOT_AVAILABLE_ulonglong.value
-        held = []
-
-        def fill(gpu):
-            held.extend(gpu.processes.items())
-            for i, (pid, size) in enumerate(held if listed else ()):
-                listed[i].pid, listed[i].usedGpuMemory = pid, unknown if size is None else size
-            count._obj.value = len(held)
-
-        status = self._fill(device, fill, "processes")
-        return pynvml.NVML_ERROR_INSUFFICIENT_SIZE if held and not listed else status
 
     def nvmlDeviceGetMemoryInfo(self, device, memory):
         def fill(gpu):

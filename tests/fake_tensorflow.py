@@ -66,6 +66,4 @@ def install(monkeypatch, fake):
         config.experimental, "get_memory_info", lambda name: {"current": 2**20, "peak": 2**20}
     )
     monkeypatch.setattr(device_lib, "list_local_devices", fake.list_local_devices)
-    # The tests may run in one.
-    monkeypatch.setattr("kbatch.device.memory.in_container", lambda: False)
     return fake

@@ -44,7 +44,7 @@ EXPERIMENTS = {
     "device": {"environment", "failures", "memory"},
     "training": ...,
     "timing": ...,
-    "memory": {"experiment", "find", "probe", "workload"},
+    "memory": {"find", "probe", "workload"},
     "throughput": {"measure", "updates"},
     "inference": {"batch_dependence", "call_paths", "inputs", "measure", "sweep", "variants"},
     "input_pipeline": {"blocks", "changes", "measure", "pipeline"},

@@ -119,9 +119,9 @@ def split_name(text: str, option: str) -> tuple[str, str]:
             f"{package}.py. Received: {option} {text}."
         )
     if folder not in sys.path:
-        from kbatch.device.worker import behind_standard_library
-
-        sys.path.insert(behind_standard_library(sys.path), folder)
+        # A `pickle.py` there must not hide Python's own.
+        installed = (i for i, entry in enumerate(sys.path) if entry.endswith("-packages"))
+        sys.path.insert(next(installed, len(sys.path)), folder)
     if importlib.util.find_spec(package) is None:
         raise _not_found(text, option)
     return module_name, name

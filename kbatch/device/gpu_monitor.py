@@ -11,7 +11,6 @@ from kbatch.device.gpus import (
     GpuReading,
     NvmlGpu,
     NvmlUnavailableError,
-    TensorFlowMemory,
     opened_nvml,
     read_gpu,
 )
@@ -22,14 +21,11 @@ if TYPE_CHECKING:
 
 
 class _GpuTally:
-    """Sums up the readings of one GPU; `memory` is given where the driver does not show it."""
+    """Sums up the readings of one GPU."""
 
-    def __init__(
-        self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...], memory: TensorFlowMemory | None
-    ):
+    def __init__(self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...]):
         self._gpu = gpu
         self._devices = tensorflow_devices
-        self._memory = memory
         self._series = ThinnedSeries(columns=len(GpuSample.__dataclass_fields__))
         self._ends: list[GpuReading] = []  # The first reading and the last.
         self._last_mj = 0
@@ -37,8 +33,6 @@ class _GpuTally:
 
     def add(self, time_s: float) -> None:
         reading = read_gpu(self._gpu)
-        if self._memory is not None:
-            reading = reading._replace(memory_used_bytes=self._memory.read_used_bytes())
         *shown, counter_mj = reading
         self._series.add((time_s, *shown))
         self._ends[1:] = [reading]
@@ -60,14 +54,12 @@ class _GpuTally:
             name=self._gpu.name,
             pci_bus_id=self._gpu.pci_bus_id,
             tensorflow_devices=self._devices,
-            memory_total_bytes=(self._memory or self._gpu).memory_total_bytes,
-            memory_source="tensorflow" if self._memory else "driver",
+            memory_total_bytes=self._gpu.memory_total_bytes,
             mig=self._gpu.mig,
             energy_j=energy_j,
             energy_source=source,
             mean=mean,
             samples=tuple(_sample(row) for row in self._series.means),
-            uuid=self._gpu.uuid,
         )
 
 
@@ -81,10 +73,9 @@ class GpuMonitor:
 
     Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
     GPU that TensorFlow uses at the start, in a thread every `interval_s` and at the end. NVML shows
-    a GPU as a whole, with other processes and, where it is split into instances (MIG), the power of
-    all of them. Energy is the difference of the driver's counter, which moves in steps: a block of
-    milliseconds may show none. Without a counter it is the mean power times the seconds. Memory is
-    TensorFlow's own count on an instance, and where GPU and host share one memory.
+    a GPU as a whole, with other processes and, where it is split, with all instances (MIG). Energy
+    is the difference of the driver's counter, which moves in steps: a block of milliseconds may
+    show none. Without a counter it is the mean power times the seconds.
 
     Example:
 
@@ -101,8 +92,7 @@ class GpuMonitor:
 
     Attributes:
         usage: What the block took, None until it ends.
-        unavailable: Why no GPU is read, in one line, such as a reading that failed on the way;
-            None before the start and where one is read.
+        unavailable: Why no GPU is read, in one line; None before the start and where one is read.
 
     Raises:
         ValueError: If `interval_s` is not positive.
@@ -124,7 +114,6 @@ class GpuMonitor:
         self._interval_s = interval_s
         self._thread = threading.Thread(target=self._run, name="kbatch-sampling", daemon=True)
         self._stopped = threading.Event()
-        self._failure: BaseException | None = None
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
         self._started_s: float | None = None
@@ -149,24 +138,13 @@ class GpuMonitor:
 
     def __exit__(self, *error: object) -> None:
         """Stop the thread, take the last sample and close NVML; a second time does nothing."""
-        # Where a reading raised, the GPUs are left out: the block itself has not failed.
         if self._open is None:
             return
         opened, self._open = self._open, None
         with opened:
             self._stopped.set()
             self._thread.join()
-            duration_s = self._now() - (self._started_s or 0.0)
-            try:
-                duration_s = self.sample()
-            except Exception as mistake:  # Whatever a library raises that changed.
-                self._failure = self._failure or mistake
-            if self._failure is not None:
-                # What was read before is a part of the block, and would look like all of it.
-                self._gpus = []
-                text = " ".join(f"{type(self._failure).__name__}: {self._failure}".split())
-                text = f"A reading failed, which ended the sampling: {text}"
-                self.unavailable = self.unavailable or text
+            duration_s = self.sample()
             self.usage = UsageRecord(
                 duration_s=duration_s,
                 readings=self._readings,
@@ -213,22 +191,15 @@ class GpuMonitor:
             used = f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."
             self.unavailable = used if devices else f"TensorFlow uses no GPU; {there}."
             return []
-        tallies = []
-        for bus_id, names in devices.items():
-            # One that is lost has no readings, and so the sums have none: a part is not the whole.
-            gpu = by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None))
-            hidden = gpu.handle is not None and (gpu.mig or gpu.memory_total_bytes is None)
-            tallies.append(
-                _GpuTally(gpu, names, memory.tensorflow_memory(names) if hidden else None)
-            )
-        return tallies
+        # One that is lost has no readings, and so the sums have none: a part is not the whole.
+        return [
+            _GpuTally(by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None)), names)
+            for bus_id, names in devices.items()
+        ]
 
     def _run(self) -> None:
-        try:
-            while not self._stopped.wait(self._interval_s):
-                self.sample()
-        except BaseException as error:
-            self._failure = error
+        while not self._stopped.wait(self._interval_s):
+            self.sample()
 
     def _sample(self, time_s: float) -> None:
         self._readings += 1

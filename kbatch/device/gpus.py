@@ -7,10 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
-import psutil
 import pynvml
-
-from kbatch.records.machine import GpuProcess
 
 _REASONS = {
     pynvml.NVML_ERROR_LIBRARY_NOT_FOUND: (
@@ -46,13 +43,6 @@ class GpuReading(NamedTuple):
     memory_used_bytes: int | None  # In use or reserved.
     power_w: float | None
     energy_counter_mj: int | None  # Since the driver was loaded.
-
-
-class TensorFlowMemory(NamedTuple):
-    """What TensorFlow has of a GPU, where the driver does not show its memory."""
-
-    memory_total_bytes: int | None  # That it may take, None if unknown.
-    read_used_bytes: Callable[[], int | None]  # Returns what its tensors hold now.
 
 
 @contextlib.contextmanager
@@ -99,20 +89,6 @@ def read_gpu_count() -> int:
     return _known(pynvml.nvmlDeviceGetCount) or 0
 
 
-def read_processes(gpu: NvmlGpu) -> tuple[GpuProcess, ...]:
-    """List the processes that compute on a GPU, those with most memory first."""
-    found = _known(pynvml.nvmlDeviceGetComputeRunningProcesses, gpu.handle) or ()
-    processes = [GpuProcess(p.pid, p.usedGpuMemory, _program_name(p.pid)) for p in found]
-    return tuple(sorted(processes, key=lambda one: one.memory_bytes or 0, reverse=True))
-
-
-def _program_name(pid: int) -> str | None:
-    if not in_container():  # There the number is another process's.
-        with contextlib.suppress(OSError, psutil.Error):
-            return psutil.Process(pid).name()
-    return None
-
-
 def _gpu(index: int) -> NvmlGpu | None:
     handle = _known(pynvml.nvmlDeviceGetHandleByIndex, index)
     pci = None if handle is None else _known(pynvml.nvmlDeviceGetPciInfo, handle)
@@ -136,15 +112,6 @@ def _known(function: Callable[..., Any], *arguments: Any) -> Any:
         return function(*arguments)
     except pynvml.NVMLError:
         return None
-
-
-def in_container() -> bool:
-    """Return whether process ids are other ones than the host's, as which the driver counts."""
-    try:
-        # The kernel's first namespace has a number of its own (include/linux/proc_ns.h).
-        return os.readlink("/proc/self/ns/pid") != "pid:[4026531836]"
-    except OSError:
-        return False
 
 
 _BUS_ID = re.compile(r"([0-9a-f]+):([0-9a-f]{2}):([0-9a-f]{2})(?:\.([0-9a-f]))?", re.IGNORECASE)

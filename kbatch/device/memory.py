@@ -3,7 +3,7 @@
 import contextlib
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
 from typing import NamedTuple
 
@@ -16,22 +16,18 @@ from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
-    NvmlGpu,
     NvmlUnavailableError,
-    TensorFlowMemory,
     check_named_gpus,
     devices_by_bus_id,
-    in_container,
     only_gpu,
     opened_nvml,
-    read_processes,
 )
 from kbatch.library_internals import has_started_devices, local_devices
-from kbatch.records.machine import GpuProcess
 
 MEBIBYTE = 2**20
-# A share of a GPU's memory that nobody misses: a desktop or a driver's context takes as much.
-_SMALL_SHARE = 0.05
+# What TensorFlow can have at the least of a GPU that nobody else uses, of 2 GiB or more: it leaves
+# 5 % of what is free, and a driver's context takes some hundred megabytes.
+_FREE_SHARE = 0.8
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
@@ -119,14 +115,20 @@ class DeviceMemory:
         """Bytes of a GPU that this process may take, or a worker's part of it; None on a CPU."""
         if self.device == "CPU:0":
             return None
-        device = next(d for d in local_devices() if d.name.endswith(f"device:{self.device}"))
-        gpu = nvml_gpu()
-        # Of a GPU in instances NVML gives the memory of all of them.
-        total_bytes = None if gpu is None or gpu.mig else gpu.memory_total_bytes
         workers = 1 if set_limit_bytes() is not None else workers_on_device() or 1
-        if total_bytes is None:
-            return device.memory_limit // workers
-        return min(device.memory_limit, total_bytes // workers)
+        if (total_bytes := _gpu_total_bytes()) is None:
+            return _gpu_limit_bytes() // workers
+        return min(_gpu_limit_bytes(), total_bytes // workers)
+
+    @property
+    def held_by_others(self) -> tuple[int, int] | None:
+        """What was free of a GPU, and all of its memory, where others hold a part; else None."""
+        # Workers of a search that share it have parts of their own.
+        shared = (workers_on_device() or 1) > 1
+        if self.device == "CPU:0" or shared or set_limit_bytes() is not None:
+            return None
+        free_bytes, total_bytes = _gpu_limit_bytes(), _gpu_total_bytes() or 0
+        return (free_bytes, total_bytes) if free_bytes < _FREE_SHARE * total_bytes else None
 
     def reset(self) -> None:
         """Start a new peak at what is held now."""
@@ -170,40 +172,19 @@ def _read_resident_memory() -> dict[str, int]:
     return dict.fromkeys(("current", "peak"), psutil.Process().memory_info().rss)
 
 
-def nvml_gpu() -> NvmlGpu | None:
-    """Return NVML's description of TensorFlow's first GPU, None if unreadable."""
-    place = _place()
-    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
-        return next((gpu for gpu in listed if gpu.pci_bus_id == place), None)
-    return None
+def _gpu_limit_bytes() -> int:
+    """Return what TensorFlow's allocator can have of its first GPU: almost all that was free."""
+    return next(d.memory_limit for d in local_devices() if d.name.endswith("device:GPU:0"))
 
 
-def other_processes(*, on_any_gpu: bool = False) -> tuple[GpuProcess, ...]:
-    """List the processes beside this one that hold much memory of TensorFlow's first GPU."""
-    # Workers of a search that share it have parts of their own, and so have instances (MIG).
-    if not gpu_visible() or (workers_on_device() or 1) > 1:
-        return ()
-    own = {os.getpid(), *(child.pid for child in psutil.Process().children(recursive=True))}
-    if on_any_gpu and in_container() and (len(own) > 1 or gpu_in_use()):
-        return ()  # Under the host's numbers a worker of this process would look like another's.
-    place = None if on_any_gpu else _place()
-    found: list[GpuProcess] = []
-    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
-        for gpu in listed:
-            near = place in (None, gpu.pci_bus_id) and not gpu.mig
-            processes = read_processes(gpu) if near else ()
-            # In a container they may be numbers of the host, and this process not among them.
-            if on_any_gpu or any(process.pid == os.getpid() for process in processes):
-                least = _SMALL_SHARE * (gpu.memory_total_bytes or 0)
-                others = [process for process in processes if process.pid not in own]
-                found += [p for p in others if p.memory_bytes is None or p.memory_bytes > least]
-    return tuple(found)
-
-
-def _place() -> str | None:
-    """Return the PCI bus id of TensorFlow's first GPU, which is started."""
+def _gpu_total_bytes() -> int | None:
+    """Return the memory of TensorFlow's first GPU, None if the driver does not tell."""
     by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
-    return by_device.get("GPU:0")
+    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+        found = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
+        # Of a GPU in instances (MIG) it is the memory of all of them.
+        return next((gpu.memory_total_bytes for gpu in found if not gpu.mig), None)
+    return None
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
@@ -212,20 +193,6 @@ def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
     if not tf.config.list_logical_devices("GPU"):
         return {}
     return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())
-
-
-def tensorflow_memory(names: Sequence[str]) -> TensorFlowMemory:
-    """Find what TensorFlow has of these devices, which it has started."""
-    limits = {one.name.rpartition("/device:")[2]: one.memory_limit for one in local_devices()}
-
-    def read_used_bytes() -> int | None:
-        try:
-            return sum(tf.config.experimental.get_memory_info(name)["current"] for name in names)
-        except (ValueError, tf.errors.OpError):  # Its allocator does not count.
-            return None
-
-    known = all(name in limits for name in names)
-    return TensorFlowMemory(sum(limits[n] for n in names) if known else None, read_used_bytes)
 
 
 class FreeMemory(NamedTuple):

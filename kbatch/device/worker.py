@@ -10,7 +10,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import sysconfig
 import tempfile
 import threading
 import time
@@ -130,10 +129,6 @@ def _kill_group(number: int) -> None:
 _TAIL_CHARACTERS = 4000
 
 
-class WorkerError(RuntimeError):
-    """An exception of the worker whose own class could not be sent; its text is kept."""
-
-
 class Worker(contextlib.AbstractContextManager["Worker"]):
     """A Python process that runs one function after the other, respawned only when it died.
 
@@ -239,33 +234,9 @@ def program_words(module: str, *arguments: str) -> tuple[str, ...]:
     """Make the command that runs `main` of a module in a process of the same imports."""
     # `python -m` searches the working directory before the standard library: a `pickle.py` there
     # would run.
-    script = getattr(sys.modules.get("__main__"), "__file__", None)
-    script_folder = None if script is None else os.path.dirname(os.path.abspath(script))
-    path = inherited_path(sys.path, folder=os.getcwd(), script_folder=script_folder)
+    path = [os.path.abspath(entry) for entry in sys.path]
     code = f"import sys; sys.path[:] = {path!a}; from {module} import main; main()"
     return (sys.executable, "-P", "-c", code, *arguments)
-
-
-def inherited_path(
-    path: Sequence[str], *, folder: str, script_folder: str | None = None
-) -> list[str]:
-    """Order the import path for a process to start: the working directory follows Python's own."""
-    # The working directory must not hide a module of the standard library. A script runs from its
-    # folder, which stays where it is.
-    kept, moved = [], []
-    for entry in path:
-        if isinstance(entry, str):
-            here = not os.path.isabs(entry) or (entry == folder and entry != script_folder)
-            (moved if here else kept).append(os.path.normpath(os.path.join(folder, entry)))
-    at = behind_standard_library(kept)
-    return list(dict.fromkeys([*kept[:at], *moved, *kept[at:]]))
-
-
-def behind_standard_library(path: Sequence[str]) -> int:
-    """Find the first place of an import path at which no entry hides a standard module."""
-    own = {sysconfig.get_path("stdlib"), sysconfig.get_path("platstdlib")}
-    own |= {os.path.join(folder, "lib-dynload") for folder in own}
-    return max((i + 1 for i, entry in enumerate(path) if entry in own), default=len(path))
 
 
 # The other end, in the process of the worker.
@@ -343,4 +314,4 @@ def _error(error: Exception, kind: str) -> bytes:
         pickle.loads(message)  # Some exceptions can be written and not read.
         return message
     except Exception:  # Whatever the exception's own pickling raises: its text is kept.
-        return _pickled(kind, WorkerError(f"{type(error).__name__}: {error}"), trace)
+        return _pickled(kind, RuntimeError(f"{type(error).__name__}: {error}"), trace)

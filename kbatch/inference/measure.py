@@ -38,7 +38,7 @@ from kbatch.inference.target_search import LatencyTargetSearch
 from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
-from kbatch.memory.search import GUARD_SHARE
+from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.records.notes import Note
 from kbatch.timing.rounds import TimingPlan, check_seconds
@@ -236,7 +236,7 @@ def measure_predict_memory(
         with open_probes(
             workload,
             memory_limit_bytes=memory_limit_bytes,
-            memory_window=(0.0, GUARD_SHARE),
+            memory_window=MEMORY_WINDOW,
             why_here=why_here,
         ) as probes:
             found = memory_pass(

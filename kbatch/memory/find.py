@@ -10,11 +10,9 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit
-from kbatch.memory.experiment import MaxBatchExperiment
-from kbatch.memory.probe import Probes, open_probes
+from kbatch.memory.probe import MaxBatchExperiment, Probes, open_probes
 from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, peaks_under
 from kbatch.memory.search import (
-    GUARD_SHARE,
     MEMORY_WINDOW,
     SURE_SHARE,
     check_window,
@@ -119,7 +117,6 @@ def probe_max_batch(
         largest_free_block_bytes=free.largest_block_bytes if free else None,
         noted=(*facts.notes, *noted),
         environment=read_environment(),
-        other_processes=facts.other_processes,
     )
 
 
@@ -147,48 +144,36 @@ def memory_pass(
     *,
     dtype_policy: str,
     time_budget_s: float,
-    guard_share: float = GUARD_SHARE,
     say: Callable[[str], None],
     clock: Callable[[], float] = time.perf_counter,
 ) -> MemoryPass:
     """Probe ascending sizes as long as the next one is expected to fit, and say what each took."""
-    # A single size does not show the fixed part of the memory: before a far one is refused by it,
-    # one between them is probed, which has no record.
     facts, began_s = probes.facts, clock()
-    limit_bytes, most_bytes = facts.limit_bytes, guard_share * facts.limit_bytes
+    limit_bytes, most_bytes = facts.limit_bytes, MEMORY_WINDOW[1] * facts.limit_bytes
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
     out_at: int | None = None
-
-    def measure(size: int) -> int | None:
-        nonlocal out_at
-        peak = probes.read(size).bytes_below(limit_bytes)
-        if peak is None:
-            out_at = size
-        else:
-            measured[size] = peak
-        return peak
-
     for size in batch_sizes:
-        between = _size_between(measured, size, facts.held_bytes, most_bytes)
-        if out_at is None and between is not None and clock() - began_s < time_budget_s:
-            measure(between)
         expected = expected_bytes(measured, size, facts.held_bytes)
+        # One size does not show the fixed part of the memory: a worker may run out of it.
+        known = len(measured) > 1 or not probes.isolated
         guarded, reason = True, None
         if out_at is not None:
             reason = f"memory ran out at batch size {out_at}"
-        elif expected is not None and expected > most_bytes:
+        elif known and expected is not None and expected > most_bytes:
             reason = (
-                f"expected to need {memory_text(expected)}, more than {guard_share:.0%} of "
-                f"{memory_text(limit_bytes)}"
+                f"expected to need {memory_text(expected)}, more than {MEMORY_WINDOW[1]:.0%} "
+                f"of {memory_text(limit_bytes)}"
             )
         # A line takes two sizes, however busy the machine is.
         elif len(measured) > 1 and clock() - began_s >= time_budget_s:
             guarded, reason = False, "the time for the memory was spent"
         if reason is None:
-            peak = measure(size)
-            found = "out of memory" if peak is None else memory_text(peak)
-            outcome = "out_of_memory" if peak is None else "fits"
+            peak = probes.read(size).bytes_below(limit_bytes)
+            if peak is None:
+                found, outcome, out_at = "out of memory", "out_of_memory", size
+            else:
+                found, outcome, measured[size] = memory_text(peak), "fits", peak
             record = MemoryRecord(dtype_policy, size, outcome, None, peak)
         else:
             found = reason
@@ -196,17 +181,3 @@ def memory_pass(
         records.append(record)
         say(f"memory of batch {size} under {dtype_policy}: {found}")
     return MemoryPass(tuple(records), limit_bytes, facts.notes)
-
-
-def _size_between(
-    measured: dict[int, float], size: int, held_bytes: int, most_bytes: float
-) -> int | None:
-    """Return a size to probe first if one is about to be refused by a single, far smaller one."""
-    if len(measured) != 1 or size <= 2 * max(measured):
-        return None
-    ((first, memory),) = measured.items()
-    each = (memory - min(held_bytes, memory)) / first
-    if not each or memory + each * (size - first) <= most_bytes:
-        return None
-    between = min(size // 2, int(first + (most_bytes - memory) / each))
-    return between if between >= 2 * first else None

@@ -1,4 +1,6 @@
-"""Probes of memory: a workload run at one batch size, in a worker process or in this one."""
+"""Probes of memory, a workload run at one batch size in a worker process or in this one, and the
+search for the largest batch by them.
+"""
 
 import contextlib
 import dataclasses
@@ -14,24 +16,23 @@ import keras
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
 from kbatch.device.memory import (
     DeviceMemory,
+    FreeMemory,
     available_bytes,
     free_memory,
     gpu_in_use,
     gpu_visible,
     limit_gpu,
     limited_cpu,
-    other_processes,
     set_limit_bytes,
     worker_device,
     workers_on_device,
 )
 from kbatch.device.worker import UnsendableError, Worker, WorkerDied
-from kbatch.errors import DeviceLostError, OutOfMemoryError
+from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError
 from kbatch.library_internals import fail_at_once_without_memory
+from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
 from kbatch.memory.workload import Reading, Run, Workload
-from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import memory_text
-from kbatch.records.machine import GpuProcess
 from kbatch.records.notes import Note
 from kbatch.training.state import kept_state
 
@@ -50,7 +51,6 @@ class WorkloadFacts(NamedTuple):
     held_bytes: int  # Before it runs: in a process with other models, theirs too.
     examples: int | None  # Of its data, None if unknown.
     notes: tuple[Note, ...]
-    other_processes: tuple[GpuProcess, ...] = ()  # Who else holds memory of the GPU.
 
 
 class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
@@ -167,9 +167,13 @@ class _Subject:
         self._limit_bytes = memory_limit_bytes
 
     def facts(self) -> WorkloadFacts:
-        run, memory, others = self._run, self._memory, other_processes()
+        run, memory, notes = self._run, self._memory, []
         limit_bytes = self._limit_bytes or memory.limit_bytes or _host_bytes()
-        beside = Note.of("gpu_shared", neighbours=neighbours_text(others)) if others else None
+        if run.note is not None:
+            notes.append(run.note)
+        if self._limit_bytes is None and (found := memory.held_by_others) is not None:
+            free, total = map(memory_text, found)
+            notes.append(Note.of("gpu_shared", free=free, total=total))
         return WorkloadFacts(
             device=memory.device,
             limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
@@ -178,8 +182,7 @@ class _Subject:
             variables_bytes=run.variables_bytes,
             held_bytes=max(memory.held_bytes, run.variables_bytes),
             examples=run.examples,
-            notes=tuple(filter(None, (run.note, beside))),
-            other_processes=others,
+            notes=tuple(notes),
         )
 
     def read(self, batch_size: int, smaller_worked: bool) -> Reading:
@@ -241,21 +244,19 @@ def open_probes(
     # Where not even one example fits, the error that the block raises says what one needs.
     why_here = why_here or ("gpu" if gpu_in_use() else None)
     if why_here is None:
-        probes, refusal = WorkerProbes(workload, memory_limit_bytes), None
-        with probes:
+        started, refusal = False, None
+        with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                _ = probes.facts  # Starts the worker, which shows whether the workload can be sent.
+                _check_weights(probes.facts)  # Shows whether the workload can be sent.
+                started = True
+                yield probes
+                return
             except UnsendableError:
+                if started:
+                    raise
                 why_here = "not sendable"
             except MemoryError as error:
                 refusal = error
-            else:
-                try:
-                    _check_weights(probes.facts)
-                    yield probes
-                    return
-                except MemoryError as error:
-                    refusal = error
         if refusal is not None:
             if getattr(refusal, "needed_bytes", None) is not None:
                 raise refusal
@@ -285,7 +286,8 @@ def _refusal_with_bytes(
             limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
             return _refusal(
                 "The model could not be built: its weights, with what the optimizer keeps of them, "
-                "need more memory than there is. Use a smaller model or more memory. "
+                "need more memory than there is. Use a smaller model or more memory; `nvidia-smi` "
+                "shows who holds that of a GPU. "
                 f"Received: a limit of {limit}.",
                 None,
                 limit_bytes or 0,
@@ -316,11 +318,12 @@ def no_example_fits(
     died: WorkerDied | None,
 ) -> OutOfMemoryError:
     needs = "more than that" if needed_bytes is None else memory_text(needed_bytes)
+    shared = next((f" {note}" for note in facts.notes if note.code == "gpu_shared"), "")
     return _refusal(
         f"One example does not fit: with the weights it needs {needs}, and the memory window ends "
         f"at {memory_window[1]:.0%} of {memory_text(facts.limit_bytes)}. The weights, with what "
         f"the optimizer keeps of them, are {memory_text(facts.variables_bytes)}. Use a smaller "
-        "model, shorter examples, `mixed_float16`, or more memory.",
+        f"model, shorter examples, `mixed_float16`, or more memory.{shared}",
         None if needed_bytes is None else int(needed_bytes),
         facts.limit_bytes,
         died,
@@ -330,15 +333,111 @@ def no_example_fits(
 def _refusal(
     message: str, needed_bytes: int | None, limit_bytes: int, died: WorkerDied | None = None
 ) -> OutOfMemoryError:
-    """Add how the worker ended, and who else holds memory of the GPUs: either may be the cause."""
-    if died is not None:
-        message = (
-            f"{message} It was found so because the worker process ended with status "
-            f"{died.exit_code}, which a crash of another kind leaves as well."
-        )
-    beside = neighbours_text(other_processes(on_any_gpu=True))
-    error = OutOfMemoryError(f"{message} {beside}".strip(), needed_bytes, limit_bytes)
-    if died is not None:
-        error.__cause__ = died
-        error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
+    """Add how the worker ended, which may be the cause."""
+    if died is None:
+        return OutOfMemoryError(message, needed_bytes, limit_bytes)
+    message = (
+        f"{message} It was found so because the worker process ended with status "
+        f"{died.exit_code}, which a crash of another kind leaves as well."
+    )
+    error = OutOfMemoryError(message, needed_bytes, limit_bytes)
+    error.__cause__ = died
+    error.add_note(f"The end of what the worker process wrote:\n{died.tail}")
     return error
+
+
+class MaxBatchExperiment:
+    """The experiment: a workload, all probes of it so far, and what follows from them."""
+
+    def __init__(
+        self, probes: Probes, memory_window: tuple[float, float], max_batch_size: int | None
+    ):
+        self.facts = facts = probes.facts
+        if facts.examples == 1:
+            raise InputError(
+                "The data have one example, and a second size must be tried: give more rows, or "
+                "`longest_example=(x, y)`. Received: 1 example."
+            )
+        self._probes = probes
+        self._window = memory_window
+        self._most = memory_window[1] * facts.limit_bytes
+        caps = [cap for cap in (max_batch_size, facts.examples) if cap is not None]
+        self._cap = min(caps, default=None)
+        self._cap_reason = REACHED_MOST
+        if self._cap is not None and self._cap == facts.examples:
+            self._cap_reason = REACHED_DATA
+        self._search = MaxBatchSearch(
+            limit_bytes=facts.limit_bytes,
+            memory_window=memory_window,
+            max_batch_size=self._cap,
+            cap_reason=self._cap_reason,
+        )
+        self._memory = self._search.memory_bytes
+        # Of each run: size, peak bytes, outcome, seconds and purpose.
+        self.runs: list[tuple[int, int | None, str, float, str]] = []
+        self.free: FreeMemory | None = None
+        self._died: WorkerDied | None = None
+
+    def search(self) -> MaxBatchAnswer:
+        """Search with what is known, and measure what is not."""
+        while (size := self._search.ask()) is not None:
+            self._measure(size, "search")
+        assert self._search.answer is not None
+        return self._search.answer
+
+    def largest(self) -> MaxBatchAnswer | None:
+        """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
+        size = self._cap
+        if size is None or not self._probes.isolated:
+            return None
+        try:
+            reading = self._measure(size, "search")
+        except InputError:
+            raise
+        except Exception:  # If it is not want of memory, smaller batches raise it too.
+            self._probes.renew()
+            return None
+        if reading.rows < size or self._outcome(self._memory[size]) != "fits":
+            return None
+        return MaxBatchAnswer(size, self._cap_reason, self.in_window(size))
+
+    def confirmed(self, size: int) -> bool:
+        """Run the answer in a fresh process, and again after another size."""
+        if self._probes.renew():
+            self._measure(size, "fresh process")
+        if self._outcome(self._memory[size]) == "fits":
+            if size > 1:
+                larger = [b for b, m in self._memory.items() if m is not None and b > size]
+                self._measure(larger[0] if larger else size // 2, "mixed sizes")
+            self._measure(size, "mixed sizes")
+        return self._outcome(self._memory[size]) == "fits"
+
+    def size_of(self, answer: MaxBatchAnswer) -> int:
+        """Return the size that was found; raise the want of memory where not one example fits."""
+        if answer.batch_size is None:
+            raise no_example_fits(self.facts, self._window, self._memory[1], self._died)
+        return answer.batch_size
+
+    def is_bound(self, size: int) -> bool:
+        """Return whether memory set the size, and not the end of the data or of the search."""
+        return self.in_window(size) or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
+
+    def in_window(self, size: int) -> bool:
+        memory, low = self._memory[size], self._window[0] * self.facts.limit_bytes
+        return memory is not None and low <= memory <= self._most
+
+    def _measure(self, size: int, purpose: str) -> Reading:
+        reading = self._probes.read(size)
+        peak, rows = reading.bytes_below(self.facts.limit_bytes), reading.rows
+        self._search.tell(rows, peak)
+        if rows < size:
+            self._search.end_at(rows, REACHED_DATA)
+        self.free = reading.free or self.free
+        self._died = reading.died or self._died
+        self.runs.append((rows, peak, self._outcome(peak), reading.duration_s, purpose))
+        return reading
+
+    def _outcome(self, peak: float | None) -> str:
+        if peak is None:
+            return "out_of_memory"
+        return "fits" if peak <= self._most else "above_window"

@@ -9,7 +9,7 @@ from kbatch.analysis.batch_sizes import powers_of_two
 from kbatch.memory.search import REACHED_DATA, MemoryFit, fit_memory, predict_memory
 from kbatch.page.numbers import memory_text, percent, pluralize
 from kbatch.page.result import Figure, Result
-from kbatch.records.machine import EnvironmentRecord, GpuProcess
+from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 
 if TYPE_CHECKING:
@@ -49,7 +49,6 @@ class MaxBatchSizeResult(Result):
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine.
-    other_processes: tuple[GpuProcess, ...] = ()  #: Who held memory of the GPU beside it.
 
     def __repr__(self) -> str:
         share = self.peak_memory_bytes / self.limit_bytes
@@ -119,14 +118,8 @@ class MaxBatchSizeResult(Result):
             "variables": memory_text(self.weights_bytes),
         }
         if (fit := self.fit) is not None:
-            fixed, each = (
-                memory_text(max(value, 0.0))
-                + ("" if error is None else f" (standard error {memory_text(error)})")
-                for value, error in (
-                    (fit.fixed_bytes, fit.fixed_error_bytes),
-                    (fit.bytes_per_example, fit.bytes_per_example_error),
-                )
-            )
+            line = fit.fixed_bytes, fit.bytes_per_example
+            fixed, each = (memory_text(max(value, 0.0)) for value in line)
             found["fitted line"] = f"{fixed} fixed, {each} per example"
         if self.largest_free_block_bytes is not None and self.free_bytes is not None:
             found["last failure"] = (

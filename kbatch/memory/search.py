@@ -126,17 +126,10 @@ class MaxBatchSearch:
             return self._cap_reason
         if above is None or not _is_tight(below, above):
             return None
-        memory, beyond = self._fitting[below], self.memory_bytes[above]
-        if above > below + 1:
-            reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
-            return f"memory jumps: {below} need {share(memory)} of it, and {above} {reached}"
-        if beyond is not None:
-            each = share(beyond - memory)
-            return f"one example is {each} of memory: {above} reach {share(beyond)}"
-        if below == 1:
-            return f"one example needs {share(memory)} of memory, and 2 run out of it"
-        each = share((memory - self._fitting[1]) / (below - 1))
-        return f"one example is {each} of memory: {above} run out of it"
+        beyond = self.memory_bytes[above]
+        reached = "run out of it" if beyond is None else f"reach {share(beyond)}"
+        found = f"{below} need {share(self._fitting[below])} of memory, and {above} {reached}"
+        return found if above == below + 1 else f"memory jumps: {found}"
 
     def _is_unsure(self, below: int, above: int | None) -> bool:
         """Return whether memory jumps in a tight bracket, unless the smaller size was read low."""
@@ -187,8 +180,6 @@ def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
 
 # Share of the memory up to which a batch size is run that was not probed.
 SURE_SHARE = 0.5
-# A size that is expected to take more than this share of the limit is not run.
-GUARD_SHARE = 0.80
 
 
 class MemoryFit(NamedTuple):
@@ -196,8 +187,6 @@ class MemoryFit(NamedTuple):
 
     fixed_bytes: float  # Weights, slots, workspace: what does not depend on the batch.
     bytes_per_example: float
-    fixed_error_bytes: float | None  # Standard errors: None from fewer than three sizes.
-    bytes_per_example_error: float | None
 
     def predict(self, batch_size: int) -> float:
         return self.fixed_bytes + batch_size * self.bytes_per_example
@@ -228,12 +217,8 @@ def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     sizes = np.array(list(memory_bytes), float)
     memory = np.array(list(memory_bytes.values()), float)
     weights = 1 / np.maximum(memory, 1.0)
-    if len(sizes) == 2:
-        each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
-        return MemoryFit(fixed, each, None, None)
-    line, covariance = np.polyfit(sizes, memory, 1, w=weights, cov=True)
-    (each, fixed), errors = line.tolist(), np.sqrt(np.diag(covariance)).tolist()
-    return MemoryFit(fixed, each, errors[1], errors[0])
+    each, fixed = np.polyfit(sizes, memory, 1, w=weights).tolist()
+    return MemoryFit(fixed, each)
 
 
 def expected_bytes(measured: dict[int, float], batch_size: int, held_bytes: float) -> float | None:

@@ -1,11 +1,10 @@
-"""Machine, software and neighbours in words."""
+"""Machine and software in words."""
 
 import contextlib
-from collections.abc import Sequence
 from datetime import datetime
 
-from kbatch.page.numbers import join_words, memory_text
-from kbatch.records.machine import EnvironmentRecord, GpuProcess
+from kbatch.page.numbers import memory_text
+from kbatch.records.machine import EnvironmentRecord
 
 _UNKNOWN = "n/a (the system does not tell)"
 
@@ -37,16 +36,3 @@ def where_measured(environment: EnvironmentRecord | None) -> list[str]:
     names, versions = {"tensorflow": "TensorFlow", "keras": "Keras"}, environment.versions
     known = (f"{name} {versions[key]}" for key, name in names.items() if key in versions)
     return [environment.device, *known]
-
-
-def neighbours_text(processes: Sequence[GpuProcess]) -> str:
-    """Say who else holds memory of a GPU; an empty text where nobody does."""
-    if not processes:
-        return ""
-    who = "Another process holds" if len(processes) == 1 else "Other processes hold"
-    named = join_words(
-        f"process {p.pid} {(p.name and f'({p.name}) ') or ''}"
-        + ("an unknown part" if p.memory_bytes is None else memory_text(p.memory_bytes))
-        for p in processes
-    )
-    return f"{who} memory of the GPU: {named}."

@@ -247,7 +247,6 @@ def _memory(
             sorted({1, *sizes}),
             dtype_policy=facts.dtype_policy,
             time_budget_s=budget_s,
-            guard_share=MEMORY_WINDOW[1],
             say=lambda line: None,
         )
         one_bytes = found.records[0].peak_bytes

@@ -46,19 +46,9 @@ class GpuSample:
     time_s: float  # From the start of the block.
     # Share of the driver's last sampling window in which some process ran a kernel, from 0 to 1.
     utilization: float | None = None
-    # In use or reserved, by all processes: TensorFlow reserves almost all of it at its start. Where
-    # the `memory_source` is TensorFlow, what its tensors hold.
+    # In use or reserved, by all processes: TensorFlow reserves almost all of it at its start.
     memory_used_bytes: float | None = None
     power_w: float | None = None  # Of the board.
-
-
-@dataclasses.dataclass(frozen=True)
-class GpuProcess:
-    """A process that holds memory of a GPU."""
-
-    pid: int  # That of the host: within a container it may be another one's.
-    memory_bytes: int | None  # What it holds, None if the driver does not tell.
-    name: str | None = None  # Its program, None where that cannot be seen.
 
 
 @dataclasses.dataclass(frozen=True)
@@ -76,14 +66,8 @@ class GpuUsage:
     mean: GpuSample  #: The mean of all readings.
     #: The readings in order; where they were many, means of consecutive ones.
     samples: tuple[GpuSample, ...]
-    #: `"driver"`, or `"tensorflow"` where the driver does not show the memory that TensorFlow may
-    #: take: on an instance of a GPU (MIG), and where GPU and host share one memory.
-    memory_source: str = "driver"
-    #: Whether TensorFlow has an instance of the GPU: all but the memory is then of the whole board.
+    #: Whether TensorFlow has an instance of the GPU (MIG): readings are of the whole board.
     mig: bool = False
-    #: Name of the board in `nvidia-smi -L`, also where TensorFlow has an instance of it; None if
-    #: the driver does not tell.
-    uuid: str | None = None
 
 
 @dataclasses.dataclass(frozen=True)

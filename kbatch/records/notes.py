@@ -113,7 +113,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "run again, and the next one was run once. Leave a wider margin below the limit."
     ),
     "gpu_shared": (
-        "{neighbours} Memory and speed were measured beside that: measure again on a free GPU."
+        "Other processes hold memory of the GPU (`nvidia-smi` names them): {free} of {total} were "
+        "left. Measure again on a free GPU."
     ),
     "measured_here": _measured_here,
     "input_cache_unfilled": (

@@ -14,11 +14,9 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.experiment import MaxBatchExperiment
-from kbatch.memory.probe import ProcessProbes, open_probes
+from kbatch.memory.probe import MaxBatchExperiment, ProcessProbes, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
-from kbatch.page.environment import neighbours_text
 from kbatch.page.numbers import format_number
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
@@ -335,10 +333,11 @@ class SearchPlan:
             # No answer is run again: where memory runs out later, the plan is halved.
             experiment = MaxBatchExperiment(probes, MEMORY_WINDOW, rows)
             found = experiment.largest() or experiment.search()
-        most, others = experiment.size_of(found), experiment.facts.other_processes
+        most = experiment.size_of(found)
         if own or not experiment.is_bound(most) or most >= rows:
             return most, "own step" if own else "fits", None
-        more = f" {beside}" if (beside := neighbours_text(others)) else ""
+        shared = (f" {one}" for one in experiment.facts.notes if one.code == "gpu_shared")
+        more = next(shared, "")
         return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
 
     def _probes(self, model: keras.Model, data: TrainingData) -> ProcessProbes:

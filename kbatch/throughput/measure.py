@@ -118,7 +118,6 @@ def profile_training(
                 filled(sizes, facts.examples),
                 dtype_policy=facts.dtype_policy,
                 time_budget_s=time_budget_s,
-                guard_share=MEMORY_WINDOW[1],
                 say=say,
             )
     run = start()

@@ -12,7 +12,6 @@ import pynvml
 
 import kbatch
 from kbatch.device.doctor import gpu_findings
-from kbatch.device.gpus import TensorFlowMemory
 
 GIB = 2**30
 
@@ -24,8 +23,7 @@ class Gpu(ctypes.Structure):
         *((name, ctypes.c_char * size) for name, size in (("bus_id", 32), ("name", 96))),
         ("uuid", ctypes.c_char * 96),
         *((name, ctypes.c_int) for name in ("error", "mig")),
-        ("pid", ctypes.c_uint),
-        *((name, ctypes.c_longlong) for name in ("pid_bytes", "total", "used", "utilization")),
+        *((name, ctypes.c_longlong) for name in ("total", "used", "utilization")),
         ("power_mw", ctypes.c_longlong),
         *((name, ctypes.c_longlong) for name in ("energy_mj", "energy_step_mj")),
     )
@@ -64,10 +62,7 @@ def watch(*steps, devices=None):
     names = devices or {"00000000:01:00.0": ("GPU:0",)}
     time_s = [0.0]
     # In place of the module that asks TensorFlow.
-    sys.modules["kbatch.device.memory"] = types.SimpleNamespace(
-        tensorflow_gpus=lambda: names,
-        tensorflow_memory=lambda devices: TensorFlowMemory(10 * GIB, lambda: 3 * GIB),
-    )
+    sys.modules["kbatch.device.memory"] = types.SimpleNamespace(tensorflow_gpus=lambda: names)
     with kbatch.GpuMonitor(interval_s=3600, now=lambda: time_s[0]) as monitor:
         for step in steps:
             for index, changed in step.items():
@@ -85,7 +80,6 @@ def watch(*steps, devices=None):
                 "devices": gpu.tensorflow_devices,
                 "energy": [gpu.energy_j, gpu.energy_source],
                 "memory": [gpu.memory_total_bytes, gpu.mean.memory_used_bytes],
-                "uuid": gpu.uuid,
                 "mean": list(vars(gpu.mean).values())[1:],
             }
             for gpu in usage.gpus or ()
@@ -135,7 +129,7 @@ def run():
     install({}, init_error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
     found["driver mismatch"] = watch({})
 
-    install({"pid": 1, "pid_bytes": 60 * GIB, "used": 61 * GIB})
+    install({"used": 61 * GIB})
     found["doctor: a GPU in use"] = doctor(["GPU:0 Stub H100"])
     found["doctor: no such GPU"] = doctor(CUDA_VISIBLE_DEVICES="7")
     found["doctor: no such UUID"] = doctor(CUDA_VISIBLE_DEVICES="GPU-7")

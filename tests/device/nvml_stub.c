@@ -1,14 +1,13 @@
 /* A stand-in for NVIDIA's management library: `gpus` holds what its calls return. */
 #include <string.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, TOO_SMALL = 7 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3 };
 
 /* A reading of -1 is not supported; `error` is what every call on the GPU returns. */
 struct gpu {
     char bus_id[32], name[96], uuid[96];
     int error, mig;
-    unsigned pid;
-    long long pid_bytes, total, used, utilization, power_mw;
+    long long total, used, utilization, power_mw;
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
 struct gpu gpus[8];
@@ -85,15 +84,4 @@ int nvmlDeviceGetTotalEnergyConsumption(struct gpu *gpu, unsigned long long *ene
     *energy_mj = gpu->energy_mj;
     if (!error) gpu->energy_mj += gpu->energy_step_mj;
     return error;
-}
-
-struct process { unsigned pid; unsigned long long bytes; unsigned gpu_instance, compute_instance; };
-
-int nvmlDeviceGetComputeRunningProcesses_v3(struct gpu *gpu, unsigned *count, struct process *out) {
-    unsigned room = *count, found = gpu->pid != 0;
-    *count = found;
-    if (answer(gpu, 0)) return answer(gpu, 0);
-    if (room < found) return TOO_SMALL;
-    if (found) out[0] = (struct process){gpu->pid, gpu->pid_bytes, 0, 0};
-    return OK;
 }

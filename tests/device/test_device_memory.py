@@ -1,12 +1,8 @@
-import os
-import subprocess
-import sys
 import types
 
 import fake_nvml
 import fake_tensorflow
 import numpy as np
-import psutil
 import pytest
 import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
@@ -20,19 +16,13 @@ from kbatch.device.memory import (
     gpu_in_use,
     gpu_visible,
     limit_gpu,
-    nvml_gpu,
-    other_processes,
     set_limit_bytes,
     worker_device,
     workers_on_device,
 )
-from kbatch.page.environment import neighbours_text
-from kbatch.records.machine import GpuProcess
 
 FIRST, SECOND = "0000:01:00.0", "0000:02:00.0"
 GIB = 2**30
-# Larger than the number of any process of a host, whose name would be read.
-FIVE, SEVEN, NINE = 5_000_005, 5_000_007, 5_000_009
 
 
 @pytest.fixture(autouse=True)
@@ -50,8 +40,8 @@ def test_a_gpu_is_in_use_once_tensorflow_has_started(monkeypatch, started, visib
     assert gpu_in_use() == (started and visible)
 
 
-def gpus(monkeypatch, *, mig=None, first=None, second=None, **tensorflow):
-    """A host of two GPUs, the first of 16 GiB and the second of 40, with processes on them."""
+def gpus(monkeypatch, *, mig=None, **tensorflow):
+    """A host of two GPUs, the first of 16 GiB and the second of 40."""
     library = FakeNvml(
         *(
             FakeGpu(
@@ -59,9 +49,8 @@ def gpus(monkeypatch, *, mig=None, first=None, second=None, **tensorflow):
                 memory_total_bytes=gib * GIB,
                 memory_used_bytes=0,
                 mig=mig,
-                processes=processes or {},
             )
-            for bus_id, gib, processes in ((FIRST, 16, first), (SECOND, 40, second))
+            for bus_id, gib in ((FIRST, 16), (SECOND, 40))
         )
     )
     fake_nvml.install(monkeypatch, library)
@@ -147,67 +136,23 @@ def test_a_limit_above_the_memory_of_the_gpu_is_refused(monkeypatch):
     assert check_memory_limit(41 * GIB) == 41 * GIB
 
 
-OWN = os.getpid()
-
-
 @pytest.mark.parametrize(
-    ("second", "found"),
+    ("tensorflow", "workers", "found"),
     [
-        ({OWN: 30 * GIB}, ()),
-        (
-            {OWN: 9 * GIB, SEVEN: 30 * GIB, NINE: GIB},
-            (GpuProcess(SEVEN, 30 * GIB),),
-        ),  # 1 of 40 GiB is small.
-        ({OWN: 9 * GIB, SEVEN: None}, (GpuProcess(SEVEN, None),)),
-        # In a container the numbers may be those of the host: then who is who is not known.
-        ({SEVEN: 30 * GIB}, ()),
+        ({"memory_limit": 30 * GIB}, "1", (30 * GIB, 40 * GIB)),
+        ({"memory_limit": 37 * GIB}, "1", None),
+        # Parts of workers, a limit of the program's own, and an instance are no one else's.
+        ({"memory_limit": 30 * GIB}, "2", None),
+        ({"memory_limit": 30 * GIB, "set_mib": 30 * 1024}, "1", None),
+        ({"memory_limit": 5 * GIB, "mig": True}, "1", None),
     ],
 )
-def test_who_else_holds_the_gpu_is_named_with_how_much(monkeypatch, second, found):
-    gpus(monkeypatch, visible=[1], first={OWN: GIB, FIVE: 15 * GIB}, second=second)
-    assert other_processes() == found
-
-
-def test_the_program_of_another_process_is_named(monkeypatch):
-    other, name = os.getppid(), psutil.Process(os.getppid()).name()
-    gpus(monkeypatch, first={OWN: GIB, other: 15 * GIB})
-    monkeypatch.setattr("kbatch.device.gpus.in_container", lambda: False)
-    (found,) = other_processes()
-    assert found == GpuProcess(other, 15 * GIB, name)
-    assert f"process {other} ({name}) 15.0 GiB" in neighbours_text([found])
-    monkeypatch.setattr("kbatch.device.gpus.in_container", lambda: True)
-    assert other_processes() == (GpuProcess(other, 15 * GIB),)
-
-
-def test_where_tensorflow_could_not_start_all_gpus_are_looked_at(monkeypatch):
-    gpus(monkeypatch, first={FIVE: 15 * GIB}, second={SEVEN: 39 * GIB})
-    found = (GpuProcess(FIVE, 15 * GIB), GpuProcess(SEVEN, 39 * GIB))
-    assert other_processes(on_any_gpu=True) == found
-    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", "2")  # They have parts of their own.
-    assert other_processes(on_any_gpu=True) == ()
-
-
-def test_in_a_container_an_own_worker_is_not_named_as_another_process(monkeypatch):
-    """The driver tells the host's numbers there: which of them is the worker's is not known."""
-    gpus(monkeypatch, first={FIVE: 15 * GIB})
-    monkeypatch.setattr(device_memory, "gpu_in_use", lambda: False)
-    monkeypatch.setattr(device_memory, "in_container", lambda: True)
-    assert other_processes(on_any_gpu=True) == (GpuProcess(FIVE, 15 * GIB),)
-    worker = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
-    try:
-        assert other_processes(on_any_gpu=True) == ()
-    finally:
-        worker.communicate(b"\n")
-    monkeypatch.setattr(device_memory, "gpu_in_use", lambda: True)
-    assert other_processes(on_any_gpu=True) == ()
-
-
-def test_without_a_gpu_or_its_driver_nobody_holds_it(monkeypatch):
-    gpus(monkeypatch, visible=[], first={FIVE: 15 * GIB})
-    assert other_processes(on_any_gpu=True) == ()
-    gpus(monkeypatch)
-    fake_nvml.install(monkeypatch, None)
-    assert (other_processes(), nvml_gpu()) == ((), None)
+def test_that_others_hold_memory_shows_in_what_tensorflow_can_have(
+    monkeypatch, tensorflow, workers, found
+):
+    gpus(monkeypatch, visible=[1], **tensorflow)
+    monkeypatch.setenv("KBATCH_WORKERS_ON_DEVICE", workers)
+    assert DeviceMemory().held_by_others == found
 
 
 def test_where_the_allocator_keeps_no_count_the_process_is_read(monkeypatch):

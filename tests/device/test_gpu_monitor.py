@@ -172,33 +172,6 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
     assert calls == monitor.usage.readings
 
 
-class Broken(FakeNvml):
-    """A library with a mistake in it: one call, from the thread, raises."""
-
-    def __init__(self):
-        super().__init__(FakeGpu())
-        self.raised = threading.Event()
-
-    def nvmlDeviceGetPowerUsage(self, device, power):
-        if threading.current_thread() is not threading.main_thread() and not self.raised.is_set():
-            self.raised.set()
-            raise ZeroDivisionError("in the thread")
-        return super().nvmlDeviceGetPowerUsage(device, power)
-
-
-def test_a_mistake_in_the_thread_ends_the_sampling_and_not_the_block(monkeypatch, clock):
-    library = Broken()
-    with monitor_of(monkeypatch, library, clock, interval_s=1e-4) as monitor:
-        assert library.raised.wait(600)
-        clock.time_s += 2.0
-    assert monitor.gpus is None
-    assert "ZeroDivisionError: in the thread" in monitor.unavailable
-    assert len(monitor.unavailable.splitlines()) == 1
-    assert monitor.usage.unavailable == monitor.unavailable
-    assert monitor.usage.duration_s == 2.0
-    assert library.users == 0
-
-
 def test_the_samples_make_a_table(monkeypatch, clock):
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
     with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:

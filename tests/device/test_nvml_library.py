@@ -74,18 +74,17 @@ def test_a_gpu_that_disappears_leaves_the_others_and_is_named(found):
     assert "lists none that answers" in found["doctor: the GPU is lost"]["GPU"][1]
 
 
-def test_an_instance_has_tensorflows_memory_and_the_boards_power_and_says_so(found):
-    assert found["an instance"]["gpus"][0]["memory"] == [10 * GIB, 3 * GIB]
-    assert found["an instance"]["gpus"][0]["uuid"] == "GPU-0000"  # Of which board.
-    assert found["an instance"]["panels"] == ["Memory held\n(GiB)", "Power\n(W)"]
-    assert "(MIG): power and energy are the whole board's" in found["an instance"]["timeline"]
+def test_of_an_instance_the_board_is_read_and_it_says_so(found):
+    assert found["an instance"]["gpus"][0]["memory"] == [80 * GIB, GIB]
+    assert found["an instance"]["panels"] == ["Memory reserved\n(GiB)", "Power\n(W)"]
+    assert "(MIG): readings are the whole board's" in found["an instance"]["timeline"]
     assert "on all its instances (MIG)" in found["doctor: an instance"]["GPU 0"][1]
     assert "GPU 1" in found["doctor: an instance"]
 
 
-def test_of_a_memory_shared_with_the_host_tensorflows_count_is_used(found):
+def test_a_memory_shared_with_the_host_is_not_known(found):
     unified = found["unified memory"]
-    assert unified["gpus"][0]["memory"] == [10 * GIB, 3 * GIB]
+    assert unified["gpus"][0]["memory"] == [None, None]
     assert "MIG" not in unified["timeline"]
     assert "free memory n/a" in found["doctor: unified memory"]["GPU 0"][1]
 

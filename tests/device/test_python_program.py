@@ -3,14 +3,9 @@
 import os
 import subprocess
 import sys
-import sysconfig
 
 import pytest
 
-from kbatch.device.worker import inherited_path
-
-STANDARD = sysconfig.get_path("stdlib")
-PATH = ["/script", "/given", STANDARD, os.path.join(STANDARD, "lib-dynload"), "/installed"]
 # Python's own modules that unpickling and tracebacks import.
 HIDING = ("pickle", "tokenize", "struct", "copyreg", "linecache")
 CODE = """
@@ -68,15 +63,3 @@ def test_a_module_of_the_working_directory_travels(tmp_path, form):
     (tmp_path / "beside.py").write_text("def answer():\n    return 42\n")
     (tmp_path / "search.py").write_text(CODE)
     assert run([sys.executable, form, CODE if form == "-c" else "search"], tmp_path) == "42\n"
-
-
-@pytest.mark.parametrize("here", ["", ".", "/here"])
-def test_the_working_directory_follows_the_standard_library(here):
-    at = PATH.index("/installed")
-    found = inherited_path([here, *PATH], folder="/here", script_folder="/script")
-    assert found == [*PATH[:at], "/here", *PATH[at:]]
-
-
-def test_the_folder_of_a_script_stays_first_also_where_it_was_started():
-    assert inherited_path(PATH, folder="/script", script_folder="/script") == PATH
-    assert inherited_path(PATH, folder="/script")[0] == "/given"

@@ -13,7 +13,7 @@ import numpy as np
 import psutil
 import pytest
 
-from kbatch.device.worker import UnsendableError, Worker, WorkerDied, WorkerError
+from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.errors import InputError
 
 
@@ -93,7 +93,7 @@ def test_an_exception_that_cannot_be_read_again_keeps_its_text(worker):
     def fails():
         raise Strange(1, 2)
 
-    with pytest.raises(WorkerError, match="Strange: two arguments"):
+    with pytest.raises(RuntimeError, match="Strange: two arguments"):
         worker.call(fails)
 
 

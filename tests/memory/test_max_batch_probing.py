@@ -1,27 +1,22 @@
 """The search with probes that are computed: every turn that it can take."""
 
-import os
 import pickle
 import types
 
-import fake_nvml
-import fake_tensorflow
 import pytest
-from fake_nvml import FakeGpu, FakeNvml
-from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import OutOfMemoryError
-from kbatch.memory.experiment import MaxBatchExperiment
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import (
-    ProcessProbes,
+    MaxBatchExperiment,
     Reading,
     WorkloadFacts,
+    _Subject,
+    no_example_fits,
 )
 from kbatch.memory.search import MaxBatchSearch
-from kbatch.records.machine import GpuProcess
 from kbatch.records.notes import Note
 
 LIMIT = 10_000
@@ -210,7 +205,7 @@ def test_outcomes_tell_the_window_from_the_limit():
     found = probe(probes)  # 4 take 7600, 5 take 9500.
     assert found.max_batch_size == 4
     assert not found.in_window
-    assert "one example is 19 % of memory" in found.reason
+    assert "4 need 76 % of memory, and 5 reach 95 %" in found.reason
     outcomes = {p.batch_size: p.outcome for p in found.probes}
     assert outcomes[4] == "fits"
     assert outcomes[5] == "above_window"
@@ -268,32 +263,16 @@ def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
     assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
 
 
-def host_with(monkeypatch, **processes):
-    """A host with a GPU of 16 GiB, on which processes hold memory."""
-    gpu = FakeGpu(memory_total_bytes=2**34, memory_used_bytes=0, processes=processes["held"])
-    fake_nvml.install(monkeypatch, FakeNvml(gpu))
-    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:01:00.0"))
-
-
-def test_a_gpu_that_others_fill_is_told_with_who_and_how_much(monkeypatch):
-    host_with(monkeypatch, held={4711000: 15 * 2**30, 4712000: None})
-    text = "memory of the GPU: process 4711000 15.0 GiB and process 4712000 an unknown part"
-    probes = ComputedProbes()
-    probes.fixed = 2 * LIMIT
-    with pytest.raises(OutOfMemoryError, match=text):
-        probe(probes)
-
-
-def test_what_is_measured_beside_others_says_so(monkeypatch):
-    host_with(monkeypatch, held={os.getpid(): 2**30, 4711000: 4 * 2**30})
+def test_what_is_measured_beside_others_says_so():
     model = types.SimpleNamespace(dtype_policy=types.SimpleNamespace(name="float32"))
     run = types.SimpleNamespace(
         model=model, training=True, variables_bytes=10, examples=8, note=None
     )
-    facts = ProcessProbes(run, None, "gpu").facts
-    assert facts.other_processes == (GpuProcess(4711000, 4 * 2**30),)
-    beside = "Another process holds memory of the GPU: process 4711000 4.00 GiB."
-    assert [note.code for note in facts.notes] == ["measured_here", "gpu_shared"]
-    assert facts.notes[1].startswith(beside)
-    found = probe(ComputedProbes(other_processes=facts.other_processes))
-    assert found.other_processes == facts.other_processes
+    memory = types.SimpleNamespace(
+        device="GPU:0", limit_bytes=2**30, held_bytes=0, held_by_others=(2**30, 2**34)
+    )
+    facts = _Subject(run, memory, None).facts()
+    assert [note.code for note in facts.notes] == ["gpu_shared"]
+    assert "1.00 GiB of 16.0 GiB" in facts.notes[0]
+    assert facts.notes[0] in str(no_example_fits(facts, WINDOW, None, None))
+    assert _Subject(run, memory, 2**29).facts().notes == ()

@@ -76,10 +76,8 @@ def test_a_line_through_the_origin_never_runs_out():
     [
         (7.5, 0.1, None, None, "one example needs 95 % of memory, which is above the window"),
         (9, 0.1, None, None, "one example needs more than there is, which is above the window"),
-        (1, 3.4, None, 1, "one example is 42 % of memory: 2 reach 98 %"),
-        (0.4, 0.96, None, 6, "one example is 12 % of memory: 7 reach 89 %"),
-        (1, 4, None, 1, "one example needs 62 % of memory, and 2 run out of it"),
-        (0.1, 3.0, None, 2, "one example is 38 % of memory: 3 run out of it"),
+        (0.4, 0.96, None, 6, "6 need 77 % of memory, and 7 reach 89 %"),
+        (1, 4, None, 1, "1 need 62 % of memory, and 2 run out of it"),
         (1, 0.001, 37, 37, "reached `max_batch_size`"),
         (1, 0.001, 1, 1, "reached `max_batch_size`"),
     ],
@@ -124,7 +122,7 @@ def test_a_size_above_the_window_that_fitted_is_used():
         return memory[min(size, 5)] * GB if size < 5 else None
 
     answer = searched(probe, limit_bytes=8 * GB).answer
-    assert answer == (3, "one example is 20 % of memory: 4 reach 95 %", False)
+    assert answer == (3, "3 need 75 % of memory, and 4 reach 95 %", False)
 
 
 @pytest.mark.parametrize("jump", [None, 0.97])

@@ -9,11 +9,7 @@ def naive_fit(memory):
     sizes, values = np.array(list(memory), float), np.array(list(memory.values()), float)
     design = np.stack([np.ones_like(sizes), sizes], axis=1)
     weights = np.diag(1 / values**2)
-    inverse = np.linalg.inv(design.T @ weights @ design)
-    solution = inverse @ design.T @ weights @ values
-    residual = (values - design @ solution) / values
-    variance = residual @ residual / (len(sizes) - 2)
-    return solution, np.sqrt(np.diag(inverse) * variance)
+    return np.linalg.solve(design.T @ weights @ design, design.T @ weights @ values)
 
 
 @pytest.mark.parametrize("sizes", [(1, 2), (1, 7, 300), (1, 64, 512, 4096, 100_000)])
@@ -23,22 +19,14 @@ def test_a_line_is_found_again(sizes, fixed, each):
     np.testing.assert_allclose(fit.bytes_per_example, each, rtol=1e-6, atol=1e-9 * fixed)
     np.testing.assert_allclose([fit.predict(b) for b in sizes], [fixed + each * b for b in sizes])
     np.testing.assert_allclose(fit.largest_within(fit.predict(sizes[-1])), sizes[-1], rtol=1e-5)
-    if len(sizes) > 2:
-        assert fit.fixed_error_bytes <= 1e-6 * (fixed + each)
-    else:
-        assert fit.fixed_error_bytes is None
-        assert fit.bytes_per_example_error is None
 
 
-def test_a_noisy_line_and_its_errors_are_those_of_the_normal_equations():
+def test_a_noisy_line_is_that_of_the_normal_equations():
     for seed in range(5):
         rng = np.random.default_rng(seed)
         memory = {b: (1e8 + 3e6 * b) * (1 + rng.normal(0, 0.02)) for b in (1, 30, 90, 200, 600)}
         fit = fit_memory(memory)
-        (fixed, each), (fixed_error, each_error) = naive_fit(memory)
-        np.testing.assert_allclose(
-            fit, [fixed, each, fixed_error, each_error], rtol=1e-6, err_msg=str(memory)
-        )
+        np.testing.assert_allclose(fit, naive_fit(memory), rtol=1e-6, err_msg=str(memory))
 
 
 def test_memory_that_does_not_grow_has_no_slope():

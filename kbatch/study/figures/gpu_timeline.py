@@ -18,11 +18,6 @@ if TYPE_CHECKING:
 _GIB = 2.0**30
 _PANEL_IN, _REST_IN = 1.35, 1.5
 HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
-# What memory is, by what told it.
-_MEMORY = {
-    "driver": ("reserved", "by TensorFlow at its start, not what it needs"),
-    "tensorflow": ("held", "by TensorFlow's tensors"),
-}
 
 
 def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord]:
@@ -55,7 +50,7 @@ def _name(gpu: GpuUsage) -> str:
 def _summary(gpu: GpuUsage) -> str:
     parts = [_name(gpu)]
     if gpu.mig:
-        parts.append("an instance (MIG): power and energy are the whole board's")
+        parts.append("an instance (MIG): readings are the whole board's")
     if gpu.mean.utilization is not None:
         parts.append(f"mean utilization {percent(gpu.mean.utilization)}")
     if gpu.mean.power_w is not None:
@@ -90,15 +85,12 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     """
     title, usage = watched_usage(watched)
     gpus = usage.gpus or ()
-    sources = {gpu.memory_source for gpu in gpus}
-    words = [_MEMORY[source] for source in _MEMORY if source in sources]
     # Memory is shown against what there is.
     total_bytes = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
-    memory_label = f"Memory {' or '.join(word for word, _ in words)}\n(GiB)"
     shown = []
     for label, name, factor, top in (
         ("Utilization\n(%)", "utilization", 100.0, 105.0),
-        (memory_label, "memory_used_bytes", 1 / _GIB, 1.05 * total_bytes / _GIB),
+        ("Memory reserved\n(GiB)", "memory_used_bytes", 1 / _GIB, 1.05 * total_bytes / _GIB),
         ("Power\n(W)", "power_w", 1.0, 0.0),
     ):
         readings = [[(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus]
@@ -125,7 +117,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
     means = f", shown as {samples:,} means" if usage.readings > samples else ""
     meaning = (
         f"{pluralize(usage.readings, 'reading')}{means}. Utilization: share of time in which some "
-        f"kernel ran. Memory: {'; '.join(f'{word}, {text}' for word, text in words)}."
+        "kernel ran. Memory: reserved, by TensorFlow at its start, not what it needs."
     )
     notes = (*map(_summary, gpus), meaning)
     alarm = missing_text(getattr(watched, "missing", 0))
