@@ -14,13 +14,12 @@ from kbatch.records.notes import Note
 SPREAD = (1.0, 1.01, 0.99, 1.02, 0.98)
 
 
-def make_rate(rate, *, examples=640, wait_share=None, cores=1.5, rounds=5):
+def make_rate(rate, *, examples=640, wait_share=None, rounds=5):
     durations = tuple(examples / rate / SPREAD[i % 5] for i in range(rounds))
     return RateRecord(
         examples=(examples,) * rounds,
         durations_s=durations,
         wait_s=() if wait_share is None else tuple(wait_share * s for s in durations),
-        cpu_s=() if cores is None else tuple(cores * s for s in durations),
     )
 
 

@@ -69,7 +69,7 @@ def gpu_findings(
     tensorflow_devices: Callable[[], Sequence[str]], variables: Mapping[str, str]
 ) -> tuple[Finding, ...]:
     """Compare the driver's GPUs, read before TensorFlow starts them, with those it sees."""
-    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_gpu, usable_gpus
+    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_gpu
 
     problem, driver = "NVML lists none that answers.", ()
     try:
@@ -84,12 +84,8 @@ def gpu_findings(
         if any(Path("/dev").glob("nvidia[0-9]*")):
             return (Finding("GPU", "missing", f"does not answer. {problem}", "nvidia-smi"),)
         return (Finding("GPU", "ok", f"none, training runs on the CPU. {problem}"),)
-    try:
-        hidden = "CUDA_VISIBLE_DEVICES" in variables and not usable_gpus(variables)
-    except ValueError:  # It names GPUs that do not exist.
-        hidden = True
-    if hidden:
-        text = f"sees no GPU since CUDA_VISIBLE_DEVICES={variables['CUDA_VISIBLE_DEVICES']}"
+    if (named := variables.get("CUDA_VISIBLE_DEVICES")) is not None:
+        text = f"sees none of these GPUs under CUDA_VISIBLE_DEVICES={named}"
         return (*driver, Finding("TensorFlow", "warning", text, "unset CUDA_VISIBLE_DEVICES"))
     text = (
         "sees none of these GPUs: install NVIDIA's libraries with it. Where they are installed, "

@@ -171,28 +171,14 @@ def only_gpu(number: int) -> dict[str, str]:
 
 def usable_gpus(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     """List the GPUs that this process may use, without starting TensorFlow."""
-    check_named_gpus(variables)
     named = _named_gpus(variables)
-    return _host_gpus()[0] if named is None else named
-
-
-def check_named_gpus(variables: Mapping[str, str] = os.environ) -> None:
-    """Check that `CUDA_VISIBLE_DEVICES` names GPUs that exist: CUDA ignores others silently."""
-    named = _named_gpus(variables)
-    if not named:
-        return
-    uuids, count = _host_gpus()
-    for name in named:
-        # A GPU that does not answer has no UUID to compare with.
-        unknown = name.startswith("GPU-") and len(uuids) == count
-        missing = int(name) >= count if name.isdigit() else unknown
-        if count and missing and not any(uuid.startswith(name) for uuid in uuids):
-            there = "1 GPU, number 0" if count == 1 else f"{count} GPUs, numbers 0 to {count - 1}"
-            raise ValueError(
-                "`CUDA_VISIBLE_DEVICES` must name GPUs that `nvidia-smi -L` lists: TensorFlow sees "
-                f"neither another one nor those named after it. This host has {there}. "
-                f"Received: CUDA_VISIBLE_DEVICES={','.join(named)}, where {name} does not exist."
-            )
+    if named is not None:
+        return named
+    try:
+        with opened_nvml() as gpus:
+            return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
+    except NvmlUnavailableError:
+        return ()  # No driver, no GPU.
 
 
 def _named_gpus(variables: Mapping[str, str]) -> tuple[str, ...] | None:
@@ -203,12 +189,3 @@ def _named_gpus(variables: Mapping[str, str]) -> tuple[str, ...] | None:
     names = [name.strip() for name in chosen.split(",")]
     # As in CUDA, what follows a name that is none does not count.
     return tuple(itertools.takewhile(lambda name: name and not name.startswith("-"), names))
-
-
-def _host_gpus() -> tuple[tuple[str, ...], int]:
-    """Return the UUIDs of the GPUs that answer, and how many GPUs there are."""
-    try:
-        with opened_nvml() as gpus:
-            return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None), read_gpu_count()
-    except NvmlUnavailableError:
-        return (), 0  # No driver, no GPU.

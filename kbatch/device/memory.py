@@ -17,7 +17,6 @@ from kbatch.device.gpus import (
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
     NvmlUnavailableError,
-    check_named_gpus,
     devices_by_bus_id,
     only_gpu,
     opened_nvml,
@@ -32,7 +31,6 @@ _FREE_SHARE = 0.8
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
     """Check that a limit is None or a number of bytes that the device can have."""
-    check_named_gpus()
     if limit_bytes is None:
         return None
     unit = " of bytes, at least one MiB (2**20), such as 2 * 2**30, or None"

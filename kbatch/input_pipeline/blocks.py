@@ -111,7 +111,6 @@ class Taken(NamedTuple):
     asked_s: float
     arrived_s: float
     end_s: float  # When it was used up, by a train step if there is one.
-    cpu_s: float  # Of this process over all cores, since the batch before.
     new: bool  # Whether the train step had not seen its shapes, and may have compiled.
 
 
@@ -119,7 +118,7 @@ def taken_batches(
     source: Iterable[Any], step: BorrowedStep | None = None, *, read_before: bool = True
 ) -> Generator[tuple[Taken, Any], None, None]:
     """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
-    opened_s, cpu_s, asked_s = time.perf_counter(), time.process_time(), 0.0
+    opened_s, asked_s = time.perf_counter(), 0.0
     with BatchStream(source, read_before=read_before) as stream:
         while True:
             batch = stream.next()
@@ -127,12 +126,8 @@ def taken_batches(
             new = step is not None and not step.has_seen(batch)
             if step is not None:
                 step(batch)
-            end_s, before_s, cpu_s = time.perf_counter() - opened_s, cpu_s, time.process_time()
-            numbers, times_s = numbers_in(batch), (asked_s, arrived_s, end_s)
-            yield (
-                Taken(stream.epochs, rows_of(batch), numbers, *times_s, cpu_s - before_s, new),
-                batch,
-            )
+            times_s = asked_s, arrived_s, time.perf_counter() - opened_s
+            yield Taken(stream.epochs, rows_of(batch), numbers_in(batch), *times_s, new), batch
             asked_s = time.perf_counter() - opened_s
 
 
@@ -169,7 +164,6 @@ class BlockLength(NamedTuple):
 class Block(NamedTuple):
     examples: int
     duration_s: float
-    cpu_s: float  # Of this process, over all cores.
     spans: tuple[StepSpan, ...] = ()  # Of training.
     batch_numbers: float = 0.0  # The mean of the numbers in a batch, with a pipeline.
 
@@ -208,7 +202,6 @@ def reading_block(
     return Block(
         sum(one.rows for one in known),
         duration_s,
-        sum(one.cpu_s for one in known),
         spans,
         fmean(one.numbers for one in known),
     )
@@ -221,7 +214,7 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
     step(batches[0])
     while time.perf_counter() - began_s < length.settle_s:
         step(batches[0])
-    began_s, began_cpu_s, rows = time.perf_counter(), time.process_time(), 0
+    began_s, rows = time.perf_counter(), 0
     for steps, batch in enumerate(itertools.cycle(batches), start=1):
         step.launch(batch)
         rows += rows_of(batch)
@@ -230,7 +223,7 @@ def step_block(step: BorrowedStep, batches: Sequence[Any], length: BlockLength) 
             step.wait()
             if length.is_over(time.perf_counter() - began_s, steps):
                 break
-    return Block(rows, time.perf_counter() - began_s, time.process_time() - began_cpu_s)
+    return Block(rows, time.perf_counter() - began_s)
 
 
 def rate_of(blocks: Sequence[Block]) -> RateRecord:
@@ -240,7 +233,6 @@ def rate_of(blocks: Sequence[Block]) -> RateRecord:
         examples=tuple(block.examples for block in blocks),
         durations_s=tuple(block.duration_s for block in blocks),
         wait_s=waited if any(block.spans for block in blocks) else (),
-        cpu_s=tuple(block.cpu_s for block in blocks),
     )
 
 

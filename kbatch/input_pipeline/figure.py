@@ -1,4 +1,4 @@
-"""The figure of a second of training, and of the rates behind the verdict."""
+"""The figure of some steps of training, and of the rates behind the verdict."""
 
 import textwrap
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,7 +14,6 @@ if TYPE_CHECKING:
     from kbatch.input_pipeline.result import InputPipelineProfile
 
 HEIGHT_IN = 4.2
-_SECOND = 1.0
 _MOST_CHANGES = 3
 # In a narrow figure names of bars take two lines.
 _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
@@ -38,7 +37,7 @@ class InputPipelineInfo(NamedTuple):
 
 def input_pipeline_info(profile: "InputPipelineProfile") -> InputPipelineInfo:
     """Compute what the figure shows: of changes to the pipeline the best three clear gains."""
-    spans = [span for span in profile.timeline if span.begin_s < _SECOND]
+    spans = profile.timeline
     gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
     rates = [
         ("pipeline alone", profile.pipeline, _PIPELINE),
@@ -58,7 +57,7 @@ def input_pipeline_info(profile: "InputPipelineProfile") -> InputPipelineInfo:
 
 
 def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None) -> Axes:
-    """Plot a second of training, waiting and computing, and the rates with their intervals.
+    """Plot steps of training, waiting and computing, and the rates with their intervals.
 
     >>> profile = kbatch.profile_input_pipeline(model, dataset)
     >>> kbatch.plot_input_pipeline(profile).figure.savefig("input.png")

@@ -74,9 +74,8 @@ def profile_input_pipeline(
             as it has workers), arrays as `x`, `(x, y)` or `(x, y, sample_weight)`, or a function
             `batch_size -> tf.data.Dataset`.
         batch_size: Examples in a batch; None for those the dataset has, 32 for arrays.
-        budget_s: Seconds to spend, beside tracing the model and a second for the timeline. Three
-            rounds are made in any case, which takes about ten starts of the pipeline; where these
-            are slow, it takes longer.
+        budget_s: Seconds to spend, beside tracing the model. Three rounds are made in any case,
+            which takes about ten starts of the pipeline; where these are slow, it takes longer.
         remedies: Whether to try changes to the pipeline.
         cache_bytes: Bytes of memory that a cache may take when it is tried.
 
@@ -112,7 +111,7 @@ def profile_input_pipeline(
                 rounds_s=rounds_s,
                 budget_s=budget_s,
             )
-            spent_s += time.perf_counter() - began_s - _TIMELINE_S
+            spent_s += time.perf_counter() - began_s
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
                     dataset,
@@ -159,7 +158,7 @@ def _measured(
     rounds_s: float,
     budget_s: float,
 ) -> InputPipelineProfile:
-    """Make the rounds, then a block of training for the timeline."""
+    """Make the rounds, and train for longer where they saw another rate than a long reading."""
     source, record = reading.source, None
     starts_s = _STARTED * reading.record.first_batch_s
     length = block_length(rounds_s, contenders=_CONTENDERS, starts_s=starts_s)
@@ -172,7 +171,7 @@ def _measured(
     end_s = time.perf_counter() + rounds_s
     found = interleaved(contenders, until_s=end_s, most_rounds=MOST_ROUNDS)
     rates = {name: rate_of(results) for name, results in found.items()}
-    pipeline, even = rates["pipeline"].samples_per_second, True
+    pipeline, block = rates["pipeline"].samples_per_second, found["together"][-1]
     # Where the rounds count whole epochs too, there is nothing that they could not see.
     if alone.counting != "epochs":
         record = reading.record
@@ -180,17 +179,11 @@ def _measured(
             # The first reading may have met cold files.
             once_s = reading.duration_s
             record = read_pass(source, least_s=once_s, most_s=_MOST_AGAIN * once_s).record
-        even = record.agrees_with(pipeline)
-    # Training for a second, or as long as was read where the rounds saw another rate.
-    shown_s = min(_TIMELINE_S, rounds_s)
-    length = BlockLength(0.0, shown_s, shown_s)
-    if record is not None and not even:
-        whole_s = max(shown_s, record.duration_s)
-        length = BlockLength(0.0, whole_s, whole_s, "start")
-    block = reading_block(source, length, step)
-    if record is not None and not even:
-        waited_s = sum(span.wait_s for span in block.spans)
-        record = dataclasses.replace(record, wait_share=waited_s / block.duration_s)
+        if not record.agrees_with(pipeline):
+            whole_s = record.duration_s
+            block = reading_block(source, BlockLength(0.0, whole_s, whole_s, "start"), step)
+            waited_s = sum(span.wait_s for span in block.spans)
+            record = dataclasses.replace(record, wait_share=waited_s / block.duration_s)
     # Rounds train on the first batches of the data, which may be smaller than the others.
     trained = fmean(block.batch_numbers for block in found["together"])
     like_those_read = _ALIKE * trained >= reading.batch_numbers
@@ -198,7 +191,7 @@ def _measured(
         source=form,
         batch_size=rows_of(reading.batches[0]),
         **rates,
-        timeline=tuple(span for span in block.spans if span.begin_s < shown_s),
+        timeline=tuple(span for span in block.spans if span.begin_s < _TIMELINE_S),
         changes=(),
         noted=(),
         dtype_policy=model.dtype_policy.name,

@@ -152,8 +152,6 @@ class RateRecord:
     examples: tuple[int, ...]  #: Examples in each round.
     durations_s: tuple[float, ...]  #: Seconds of each round.
     wait_s: tuple[float, ...] = ()  #: Of each round, spent waiting for a batch; or empty.
-    #: Processor seconds of this process alone in each round, all cores; empty if not measured.
-    cpu_s: tuple[float, ...] = ()
 
     @property
     def rates(self) -> tuple[float, ...]:
@@ -169,11 +167,6 @@ class RateRecord:
     def wait_share(self) -> float | None:
         """Share of the time spent waiting for data, from 0 to 1; None if not measured."""
         return sum(self.wait_s) / sum(self.durations_s) if self.wait_s else None
-
-    @property
-    def busy_cores(self) -> float | None:
-        """Processor cores that were busy on average, None if not measured."""
-        return sum(self.cpu_s) / sum(self.durations_s) if self.cpu_s else None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -228,7 +221,7 @@ class InputPipelineProfile(Result):
     pipeline: RateRecord  #: The pipeline alone.
     step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
     together: RateRecord  #: Training: both together.
-    timeline: tuple[StepSpan, ...]  #: Steps of training in a row, for a second or less.
+    timeline: tuple[StepSpan, ...]  #: Steps of training in a row, of a second or less.
     changes: tuple[ChangeRecord, ...]  #: Changes to the pipeline, tried and not.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     dtype_policy: str  #: Dtype policy of the model.
@@ -358,7 +351,6 @@ class InputPipelineProfile(Result):
                 **ranged_columns("samples/s", speed),
                 "rounds": speed and speed.n,
                 "waiting for data (%)": None if waits is None else 100 * waits,
-                "cores busy": rate and rate.busy_cores,
                 **more,
                 "outcome": outcome,
             }
@@ -393,10 +385,10 @@ class InputPipelineProfile(Result):
         return (Note.of("input_contended"),) if most < _CONTENDED * serial else ()
 
     def figures(self) -> tuple[Figure, ...]:
-        """Return the figure of a second of training and the rates."""
+        """Return the figure of some steps of training and of the rates."""
         from kbatch.input_pipeline.figure import HEIGHT_IN, plot_input_pipeline
 
-        title = "A second of training, and the rates behind the verdict"
+        title = "Training step by step, and the rates behind the verdict"
         draw = functools.partial(plot_input_pipeline, self)
         return (Figure("input-pipeline", title, HEIGHT_IN, draw),)
 

@@ -131,11 +131,8 @@ def run():
 
     install({"used": 61 * GIB})
     found["doctor: a GPU in use"] = doctor(["GPU:0 Stub H100"])
-    found["doctor: no such GPU"] = doctor(CUDA_VISIBLE_DEVICES="7")
-    found["doctor: no such UUID"] = doctor(CUDA_VISIBLE_DEVICES="GPU-7")
     found["doctor: hidden"] = doctor(CUDA_VISIBLE_DEVICES="-1")
     found["doctor: not seen"] = doctor()
-    found["doctor: named and not seen"] = doctor(CUDA_VISIBLE_DEVICES="GPU-0000")
 
     found["users"] = ctypes.c_int.in_dll(stub, "users").value
     found["tensorflow"] = "tensorflow" in sys.modules

@@ -104,7 +104,7 @@ def test_steps_are_launched_together_and_waited_for_before_time_is_read():
 def taken(*ends_s, epochs=None):
     """Batches of eight rows that were used up at these seconds."""
     epochs = epochs or [0] * len(ends_s)
-    return [Taken(e, 8, 8, s, s, s, 0.0, False) for s, e in zip(ends_s, epochs, strict=True)]
+    return [Taken(e, 8, 8, s, s, s, False) for s, e in zip(ends_s, epochs, strict=True)]
 
 
 @pytest.mark.parametrize(

@@ -115,8 +115,7 @@ def test_a_slow_pipeline_is_input_bound(starved):
     rounds = len(found.step.durations_s)
     assert rounds >= 3
     for rate in (found.pipeline, found.together):
-        assert len(rate.durations_s) == len(rate.cpu_s) == rounds
-    assert found.pipeline.busy_cores < 1
+        assert len(rate.durations_s) == rounds
     assert found.timeline
     assert found.timeline[0].begin_s == 0
     assert found.environment.versions["keras"] == keras.__version__

@@ -5,7 +5,7 @@ from input_profile_factory import make_change, make_long_run, make_profile, make
 from matplotlib.colors import to_hex
 
 from kbatch.input_pipeline.figure import input_pipeline_info, plot_input_pipeline
-from kbatch.input_pipeline.result import RateRecord, StepSpan
+from kbatch.input_pipeline.result import RateRecord
 from kbatch.plotting.canvas import ALARM, series_style
 
 
@@ -29,12 +29,11 @@ def test_rates_and_shares_are_derived():
     profile = make_profile()
     assert profile.pipeline.samples_per_second.value == pytest.approx(800)
     assert profile.wait_share == pytest.approx(0.66)
-    assert profile.pipeline.busy_cores == pytest.approx(1.5)
 
 
 def test_what_was_not_measured_is_none():
     rate = RateRecord((), ())
-    assert (rate.samples_per_second, rate.wait_share, rate.busy_cores) == (None, None, None)
+    assert (rate.samples_per_second, rate.wait_share) == (None, None)
     empty = dataclasses.replace(make_profile(), pipeline=rate, step=rate, together=rate, changes=())
     assert (empty.verdict, empty.ratio) == ("undetermined", None)
     assert empty.table()["samples/s"][:3].isna().all()
@@ -125,15 +124,13 @@ def panels(profile, ax=None):
     return upper, lower
 
 
-def test_the_timeline_is_one_second_without_gaps():
+def test_the_timeline_has_no_gaps():
     info = input_pipeline_info(make_profile())
     assert len(info.waiting) == len(info.computing) == 13
     for (begin_ms, wait_ms), (computes_ms, _) in zip(info.waiting, info.computing, strict=True):
         assert begin_ms + wait_ms == pytest.approx(computes_ms)
     assert sum(duration_ms for _, duration_ms in info.waiting) == pytest.approx(13 * 50)
     assert sum(duration_ms for _, duration_ms in info.computing) == pytest.approx(13 * 30)
-    spans = tuple(StepSpan(0.4 * i, 0.3, 0.1) for i in range(5))
-    assert len(input_pipeline_info(make_profile(timeline=spans)).waiting) == 3
 
 
 def test_the_bars_are_the_rates_and_the_clear_gains():
