@@ -41,7 +41,7 @@ ONLY_IN = {
 TENSORFLOW = {"tensorflow", "keras", "keras_tuner"}
 EXPERIMENTS = {
     "library_internals": ...,
-    "device": {"environment", "failures", "memory"},
+    "device": {"failures", "memory"},
     "training": ...,
     "timing": ...,
     "memory": {"find", "probe", "workload"},

@@ -49,9 +49,8 @@ def _examine(variables: Mapping[str, str]) -> "tuple[Finding, ...]":
     import psutil
     import tensorflow as tf
 
-    from kbatch.device.environment import read_environment
+    from kbatch.device.environment import available_bytes, read_environment
     from kbatch.device.failures import failure_text
-    from kbatch.device.memory import available_bytes
 
     gpus = doctor.gpu_findings(lambda: read_environment().devices, variables)
     memory = doctor.memory_finding(psutil.virtual_memory().total, available_bytes())

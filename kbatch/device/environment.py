@@ -1,14 +1,15 @@
-"""The machine and the software, as they are now."""
+"""The machine and the software, as they are now, and what they leave this process."""
 
 import contextlib
 import datetime
 import importlib.metadata
 import os
 import platform
+import re
 import sys
+from pathlib import Path
 
 import psutil
-import tensorflow as tf
 
 from kbatch import __version__
 from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
@@ -18,6 +19,8 @@ _PACKAGES = ("tensorflow", "keras", "keras-tuner", "numpy")
 
 
 def read_environment() -> EnvironmentRecord:
+    import tensorflow as tf
+
     versions = {"python": platform.python_version(), "kbatch": __version__}
     for package in _PACKAGES:
         with contextlib.suppress(importlib.metadata.PackageNotFoundError):
@@ -68,3 +71,46 @@ def _cpu_name() -> str:
             if "model name" in line:
                 return line.partition(":")[2].strip()
     return platform.processor() or platform.machine()
+
+
+def available_bytes() -> int:
+    """Return how many bytes this process may still take of the host and of its control group."""
+    available, left = psutil.virtual_memory().available, read_memory_left_bytes()
+    return available if left is None else min(available, left)
+
+
+# Where Linux keeps its control groups, of version 2.
+_ROOT = Path("/sys/fs/cgroup")
+
+
+def read_memory_left_bytes(root: Path = _ROOT, membership: str | None = None) -> int | None:
+    """Read how much memory the groups of this process leave it, None without a limit."""
+    left = []
+    for folder in _folders(root, membership):
+        limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
+        if limit.isdigit() and used.isdigit():  # Without a limit it is "max".
+            left.append(max(0, int(limit) - int(used)))
+    return min(left, default=None)
+
+
+def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
+    """Count the processes of this group that the kernel has killed for want of memory."""
+    for folder in _folders(root, membership):
+        if found := re.search(r"^oom_kill (\d+)$", _text(folder / "memory.events"), re.M):
+            return int(found[1])
+    return 0
+
+
+def _folders(root: Path, membership: str | None) -> list[Path]:
+    """List the folders of the groups of this process, the innermost first."""
+    membership = _text(Path("/proc/self/cgroup")) if membership is None else membership
+    found = re.search(r"^0::/(.*)$", membership, re.M)
+    group = Path(found[1] if found else "")
+    # In a container the path may be the host's, while only the root is mounted.
+    return [root / part for part in (group, *group.parents)]
+
+
+def _text(file: Path) -> str:
+    with contextlib.suppress(OSError):
+        return file.read_text(encoding="utf-8")
+    return ""

@@ -11,7 +11,6 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.device.control_group import read_memory_left_bytes
 from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
@@ -225,9 +224,3 @@ def memory_use_bytes() -> int:
     if tf.config.list_logical_devices("GPU"):
         return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
     return psutil.Process().memory_info().rss
-
-
-def available_bytes() -> int:
-    """Return how many bytes this process may still take of the host and of its control group."""
-    available, left = psutil.virtual_memory().available, read_memory_left_bytes()
-    return available if left is None else min(available, left)

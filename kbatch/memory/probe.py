@@ -13,11 +13,11 @@ from typing import Any, NamedTuple
 
 import keras
 
+from kbatch.device.environment import available_bytes
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
 from kbatch.device.memory import (
     DeviceMemory,
     FreeMemory,
-    available_bytes,
     free_memory,
     gpu_in_use,
     gpu_visible,

@@ -17,7 +17,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from kbatch.device.control_group import read_memory_kills
+from kbatch.device.environment import read_memory_kills, usable_cores
 from kbatch.device.gpus import device_environments, usable_gpus
 from kbatch.device.worker import Worker, WorkerDied
 
@@ -108,9 +108,7 @@ class LocalExecutor:
     """Runs tasks on this host: `workers` at a time, None for one a GPU or for every two cores."""
 
     def __init__(self, workers: int | None = None):
-        gpus, cores = usable_gpus(), os.cpu_count() or 1
-        if hasattr(os, "sched_getaffinity"):
-            cores = len(os.sched_getaffinity(0))
+        gpus, cores = usable_gpus(), usable_cores()
         most = len(gpus) or max(1, cores // 2)
         self.workers = min(workers or most, most)
         # How far the task is, where one runs at a time.

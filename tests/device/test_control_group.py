@@ -1,6 +1,6 @@
 import pytest
 
-from kbatch.device.control_group import read_memory_kills, read_memory_left_bytes
+from kbatch.device.environment import read_memory_kills, read_memory_left_bytes
 
 GIB = 2**30
 

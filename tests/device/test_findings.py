@@ -7,7 +7,7 @@ from kbatch.device.doctor import (
     package_findings,
     policy_finding,
 )
-from kbatch.device.memory import available_bytes
+from kbatch.device.environment import available_bytes
 
 GIB = 2**30
 REQUIREMENTS = [
