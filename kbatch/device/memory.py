@@ -29,24 +29,14 @@ _FREE_SHARE = 0.8
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
-    """Check that a limit is None or a number of bytes that the device can have."""
+    """Check that a limit is None or a number of bytes; of a GPU no more is taken than it has."""
     if limit_bytes is None:
         return None
     unit = " of bytes, at least one MiB (2**20), such as 2 * 2**30, or None"
-    limit, largest = check_size(limit_bytes, "memory_limit_bytes", unit=unit), 0
+    limit = check_size(limit_bytes, "memory_limit_bytes", unit=unit)
     if limit < MEBIBYTE:
         raise ValueError(
             "`memory_limit_bytes` must be at least one MiB (2**20). "
-            f"Received: memory_limit_bytes={limit_bytes!r}."
-        )
-    if gpu_visible():
-        # Of all GPUs of the host: which one is used shows when it starts.
-        with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
-            largest = max((gpu.memory_total_bytes or 0 for gpu in listed), default=0)
-    if largest and limit > largest:
-        raise ValueError(
-            f"`memory_limit_bytes` must be at most the memory of the GPU, {largest} bytes: give "
-            "less, or None for what TensorFlow can have of it. "
             f"Received: memory_limit_bytes={limit_bytes!r}."
         )
     return limit

@@ -115,11 +115,11 @@ class Taken(NamedTuple):
 
 
 def taken_batches(
-    source: Iterable[Any], step: BorrowedStep | None = None, *, read_before: bool = True
+    source: Iterable[Any], step: BorrowedStep | None = None
 ) -> Generator[tuple[Taken, Any], None, None]:
     """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
     opened_s, asked_s = time.perf_counter(), 0.0
-    with BatchStream(source, read_before=read_before) as stream:
+    with BatchStream(source) as stream:
         while True:
             batch = stream.next()
             arrived_s = time.perf_counter() - opened_s
@@ -274,7 +274,7 @@ def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputP
     """Read a pipeline from its start, until pauses as long as the longest matter little."""
     taken: list[Taken] = []
     held, longest_s = RepresentativeBatches(), 0.0
-    with contextlib.closing(taken_batches(source, read_before=False)) as batches:
+    with contextlib.closing(taken_batches(source)) as batches:
         for one, batch in batches:
             longest_s = max(longest_s, one.arrived_s - (taken[-1].arrived_s if taken else 0.0))
             taken.append(one)

@@ -207,7 +207,7 @@ def _filled(
 ) -> tuple[bool, int]:
     """Read a cache until time or memory is spent: whether it is full, and its bytes so far."""
     size_bytes = 0
-    with BatchStream(cache, read_before=True) as stream:
+    with BatchStream(cache) as stream:
         while size_bytes <= most_bytes and time.perf_counter() <= end_s:
             element = stream.next()
             if stream.epochs > 0:

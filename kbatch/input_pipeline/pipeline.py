@@ -120,9 +120,8 @@ def _check_file_caches(dataset: Any) -> None:
 class BatchStream:
     """Reads a pipeline batch by batch; at the end of the data it starts the next epoch."""
 
-    def __init__(self, pipeline: Iterable[Any], *, read_before: bool = False):
+    def __init__(self, pipeline: Iterable[Any]):
         self._pipeline = pipeline
-        self._read_before = read_before
         self._iterator: Any = None
         self._of_epoch = 0
         self.epochs = 0  # Those that have ended.
@@ -148,15 +147,11 @@ class BatchStream:
                 return batch
 
     def _end_epoch(self) -> None:
-        if self._of_epoch == 0 and (self._read_before or self.epochs > 0):
-            raise InputError(
-                "The data gave batches in the first epoch and none in the second, as an iterator "
-                "does that was used up: let the data function make a new generator each time it is "
-                "called. Received: an empty second epoch."
-            )
         if self._of_epoch == 0:
             raise InputError(
-                "There are no batches to measure: give data with at least one. Received: no batch."
+                "There are no batches to measure: give data with at least one, and let a data "
+                "function make a new generator each time it is called, for one that was used up "
+                f"gives none. Received: no batch in epoch {self.epochs} (the first is 0)."
             )
         self.epochs += 1
         self._of_epoch = 0

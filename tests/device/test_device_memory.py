@@ -12,7 +12,6 @@ from kbatch import library_internals
 from kbatch.device import memory as device_memory
 from kbatch.device.memory import (
     DeviceMemory,
-    check_memory_limit,
     gpu_in_use,
     gpu_visible,
     limit_gpu,
@@ -125,15 +124,6 @@ def test_workers_whose_tensorflow_sees_no_gpu_share_the_host(monkeypatch):
     assert workers_on_device() == 4
     fake_tensorflow.install(monkeypatch, FakeTensorFlow(FIRST))
     assert workers_on_device() == 1
-
-
-def test_a_limit_above_the_memory_of_the_gpu_is_refused(monkeypatch):
-    gpus(monkeypatch)
-    assert check_memory_limit(40 * GIB) == 40 * GIB
-    with pytest.raises(ValueError, match=f"at most.*{40 * GIB} bytes.*Received: .*{41 * GIB}"):
-        check_memory_limit(41 * GIB)
-    fake_tensorflow.install(monkeypatch, FakeTensorFlow())  # On a CPU it is no business of theirs.
-    assert check_memory_limit(41 * GIB) == 41 * GIB
 
 
 @pytest.mark.parametrize(

@@ -65,19 +65,18 @@ def test_what_can_be_read_once_only_is_refused_and_left_alone(model):
 def test_an_empty_dataset_and_a_generator_that_is_used_up_behind_one_are_named():
     with (
         BatchStream(examples(0).batch(8)) as stream,
-        pytest.raises(InputError, match=r"no batches to measure.*no batch"),
+        pytest.raises(InputError, match="no batch in epoch 0"),
     ):
         stream.next()
     used_up = ((X[:8], Y[:8]) for _ in range(2))
     specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
     dataset = tf.data.Dataset.from_generator(lambda: used_up, output_signature=specs)
-    for read_before in (False, True):
-        with (
-            BatchStream(dataset, read_before=read_before) as stream,
-            pytest.raises(InputError, match=r"none in the second.*new generator each time"),
-        ):
-            for _ in range(3):
-                stream.next()
+    with (
+        BatchStream(dataset) as stream,
+        pytest.raises(InputError, match="no batch in epoch 1"),
+    ):
+        for _ in range(3):
+            stream.next()
 
 
 class Broken(Rows):
