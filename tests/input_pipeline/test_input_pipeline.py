@@ -270,8 +270,6 @@ TEXTS = models.rows(3)[0], np.array(["a", "b", "c"])
         ({"model": 3}, TypeError, "that builds one.*Received: 3, a int"),
         ({"model": lambda: None}, TypeError, "return model"),
         ({"model": keras.Sequential([keras.layers.Dense(1)])}, ValueError, "must be compiled"),
-        ({"data": BATCHES.take(0)}, InputError, "no batches"),
-        ({"data": (r for r in [])}, InputError, "used up by reading"),
         ({"data": examples()}, InputError, "single examples"),
         ({"data": TEXTS}, InputError, "give each label's index"),
         ({"budget_s": 0}, ValueError, "budget_s=0"),
