@@ -89,9 +89,11 @@ X, Y = VALIDATION
 LABELS = (Y > 0).astype("float32")[:, None]
 HISTORIES = {
     "weights": (masked, (*VALIDATION, WEIGHTS), (*VALIDATION, WEIGHTS)),
-    "auc": (binary, (X, LABELS), (X, LABELS)),
-    "batches": (small_models.stock, dataset().batch(7), VALIDATION),
-    "several steps": (lambda: compiled(steps_per_execution=7), VALIDATION, VALIDATION),
+    "auc in batches, several steps an execution": (
+        lambda: binary(steps_per_execution=7),
+        dataset((X, LABELS)).batch(7),
+        (X, LABELS),
+    ),
     "own test step": (own_test_step, VALIDATION, VALIDATION),
 }
 
@@ -231,14 +233,13 @@ def test_a_metric_that_is_no_mean_is_left_out_block_by_block(name):
     np.testing.assert_allclose(found.values, values, rtol=1e-3, atol=1e-4)
 
 
-@pytest.mark.parametrize("steps", [1, 3])
-def test_models_of_a_search_share_the_graph_that_sums(steps, monkeypatch):
+def test_models_of_a_search_share_the_graph_that_sums(monkeypatch):
     step, traced = keras.Model.test_step, []
     monkeypatch.setattr(keras.Model, "test_step", lambda *a: traced.append(1) or step(*a))
     graph, found, counts = OneGraph(), [], []
     for _ in range(3):
         keras.utils.set_random_seed(0)
-        model = graph.model(compiled(steps_per_execution=steps))
+        model = graph.model(compiled(steps_per_execution=3))
         found.append(outcomes_of(model, epochs=1, shuffle=False))
         counts.append(len(traced))
     assert counts[0] == counts[1] == counts[2] > 0
@@ -329,7 +330,6 @@ def test_why_there_are_none_is_said(objective, fit, model, reason):
     ("name", "model", "quality"),
     [
         ("samples_per_second", shared, "val_accuracy"),
-        ("seconds_to_target", shared, "val_accuracy"),
         ("default_objective", lambda: compiled(metrics=[]), "val_loss"),
     ],
 )
@@ -374,10 +374,8 @@ def pinned():
     return small_models.stock()
 
 
-@pytest.mark.parametrize("form", ["arrays", "dataset"])
-def test_what_a_build_function_and_the_data_pin_is_recorded_and_never_certain(form, tmp_path):
-    x, y = rows(94)
-    data = (x, y) if form == "arrays" else (dataset((x, y)).batch(8),)
+def test_what_a_build_function_and_the_data_pin_is_recorded_and_never_certain(tmp_path):
+    data = (dataset(rows(94)).batch(8),)
     fit = {"epochs": 1, "shuffle": False}
     kind = {"kind": kbatch.BatchSizeTuner, "executions_per_trial": 3}
     hypermodel = searches.stock(pinned, (8, 16))
