@@ -3,6 +3,7 @@
 The environment has the oldest versions that setup.cfg allows: every other test has the newest.
 """
 
+import configparser
 import os
 import re
 import subprocess
@@ -37,6 +38,18 @@ def run(*words, cwd):
     done = subprocess.run(words, cwd=cwd, env=own, capture_output=True, text=True, timeout=1800)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
+
+
+def test_the_oldest_versions_are_the_lower_bounds():
+    setup = configparser.ConfigParser(interpolation=None)
+    setup.read(ROOT / "setup.cfg")
+    required = setup["options"]["install_requires"].split()
+    bounds = dict(re.match(r"([\w-]+)>=([\d.]+)", one).groups() for one in required)
+    lines = (ROOT / "tests" / "oldest.txt").read_text().splitlines()
+    pins = dict(line.split("==") for line in lines if not line.startswith("#"))
+    assert list(pins) == list(bounds)
+    for name, version in pins.items():
+        assert f"{version}.".startswith(f"{bounds[name]}."), name
 
 
 @pytest.mark.slow

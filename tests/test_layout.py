@@ -311,6 +311,11 @@ def test_a_use_of_private_parts_is_seen_and_no_own_one(source, uses):
 
 
 @functools.cache
+def imports_of(module):
+    return {each for each, _ in imported(tree_of(module), module, annotations=False)}
+
+
+@functools.cache
 def needed_by(module, but=frozenset()):
     """Return the modules of the package that a module imports, directly or not, and itself."""
     waiting, found = [module], set()
@@ -318,8 +323,7 @@ def needed_by(module, but=frozenset()):
         name = waiting.pop()
         if name in MODULES and name not in found:
             found.add(name)
-            needs = [each for each, _ in imported(tree_of(name), name, annotations=False)]
-            waiting += [each for each in needs if (name, each) not in but]
+            waiting += [each for each in imports_of(name) if (name, each) not in but]
     return found
 
 
