@@ -14,7 +14,7 @@ from records_factory import make_environment, make_study, make_trial
 import kbatch
 from kbatch.cli.study import load_result
 from kbatch.page.document import glued, html_text, markdown_files
-from kbatch.page.environment import environment_texts
+from kbatch.page.numbers import environment_texts
 from kbatch.page.result import Page as Content
 from kbatch.page.result import Result, write_report
 from kbatch.page.table import shown_columns, table_text

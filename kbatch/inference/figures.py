@@ -10,8 +10,7 @@ from matplotlib.axes import Axes
 from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.memory.result import peaks_under
-from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range
+from kbatch.page.numbers import count_range, where_measured
 from kbatch.page.result import Figure
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes

@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from matplotlib.axes import Axes
 
-from kbatch.page.environment import where_measured
-from kbatch.page.numbers import format_number, percent, pluralize
+from kbatch.page.numbers import format_number, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, INK, MUTED, series_style
 

@@ -7,8 +7,7 @@ import numpy as np
 from matplotlib.axes import Axes
 
 from kbatch.memory.search import fit_memory
-from kbatch.page.environment import where_measured
-from kbatch.page.numbers import memory_text, percent, pluralize
+from kbatch.page.numbers import memory_text, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import ALARM, MUTED, series_style

@@ -1,9 +1,14 @@
-"""Numbers and texts as people read them: few digits, units, and on one line."""
+"""Numbers, machines and texts as people read them: few digits, units, and on one line."""
 
+import contextlib
 import math
 from collections.abc import Iterable
+from datetime import datetime
 
 from kbatch.analysis.intervals import Estimate
+from kbatch.records.machine import EnvironmentRecord
+
+_UNKNOWN = "n/a (the system does not tell)"
 
 
 def format_number(value: float, digits: int = 3) -> str:
@@ -65,3 +70,32 @@ def one_line(text: str) -> str:
     """Bring a message onto one line and shorten it."""
     line = " ".join(text.split())
     return line if len(line) <= 300 else f"{line[:299]}…"
+
+
+def environment_texts(environment: EnvironmentRecord | None) -> dict[str, str]:
+    """Return machine and software by name, nothing where they were not recorded."""
+    if environment is None:
+        return {}
+    memory, load = environment.memory_bytes, environment.load_average
+    started = environment.created_at
+    with contextlib.suppress(ValueError):  # What is no time stays as it is.
+        at = datetime.fromisoformat(started)
+        started = f"{at:%Y-%m-%d %H:%M} {at.tzname() or ''}".strip()
+    return {
+        "Started": started,
+        "Device": environment.device,
+        "Processor": f"{environment.cpu}, {environment.cpu_count} usable",
+        "Host memory": memory_text(memory) if memory else _UNKNOWN,
+        "Load average at the start": _UNKNOWN if load is None else f"{load:.2f}",
+        "Platform": environment.platform,
+        **environment.versions,
+    }
+
+
+def where_measured(environment: EnvironmentRecord | None) -> list[str]:
+    """List the device and the versions of TensorFlow and Keras, such as `"Keras 3.15.1"`."""
+    if environment is None:
+        return ["n/a (device not recorded)"]
+    names, versions = {"tensorflow": "TensorFlow", "keras": "Keras"}, environment.versions
+    known = (f"{name} {versions[key]}" for key, name in names.items() if key in versions)
+    return [environment.device, *known]

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, NamedTuple, Self
 
-from kbatch.page.environment import environment_texts
+from kbatch.page.numbers import environment_texts
 from kbatch.records.json_codec import (
     DAMAGED,
     RecordError,

@@ -2,7 +2,7 @@
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis, XAxis
@@ -56,10 +56,9 @@ def rate_and_time_axes(upper: Axes, lower: Axes, timed: str) -> None:
     lower.set_ylabel(f"Time of a {timed}\n(ms)")
 
 
-def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
+def plain_log_labels(axis: Axis) -> None:
     """Label an axis that is logarithmic already."""
     low, high = sorted(axis.get_view_interval())
-    write = _short if short else _plain
     most = next(subs for span, subs in _LABELS if high < span * low)
     fewer = (subs for subs in (most, *_FEWER) if len(subs) <= len(most))
     single: list[float] = []
@@ -71,17 +70,17 @@ def plain_log_labels(axis: Axis, *, short: bool = False) -> None:
     ):
         places = [float(place) for place in locator.tick_values(low, high) if low <= place <= high]
         # Two at least, to compare; where they have no room, one.
-        if len(places) > 1 and _fit(axis, places, write):
+        if len(places) > 1 and _fit(axis, places):
             axis.set_major_locator(locator)
             break
         single = max(single, places, key=len)
     else:
         axis.set_major_locator(FixedLocator(single[-1:]))
     axis.set_minor_locator(NullLocator())
-    axis.set_major_formatter(FuncFormatter(lambda value, _: write(value)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: _plain(value)))
 
 
-def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> bool:
+def _fit(axis: Axis, places: Sequence[float]) -> bool:
     """Return whether labels have room side by side; one above the other they always have."""
     if not isinstance(axis, XAxis):
         return True
@@ -89,7 +88,7 @@ def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> 
     room = label_room(axis.axes) / math.log(high / low)
     # Between two labels one and a half characters stay free.
     return all(
-        room * math.log(right / left) >= 1.5 + (len(write(left)) + len(write(right))) / 2
+        room * math.log(right / left) >= 1.5 + (len(_plain(left)) + len(_plain(right))) / 2
         for left, right in itertools.pairwise(places)
     )
 
@@ -97,11 +96,3 @@ def _fit(axis: Axis, places: Sequence[float], write: Callable[[float], str]) -> 
 def _plain(value: float) -> str:
     # With an exponent otherwise.
     return f"{value:,.0f}" if value >= 1e5 else f"{value:,g}"
-
-
-def _short(value: float) -> str:
-    """Write 20,000 as 20k."""
-    for unit, name in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if value >= unit:
-            return f"{value / unit:g}{name}"
-    return f"{value:g}"

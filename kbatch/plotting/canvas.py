@@ -127,24 +127,6 @@ def panels(
     return found
 
 
-def beside(ax: Axes, count: int) -> tuple[list[Axes], Axes]:
-    """Split Axes into several that share the y axis, with Axes below all, for a caption."""
-    place = ax.get_subplotspec()
-    if place is None:
-        divider, below = make_axes_locatable(ax), ax
-        more = [divider.append_axes("right", "100%", pad=0.15, sharey=ax) for _ in range(1, count)]
-    else:
-        rows = place.subgridspec(2, 1, height_ratios=(1, 1e-3), hspace=0)
-        cells = rows[0].subgridspec(1, count, wspace=0.04)
-        ax.set_subplotspec(cells[0])
-        more = [ax.figure.add_subplot(cells[i], sharey=ax) for i in range(1, count)]
-        below = ax.figure.add_subplot(rows[1])
-        below.set_axis_off()
-    for panel in more:
-        panel.tick_params(labelleft=False)
-    return [ax, *more], below
-
-
 def tidy(ax: Axes) -> None:
     """Draw a light horizontal grid and take away what carries no data."""
     ax.set_axisbelow(True)
@@ -224,9 +206,7 @@ def write_title(
     )
 
 
-def write_caption(
-    panels: Sequence[Axes], *lines: str, alarm: str = "", below_pt: float = 36
-) -> None:
+def write_caption(panels: Sequence[Axes], *lines: str, alarm: str = "") -> None:
     """Write small lines below the last of panels, and describe all in the label of the first.
 
     The label is for those who do not see the figure: titles, axes, and whatever else is written.
@@ -244,7 +224,7 @@ def write_caption(
     # Before the layout a place is about right, and too wide in a narrow figure.
     width_pt = 72 * min(width_in * ax.get_position().width, width_in - _BESIDE_CAPTION_IN)
     characters = max(30, int(width_pt / (SMALL_PT * _CHARACTER_EM)))
-    top_pt = below_pt
+    top_pt = 36.0
     for color, texts in ((ALARM_TEXT, [alarm] if alarm else []), (MUTED, lines)):
         # A study of thousands of hyperparameters lists them.
         short = (shortened(line, 600) for line in texts if line)

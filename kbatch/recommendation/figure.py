@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from kbatch.page.environment import where_measured
+from kbatch.page.numbers import where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, INK, MUTED, series_style

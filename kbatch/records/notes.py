@@ -219,11 +219,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The device was shared by up to {workers} workers: samples/s are those of a part of "
         "it. Repeat with one worker a device to compare them."
     ),
-    "small_last_batch": (
-        "The last batch of an epoch is small at {sizes} (down to {examples}): it makes a full "
-        "update from a far noisier gradient, and an epoch has few updates. To compare these sizes, "
-        "train on a number of examples that they divide."
-    ),
     "batch_normalization_in_parts": (
         "Not equal to the whole batch, since computed on each micro-batch by itself: {parts}. "
         "Use GroupNormalization or LayerNormalization, or a micro-batch as large as the batch, "

@@ -19,8 +19,6 @@ if TYPE_CHECKING:
 MUCH_DATA_WAIT = 0.2
 # A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
-# A last batch below this share of a whole one counts where an epoch has fewer updates than these.
-_SMALL_SHARE, _FEW_UPDATES = 0.1, 20
 # Rates that callbacks changed by factors that differ by less follow the rule.
 _RATES_APART = 0.1
 # Validation so far below training is more than a model usually fits its training data too well.
@@ -141,7 +139,6 @@ def caveats(study: "Study") -> Iterator[Note]:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
-    yield from _small_last_batch(trials)
     yield from _rates(trials)
     noted = [note for trial in study.trials for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
@@ -156,20 +153,6 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
         most = percent(max(trial.data_wait_share or 0 for trial in found))
         yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
-
-
-def _small_last_batch(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Say where the last batch of an epoch has few examples and makes one of few updates."""
-    found: list[tuple[int, TrialRecord]] = []
-    for trial in trials:
-        size, epochs = trial.batch_size, trial.executions[-1].epochs
-        examples = epochs[0].examples if epochs else 0
-        few = size < examples < _FEW_UPDATES * size
-        if few and 0 < examples % size < _SMALL_SHARE * size:
-            found.append((examples % size, trial))
-    if found:
-        fewest = pluralize(min(rest for rest, _ in found), "example")
-        yield Note.of("small_last_batch", sizes=_sizes(t for _, t in found), examples=fewest)
 
 
 def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:

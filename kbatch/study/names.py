@@ -4,8 +4,7 @@ from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range, pluralize, setting
+from kbatch.page.numbers import count_range, pluralize, setting, where_measured
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord

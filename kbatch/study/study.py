@@ -98,7 +98,7 @@ class Study(Result):
     @property
     def settings(self) -> dict[str, str]:
         """What was searched and how, and what else was found."""
-        from kbatch.study.settings import settings_of
+        from kbatch.study.table import settings_of
 
         return settings_of(self)
 

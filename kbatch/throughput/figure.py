@@ -5,8 +5,7 @@ from typing import TYPE_CHECKING
 from matplotlib.axes import Axes
 
 from kbatch.memory.figure import draw_peaks
-from kbatch.page.environment import where_measured
-from kbatch.page.numbers import count_range
+from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis, rate_and_time_axes
 

@@ -6,7 +6,7 @@ import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
-from kbatch.study.caveats import caveats, limit_notes
+from kbatch.study.caveats import limit_notes
 from kbatch.study.names import trial_names
 
 
@@ -151,24 +151,3 @@ def test_averages_of_weights_that_were_validated_lag_too():
 )
 def test_without_a_gap_or_a_lag_there_is_none(changed):
     assert lagging(**changed) == []
-
-
-def small_batches(examples, *batch_sizes):
-    trials = [make_trial(b, epochs=make_epochs((0.9,), examples=examples)) for b in batch_sizes]
-    found = caveats(make_study(*trials))
-    return [note.values for note in found if note.code == "small_last_batch"]
-
-
-def test_the_note_names_the_sizes_and_the_examples_that_are_left():
-    assert small_batches(1541, 32, 256, 512) == [
-        {"sizes": "batch sizes 256 and 512", "examples": "5 examples"}
-    ]
-    assert small_batches(513, 512) == [{"sizes": "batch size 512", "examples": "1 example"}]
-
-
-@pytest.mark.parametrize(
-    ("examples", "batch_size"),
-    [(1536, 512), (512 + 52, 512), (32 * 20 + 1, 32), (5, 64)],
-)
-def test_an_epoch_of_equal_batches_or_of_many_has_none(examples, batch_size):
-    assert small_batches(examples, batch_size) == []

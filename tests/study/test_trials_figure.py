@@ -189,14 +189,15 @@ def test_hyperparameters_that_differ_make_series_of_their_own():
 def test_more_than_six_combinations_are_points_and_the_caption_says_so(count, drawn):
     study = with_units(*range(1, 1 + count))
     upper, lower = panels(study)
-    lines = [line for line in upper.lines if line.get_label()[0] != "_"]
+    marked = [line for line in upper.lines if line.get_marker() != "None"]
+    lines = [line for line in marked if len(line.get_xdata()) > 1]
     assert len(lines) == drawn
     assert {(to_hex(s.get_color()), s.get_marker()) for s in lines} == {
         series_style(index) for index in range(drawn)
     }
     few = drawn == count
     assert {line.get_linestyle() for line in lines} == {"-" if few else "None"}
-    assert ("the trials also differ in units (7 combinations)" in texts(lower)) is not few
+    assert ("trials of a batch size differ in units" in texts(lower)) is not few
 
 
 def test_an_accuracy_axis_has_no_tick_outside_0_to_1():

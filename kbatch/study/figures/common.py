@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
@@ -11,7 +11,6 @@ from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.names import (
-    TrialNames,
     caption,
     metric_words,
     missing_text,
@@ -24,41 +23,13 @@ if TYPE_CHECKING:
     from kbatch.study.study import Study
 
 BATCH_LABEL = "Batch size (examples per update)"
-MOST_SERIES = 6
 
 
-class Series(NamedTuple):
-    """Trials that are drawn alike, with what they have in common beside the batch size."""
-
-    label: str
-    trial_ids: tuple[str, ...]
-    joined: bool  # Whether a line may join them: it needs one trial a batch size.
-
-
-def trial_series(trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Series, ...]:
-    """Group trials by their hyperparameters, or by policy where those are too many series."""
-    ordered = sorted(trials, key=names.order)
-    labels, alike = [", ".join(names.settings(trial)) for trial in ordered], True
-    if len(set(labels)) > MOST_SERIES:
-        labels, alike = [trial.dtype_policy for trial in ordered], not names.hyperparameters
-    groups: dict[str, list[TrialRecord]] = {}
-    for label, trial in zip(labels, ordered, strict=True):
-        groups.setdefault(label, []).append(trial)
-    series = []
-    for label, group in groups.items():
-        sizes = [trial.batch_size for trial in group if trial.status == "completed"]
-        joined = alike and len(set(sizes)) == len(sizes)
-        series.append(Series(label, tuple(trial.trial_id for trial in group), joined))
-    return tuple(series)
-
-
-def write_conditions(
-    panels: Sequence[Axes], study: "Study", *notes: str, alarm: str = "", below_pt: float = 36
-) -> None:
+def write_conditions(panels: Sequence[Axes], study: "Study", *notes: str, alarm: str = "") -> None:
     """Write below panels what is shown there, and on what the trials ran."""
     lines = (*notes, caption(study.trials, study.environment))
     alarm = f"{alarm} {missing_text(study.missing)}".strip()
-    canvas.write_caption(panels, *lines, alarm=alarm, below_pt=below_pt)
+    canvas.write_caption(panels, *lines, alarm=alarm)
 
 
 def incomplete_text(study: "Study") -> str:

@@ -21,8 +21,6 @@ if TYPE_CHECKING:
 HEIGHT_IN = 3.8
 BUDGETS = ("updates", "examples", "seconds")
 _LABELS = {"updates": "Updates", "examples": "Training examples", "seconds": "Training time (s)"}
-# The same beside each other in a narrow figure.
-_SHORT_LABELS = {"updates": "Updates", "examples": "Examples", "seconds": "Seconds"}
 _MOST_NAMES = 8  # What fits in a row above the panels.
 # At the end of each epoch updates, examples and seconds so far, and the metric: means over
 # executions, with the 95 % interval of the metric from three on.
@@ -66,9 +64,9 @@ def plot_learning_curves(
 ) -> Axes:
     """Plot the quality of the model over training, one curve a batch size.
 
-    Three panels show the same curves against updates, examples and seconds of training: where
-    large batches lose in the second and win in the third, they pay. Each curve is of the
-    best trial of its batch size.
+    Three panels, one below the other, show the same curves against updates, examples and seconds of
+    training: where large batches lose in the second and win in the third, they pay. Each curve is
+    of the best trial of its batch size.
 
     Args:
         study: A study, from `load_study`.
@@ -85,16 +83,11 @@ def plot_learning_curves(
         )
     quality, curves = learning_curves(study)
     sizes = [trial.batch_size for trial, _ in curves]
-    (first,) = canvas.panels(ax, HEIGHT_IN)
     budgets = BUDGETS if against is None else (against,)
-    panels, below, below_pt = [first], first, 36
-    if len(budgets) > 1:
-        panels, below = canvas.beside(first, len(budgets))
-        below_pt = 36 if below is first else 4
+    height_in = HEIGHT_IN if against else 1.9 * HEIGHT_IN
+    panels = canvas.panels(ax, height_in, (1,) * len(budgets), share_x=False)
     for panel, budget in zip(panels, budgets, strict=True):
-        canvas.tidy(panel)
-        fits = canvas.label_room(panel) > len(_LABELS["examples"])
-        panel.set_xlabel((_LABELS if fits else _SHORT_LABELS)[budget], fontsize=canvas.TEXT_PT)
+        panel.set_xlabel(_LABELS[budget], fontsize=canvas.TEXT_PT)
         for number, (trial, curve) in enumerate(curves):
             color, marker = size_color(trial.batch_size, sizes), series_style(number).marker
             places = [spent[BUDGETS.index(budget)] for spent, _ in curve]
@@ -104,17 +97,16 @@ def plot_learning_curves(
             look = (ALARM, "X") if diverged(trial) else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
-        plain_log_labels(panel.xaxis, short=len(budgets) > 1)
-    common.name_sizes(first, sizes, most=_MOST_NAMES)
-    common.quality_axis(first, quality, [value.value for _, curve in curves for _, value in curve])
+        plain_log_labels(panel.xaxis)
+        values = [value.value for _, curve in curves for _, value in curve]
+        common.quality_axis(panel, quality, values)
+    common.name_sizes(panels[0], sizes, most=_MOST_NAMES)
     incomplete = common.incomplete_text(study)
-    title = f"{study.name}: learning by batch size"
-    title = title if len(title) <= 40 else study.name
-    canvas.write_title(first, title, columns=_MOST_NAMES, fewest=1, characters=40)
+    canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1, characters=40)
     lines = ""
     if max(len(trial.executions) for trial in study.trials) > 1:
         lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
     tracing = "Training time has the tracing of the first step in it, but no validation."
     notes = (common.best_of_size_note(study.trials), tracing, lines)
-    common.write_conditions((*panels, below), study, *notes, alarm=incomplete, below_pt=below_pt)
-    return first
+    common.write_conditions(panels, study, *notes, alarm=incomplete)
+    return panels[0]

@@ -19,7 +19,7 @@ from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import FAR_RATE, starting_rate
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, outcome, trial_names
+from kbatch.study.names import TrialNames, at_most, outcome, trial_names
 from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord
 
@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from kbatch.study.study import Study
 
 HEIGHT_IN = 5.4
+_MOST_SERIES = 6
 # A size lies outside the axis that is so many times as far from the best as the median is.
 _FAR, _LEAST_SPREAD = 10, 0.05
 
@@ -62,7 +63,8 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     quality, decided, trials = study.quality_metric, study.decide(), as_compared(study.trials)
     named = decided.trial
     shown = [rates[0] for rates in rates_of_settings(trials)]
-    series = common.trial_series(shown, trial_names(study.trials))
+    names = trial_names(study.trials)
+    series = _series(shown, names)
     places = _places(series, shown)
     completed = [trial for trial in shown if trial.status == "completed"]
 
@@ -74,23 +76,21 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     far = {trial.trial_id for trial, why in decided.left_out if why == FAR_RATE}
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [trial.batch_size for trial in shown], common.BATCH_LABEL)
-    measured = {upper: lambda trial: trial.throughput, lower: quality_of}
+    measured, unjoined = {upper: lambda trial: trial.throughput, lower: quality_of}, False
     for panel, measure in measured.items():
-        for index, one in enumerate(series):
-            members = [trial for trial in completed if trial.trial_id in one.trial_ids]
-            found = {t.trial_id: e for t in members if (e := measure(t))}
+        for index, (label, members) in enumerate(series.items()):
+            joined = label is not None and len({t.batch_size for t in members}) == len(members)
+            found = {t.trial_id: e for t in members if t in completed and (e := measure(t))}
             near = {each: e for each, e in found.items() if each not in far}
             if near:
                 at, values = [places[each] for each in near], [e.value for e in near.values()]
                 bars = [e.ends for e in near.values()]
-                look = {"label": one.label, "joined": one.joined}
+                look = {"label": label or "", "joined": joined}
                 draw.series(panel, index, at, values, bounds=bars, **look)
-            if hollow := found.keys() & {running, *far}:
-                at, values = (
-                    [places[each] for each in hollow],
-                    [found[each].value for each in hollow],
-                )
-                draw.points(panel, at, values, *series_style(index), hollow=True, zorder=3)
+                unjoined |= not joined
+            for each in sorted(found.keys() & {running, *far}):
+                mark = [places[each]], [found[each].value]
+                draw.points(panel, *mark, *series_style(index), hollow=True, zorder=3)
         if not panel.lines:
             nothing = "n/a (not measured in any trial)"
             canvas.write_message(panel, nothing if completed else common.none_completed(study))
@@ -122,25 +122,40 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
             draw.guide(panel, place)
             if estimate := measure(named):
                 draw.ring(panel, place, estimate.value)
-    tied = ""
+    tied = apart = ""
+    if unjoined:
+        differ = f" in {join_words(names.hyperparameters)}" if names.hyperparameters else ""
+        apart = f"Points are not joined: trials of a batch size differ{differ}."
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
         tied = f"Not told apart from the best: {sizes}."
-    notes = (tied, others, outside, common.bars_text(completed), _unjoined(series, shown))
+    notes = (tied, others, outside, common.bars_text(completed), apart)
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
 
 
-def _places(series: Sequence[common.Series], trials: Sequence[TrialRecord]) -> dict[str, float]:
+def _series(
+    trials: Sequence[TrialRecord], names: TrialNames
+) -> dict[str | None, list[TrialRecord]]:
+    """Group trials by their settings; None is the name of all, where there are too many."""
+    found: dict[str | None, list[TrialRecord]] = {}
+    for trial in sorted(trials, key=names.order):
+        found.setdefault(", ".join(names.settings(trial)), []).append(trial)
+    return found if len(found) <= _MOST_SERIES else {None: [*trials]}
+
+
+def _places(
+    series: Mapping[str | None, Sequence[TrialRecord]], trials: Sequence[TrialRecord]
+) -> dict[str, float]:
     """Return where each trial is drawn: those of different series stand side by side."""
     # In powers of two, together at most a quarter of the distance between batch sizes.
     sizes = sorted({trial.batch_size for trial in trials})
     gaps = [math.log2(high / low) for low, high in itertools.pairwise(sizes)]
     distance = min(0.12, 0.25 * min(gaps, default=1) / len(series))
     moved = {
-        trial_id: 2 ** (distance * (index - (len(series) - 1) / 2))
-        for index, one in enumerate(series)
-        for trial_id in one.trial_ids
+        trial.trial_id: 2 ** (distance * (index - (len(series) - 1) / 2))
+        for index, members in enumerate(series.values())
+        for trial in members
     }
     return {trial.trial_id: trial.batch_size * moved[trial.trial_id] for trial in trials}
 
@@ -212,18 +227,6 @@ def _draw_other_rates(
     hidden = sum(not low <= value <= high for value in values)
     where = f", {hidden:,} of them outside the axis" if hidden else ""
     return f"Grey: {pluralize(len(points), 'trial')} at other learning rates{where}."
-
-
-def _unjoined(series: Sequence[common.Series], shown: Sequence[TrialRecord]) -> str:
-    """Say why no line joins the points, where none does."""
-    if all(one.joined for one in series):
-        return ""
-    names = trial_names(shown)
-    combinations, differ = len({names.settings(trial) for trial in shown}), names.hyperparameters
-    why = "several trials have the same batch size and settings"
-    if differ and combinations > common.MOST_SERIES:
-        why = f"the trials also differ in {join_words(differ)} ({combinations:,} combinations)"
-    return f"Points are not joined: {why}."
 
 
 def named_label(study: "Study") -> str:
