@@ -73,6 +73,7 @@ OTHER_DOORS = {
     ("kbatch.throughput.result", "kbatch.throughput.figure"),
     ("kbatch.recommendation.result", "kbatch.recommendation.figure"),
     ("kbatch.study.study", "kbatch.study.figures"),
+    ("kbatch.study.table", "kbatch.analysis.rate_search"),
 }
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.analysis.rate_search import RateModel
 from kbatch.page.numbers import count_range, format_number, in_brackets, one_line
 from kbatch.records.search import Plan
 from kbatch.records.training_run import COST_NAMES
@@ -163,17 +162,17 @@ def _plan_text(plan: Plan) -> str:
 
 def _slope_text(study: "Study") -> str:
     """Say how the best learning rate grows with the batch size, where rates were searched."""
-    best = study.decide().trial
+    from kbatch.analysis.rate_search import RateModel
+
+    found = study.decide()
+    best, tolerance = found.trial, found.tolerance or 0.01
     scaling = best and best.executions[0].scaling
     if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:
         return ""
     others = other_hyperparameters(best.hyperparameters)
-    trials: Sequence[TrialRecord] = [
-        t for t in study.trials if other_hyperparameters(t.hyperparameters) == others
-    ]
+    trials = [t for t in study.trials if other_hyperparameters(t.hyperparameters) == others]
     (runs, _), larger = runs_of(trials), best.objective.direction == "max"
     pairs = list(dict.fromkeys(run.pair for run in runs))
-    tolerance = study.decide().tolerance or 0.01
     model = RateModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
     if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
         return ""
