@@ -13,7 +13,6 @@ from kbatch.device.gpus import (
     ("library", "reason"),
     [
         (None, "There is no NVIDIA driver"),
-        (FakeNvml(init=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH), "differ in version"),
         (FakeNvml(init=pynvml.NVML_ERROR_DRIVER_NOT_LOADED), "driver is not loaded"),
         (FakeNvml(init=pynvml.NVML_ERROR_NO_PERMISSION), "Insufficient Permissions"),
         (object(), "Function Not Found"),

@@ -52,31 +52,19 @@ def mlp():
 
 
 # Half full, the allocator of so little memory is not fragmented yet. Each time that it has none
-# left it waits ten seconds for some: that happens once, in a test of its own.
+# left it waits ten seconds for some.
 WINDOW = (0.4, 0.5)
 
 
-@pytest.fixture(scope="module")
-def probes():
-    """As `find_max_batch_size` opens them: one worker for what is found and what runs out."""
+@pytest.mark.slow
+def test_the_answer_lies_in_the_window_and_was_confirmed_in_a_fresh_process():
     load = Workload(wide_net, TrainingData(*models.rows(4000)), "float32")
-    with open_probes(load, memory_limit_bytes=64 * MB, memory_window=WINDOW) as started:
-        yield started
-
-
-@pytest.fixture(scope="module")
-def found(probes):
-    return probe_max_batch(probes, memory_window=WINDOW, max_batch_size=None)
-
-
-def test_the_answer_was_run_and_confirmed_in_a_fresh_process(found):
+    with open_probes(load, memory_limit_bytes=64 * MB, memory_window=WINDOW) as probes:
+        found = probe_max_batch(probes, memory_window=WINDOW, max_batch_size=None)
+        out, again = probes.read(4000), probes.read(2)
     runs = [p for p in found.probes if p.batch_size == found.max_batch_size]
     assert {"search", "fresh process", "mixed sizes"} == {p.purpose for p in runs}
     assert all(p.outcome == "fits" for p in runs)
-    assert found.noted == ()
-
-
-def test_it_lies_in_the_window_or_says_why_not(found):
     share = found.peak_memory_bytes / found.limit_bytes
     assert found.limit_bytes == 64 * MB
     assert found.in_window == (WINDOW[0] <= share <= WINDOW[1])
@@ -84,22 +72,14 @@ def test_it_lies_in_the_window_or_says_why_not(found):
     assert share <= WINDOW[1]
     # A wide activation is held forward and its gradient backward, at the least.
     assert 4 * WIDTH * 2 <= found.fit.bytes_per_example < 4 * WIDTH * 8
-    assert (found.device, found.dtype_policy, found.training) == ("CPU:0", "float32", True)
-
-
-def test_weights_count_with_what_the_optimizer_keeps_of_them(found):
+    assert (found.device, found.dtype_policy, found.noted) == ("CPU:0", "float32", ())
+    # With what the optimizer keeps of them.
     weights = sum(np.prod(w.shape) for w in wide_net().weights) * 4
     assert found.weights_bytes == pytest.approx(3 * weights, abs=64)
-
-
-@pytest.mark.slow  # The allocator waits ten seconds for memory.
-def test_too_large_a_batch_is_out_of_memory_and_the_next_one_runs(probes):
-    reading = probes.read(4000)
-    assert reading.peak_bytes is None
-    if reading.free is not None:
-        assert 0 < reading.free.largest_block_bytes <= reading.free.free_bytes <= 64 * MB
-        assert reading.free.requested_bytes > 100_000
-    again = probes.read(2)
+    assert out.peak_bytes is None
+    if out.free is not None:
+        assert 0 < out.free.largest_block_bytes <= out.free.free_bytes <= 64 * MB
+        assert out.free.requested_bytes > 100_000
     assert (again.rows, again.free) == (2, None)
     assert 0 < again.peak_bytes < 32 * MB
 
@@ -126,7 +106,7 @@ def full_batches_only(size):
 
 
 DATA = {
-    "examples": lambda: tf.data.Dataset.from_tensor_slices(models.rows(60)),
+    "weighted": lambda: tf.data.Dataset.from_tensor_slices((*models.rows(60), np.ones(60))),
     "without remainder": lambda: full_batches_only,
 }
 
@@ -163,28 +143,13 @@ def test_the_longest_example_is_used_instead_of_the_data():
     assert longer.read(64).peak_bytes > 5 * long.read(64).peak_bytes > 0
 
 
-def uncompiled():
-    return keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+def test_predictions_need_no_compiled_model():
+    def uncompiled():
+        return keras.Sequential([layers.Input((8,)), layers.Dense(3)])
 
-
-def weighted():
-    x, y = models.rows(40)
-    return tf.data.Dataset.from_tensor_slices((x, y, np.ones(40, "float32"))).batch(8)
-
-
-KINDS = {
-    "weights": (mlp, (weighted(), None), {}),
-    "predictions": (uncompiled, (models.rows(40)[0], None), {"training": False}),
-}
-
-
-@pytest.mark.parametrize("kind", KINDS.values(), ids=KINDS)
-def test_every_kind_of_model_runs_in_this_process_too(kind):
-    build, data, arguments = kind
-    probes = probes_here(build, *data, **arguments)
-    assert probes.facts.training == arguments.get("training", True)
+    probes = probes_here(uncompiled, models.rows(40)[0], None, training=False)
     reading = probes.read(8)
-    assert (reading.rows, reading.peak_bytes > 0) == (8, True)
+    assert (probes.facts.training, reading.rows, reading.peak_bytes > 0) == (False, 8, True)
 
 
 def state(model):
