@@ -112,7 +112,7 @@ def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
     assert make_profile(**faster, together_comparable=False).verdict == "input-bound"
 
 
-@pytest.mark.parametrize(("together", "noted"), [(400, True), (780, False)])
+@pytest.mark.parametrize(("together", "noted"), [(400, True), (580, False)])
 def test_sides_that_hold_each_other_up_are_noted(together, noted):
     codes = {note.code for note in make_profile(together=together).notes}
     assert ("input_contended" in codes) is noted
