@@ -206,43 +206,6 @@ def test_a_rate_is_its_factor_times_the_one_by_the_rule(optimizer, rule, ratio):
         assert config["decay_steps"] == (20 if rule else 80)
 
 
-class Groups(optimizers.Optimizer):
-    """Trains the biases by one optimizer and all else by another."""
-
-    def __init__(self, biases, others):
-        super().__init__(learning_rate=7.0)  # Nothing trains with it.
-        self.groups = [biases, others]
-
-    def build(self, variables):
-        super().build(variables)
-        for optimizer, (_, own) in zip(self.groups, self.shared(variables), strict=True):
-            optimizer.build(own)
-
-    def shared(self, variables):
-        biases = [i for i, one in enumerate(variables) if "bias" in one.path]
-        parts = biases, [i for i in range(len(variables)) if i not in biases]
-        return [(part, [variables[i] for i in part]) for part in parts]
-
-    def apply(self, grads, trainable_variables=None):
-        variables = list(trainable_variables)
-        if not self.built:
-            self.build(variables)
-        for one, (part, own) in zip(self.groups, self.shared(variables), strict=True):
-            one.apply([grads[i] for i in part], own)
-
-
-def test_an_optimizer_that_holds_several_is_recorded_by_those_that_train(tmp_path):
-    def groups(*_):
-        return Groups(optimizers.Adam(0.02), optimizers.SGD(0.1))
-
-    _, study = searched(tmp_path, groups)
-    assert rates(study) == [0.02, 0.08]
-    run = study.trials[-1].executions[0]
-    assert (run.optimizer, run.updates, run.scaling.beta_2) == ("Adam", 9, 0.999**4)
-    found = [round(float(one.learning_rate), 6) for one in optimizer_of(groups).groups]
-    assert found == [0.08, 0.4]
-
-
 def test_rates_that_a_callback_sets_are_recorded(tmp_path):
     scheduler = keras.callbacks.LearningRateScheduler(
         lambda epoch, rate: rate if epoch < 1 else 0.01
