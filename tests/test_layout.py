@@ -66,7 +66,7 @@ MOST_LINES_BEHIND = {
 # What is behind another door, opened where a function is called: `Decision.apply` trains, and
 # a page is drawn and written when it is asked for.
 OTHER_DOORS = {
-    ("kbatch.study.decision", "kbatch.training.settings"),
+    ("kbatch.study.decision", "kbatch.training.learning_rate"),
     ("kbatch.page.result", "kbatch.page.document"),
     ("kbatch.page.result", "kbatch.page.table"),
     ("kbatch.memory.result", "kbatch.memory.figure"),

@@ -19,13 +19,11 @@ from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionSettings, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
-from kbatch.training.data.training_data import TrainingData
+from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import peak_learning_rate, scaling_of
-from kbatch.training.model import uninstall_step
-from kbatch.training.settings import ModelFacts
+from kbatch.training.model import ModelFacts, uninstall_step
 from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 

@@ -39,6 +39,7 @@ from kbatch.search.trial_files import (
 )
 from kbatch.training import accumulation
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.data.training_data import FitCall
 from kbatch.training.dtype_policy import (
     PolicyUnsupported,
     check_active_policy,
@@ -46,10 +47,8 @@ from kbatch.training.dtype_policy import (
     check_own_dtypes,
     dtype_policy_scope,
 )
-from kbatch.training.fit_call import FitCall
 from kbatch.training.learning_rate import scale_model
-from kbatch.training.model import check_trainable
-from kbatch.training.settings import ModelFacts
+from kbatch.training.model import ModelFacts, check_trainable
 from kbatch.training.state import check_seed, seeded
 
 _LARGEST_VALIDATION_BATCH = 256

@@ -22,8 +22,8 @@ from kbatch.records.json_codec import RecordError, read_record
 from kbatch.records.search import IDENTITY_NAME, SearchIdentity
 from kbatch.search.trial_files import ENDED, completed_trials, write_needed
 from kbatch.training.data.forms import is_composite
+from kbatch.training.data.training_data import FitCall
 from kbatch.training.fingerprint import config_of, model_description, name_of
-from kbatch.training.fit_call import FitCall
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")

@@ -38,7 +38,7 @@ from kbatch.search.trial_files import (
     completed_trials,
     same_settings,
 )
-from kbatch.training.fit_call import FitCall
+from kbatch.training.data.training_data import FitCall
 
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"

@@ -18,7 +18,7 @@ from kbatch.search.steps_per_execution import set_steps
 from kbatch.study.study import load_study
 from kbatch.study.trial import TrialRecord
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.settings import apply_settings
+from kbatch.training.learning_rate import apply_settings
 from kbatch.training.state import kept_seeds
 
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.

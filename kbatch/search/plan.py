@@ -29,9 +29,8 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import replica_count
+from kbatch.training.model import ModelFacts, accumulation_of, replica_count
 from kbatch.training.one_graph import OneGraph
-from kbatch.training.settings import ModelFacts
 from kbatch.training.state import kept_seeds
 
 # Reasons of a plan whose model trains batches whole.
@@ -196,7 +195,7 @@ class SearchPlan:
         else:
             note = plan.parts_note
             _build_on(model, data)
-        known = accumulation.accumulation_of(model)
+        known = accumulation_of(model)
         if known is None or known.micro_batch_size != size:
             accumulation.Accumulation(size, moments_every=MOMENTS_EVERY).apply(model)
         if note is not None:

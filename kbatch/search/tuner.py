@@ -50,7 +50,7 @@ from kbatch.study.comparison import check_tolerance
 from kbatch.study.names import at_most, outcome
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
-from kbatch.training.fit_call import FitCall
+from kbatch.training.data.training_data import FitCall
 
 _GPU_IN_USE = (
     "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "

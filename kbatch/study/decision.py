@@ -225,7 +225,7 @@ class Decision:
             ValueError: If no trial completed, if the model has other optimizers or layers than
                 those of the trials, or was built under another dtype policy.
         """
-        from kbatch.training.settings import apply_settings
+        from kbatch.training.learning_rate import apply_settings
 
         if self._run is None:
             raise ValueError(f"There are no settings to apply. {self.reason}")

@@ -10,10 +10,16 @@ import tensorflow as tf
 from kbatch.throughput.result import TimedUpdate
 from kbatch.timing.rounds import TimingPlan
 from kbatch.timing.sweep import Setting, Sweep
-from kbatch.training.accumulation import Accumulation, accumulation_of, varying_micro_batch
+from kbatch.training.accumulation import Accumulation, varying_micro_batch
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.model import check_one_device, execution_steps, user_step, wait_for
+from kbatch.training.model import (
+    accumulation_of,
+    check_one_device,
+    execution_steps,
+    user_step,
+    wait_for,
+)
 from kbatch.training.one_graph import counted_steps
 from kbatch.training.state import kept_state
 

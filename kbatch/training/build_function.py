@@ -11,8 +11,9 @@ import keras
 import keras_tuner
 
 from kbatch.errors import InputTypeError
-from kbatch.training.accumulation import Accumulation, accumulation_of
+from kbatch.training.accumulation import Accumulation
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.model import accumulation_of
 
 BuildFunction = Callable[..., keras.Model]
 

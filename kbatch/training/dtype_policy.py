@@ -10,6 +10,7 @@ import keras
 
 from kbatch.device.failures import COLOURS, ran_out_of_memory
 from kbatch.library_internals import layers_of
+from kbatch.training.model import loss_scaled
 from kbatch.training.state import updates_made
 
 POLICIES = ("float32", "mixed_float16", "mixed_bfloat16", "float16", "bfloat16", "float64")
@@ -91,10 +92,6 @@ def check_active_policy(model: keras.Model, policy: str) -> None:
             "`auto_scale_loss=False` in `compile`. "
             f"Received: optimizer={type(model.optimizer).__name__}."
         )
-
-
-def loss_scaled(model: keras.Model) -> bool:
-    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def check_loss_is_scaled(model: Any) -> None:

@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import tensorflow as tf
 
-from kbatch.training.data.array_rows import map_traced
+from kbatch.training.data.batches import map_traced
 from kbatch.training.data.forms import each_part, parts_of
 
 

@@ -1,4 +1,4 @@
-"""The learning rate of an optimizer, and a model whose settings follow the batch size."""
+"""The settings of a model: those that follow the batch size, and all as a trial had them."""
 
 import dataclasses
 from typing import Any
@@ -15,7 +15,16 @@ from kbatch.analysis.learning_rate import (
     scale_weight_decay,
 )
 from kbatch.library_internals import rate_of
-from kbatch.training.model import batch_norms, build_ahead, user_step
+from kbatch.records.training_run import ExecutionRecord
+from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
+from kbatch.training.model import (
+    ModelFacts,
+    batch_norms,
+    build_ahead,
+    check_compiled,
+    uninstall_step,
+    user_step,
+)
 from kbatch.training.state import inner_optimizers
 
 Schedule = keras.optimizers.schedules.LearningRateSchedule
@@ -255,6 +264,33 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
             vars(layer)[_REMEMBERED] = (_own_momentum(layer), value)
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
     setattr(model, _SCALING, scaling)
+
+
+def apply_settings(model: Any, run: ExecutionRecord) -> Any:
+    """Make a compiled model train as that of an execution did, by its values: twice is as once."""
+    check_compiled(model)
+    if model.dtype_policy.name != run.dtype_policy:
+        raise ValueError(
+            "The model must have the dtype policy of the trials: call "
+            f'`keras.config.set_dtype_policy("{run.dtype_policy}")` before you build it. '
+            f"Received: a model under {model.dtype_policy.name}."
+        )
+    if run.scaling is not None:
+        set_scaling(model, run.scaling)
+    # What the build function cuts, and a step of the user's own, trained as it is.
+    facts = ModelFacts(model)
+    if not facts.own_step and facts.cut_by_user is None:
+        size = run.micro_batch_size
+        if size is not None and size < run.replica_batch_size:
+            Accumulation(size).apply(model)
+        else:
+            uninstall_step(model)
+            sum_sparse_gradients(model)
+    if run.steps_per_execution is not None:
+        model.steps_per_execution = run.steps_per_execution
+    # What was traced before has the former values in it.
+    model.train_function = model.test_function = model.predict_function = None
+    return model
 
 
 def _settings_apart(optimizer: Any, base: Any) -> set[str]:

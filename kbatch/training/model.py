@@ -1,4 +1,4 @@
-"""Whether kbatch can train a model, and train steps of its own in the place of Keras's."""
+"""What decides how a model trains, and train steps of kbatch in the place of Keras's."""
 
 import contextlib
 from collections.abc import Callable, Iterator
@@ -56,6 +56,26 @@ def replica_count(model: Any) -> int:
 
 def batch_norms(model: Any) -> list[Any]:
     return [one for one in layers_of(model) if isinstance(one, keras.layers.BatchNormalization)]
+
+
+class ModelFacts:
+    """What decides how a search trains a model, read once when it is built."""
+
+    def __init__(self, model: Any):
+        self.replicas: int = replica_count(model)
+        self.dtype_policy: str = model.dtype_policy.name
+        self.loss_scaled: bool = loss_scaled(model)
+        self.own_step: bool = user_step(model) is not None
+        how = accumulation_of(model)
+        self.cut_by_user = how if how is not None and how.by_user else None
+
+    def rows(self, batch_size: int) -> int:
+        """Return the examples that each replica has of a batch, at most."""
+        return -(-batch_size // self.replicas)
+
+
+def loss_scaled(model: keras.Model) -> bool:
+    return isinstance(model.optimizer, keras.optimizers.LossScaleOptimizer)
 
 
 def check_one_device(model: keras.Model) -> None:
@@ -140,6 +160,11 @@ def installed_step(model: Any) -> Any:
     step = getattr(vars(model).get("train_step"), "__self__", None)
     known = isinstance(step, TrainStep) or type(step).__module__.startswith("kbatch.")
     return step if known else None
+
+
+def accumulation_of(model: Any) -> Any:
+    """Return the `Accumulation` of a model, None if it has none: a copy by Keras is a plain one."""
+    return getattr(installed_step(model), "how", None)
 
 
 def user_step(model: Any) -> Callable[[Any], Any] | None:

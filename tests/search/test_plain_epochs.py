@@ -14,7 +14,7 @@ import kbatch
 from kbatch.records.search import PlainEpochs
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.settings import apply_settings
+from kbatch.training.learning_rate import apply_settings
 
 
 @pytest.fixture(scope="module")

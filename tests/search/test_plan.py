@@ -18,7 +18,7 @@ from kbatch.records.json_codec import read_record, write_record
 from kbatch.records.search import PLAN_NAME, Plan
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.settings import ModelFacts
+from kbatch.training.model import ModelFacts
 
 layers = keras.layers
 LIMIT = 100 * 10**6

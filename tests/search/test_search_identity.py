@@ -19,8 +19,8 @@ import kbatch
 from kbatch.records.search import IDENTITY_NAME
 from kbatch.search.identity import fit_facts, model_facts
 from kbatch.search.trial_files import search_lock
+from kbatch.training.data.training_data import FitCall
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.fit_call import FitCall
 
 EarlyStopping = keras.callbacks.EarlyStopping
 

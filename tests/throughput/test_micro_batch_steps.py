@@ -6,7 +6,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.throughput.updates import micro_batch_steps
-from kbatch.training.accumulation import accumulation_of
+from kbatch.training.model import accumulation_of
 
 layers = keras.layers
 X, Y = models.rows(24)

@@ -9,7 +9,7 @@ from kbatch.training.accumulation import (
     sum_sparse_gradients,
     varying_micro_batch,
 )
-from kbatch.training.accumulation.whole_batch import SummingTrainStep
+from kbatch.training.accumulation.train_step import SummingTrainStep
 
 layers, optimizers = keras.layers, keras.optimizers
 WORDS, ROWS = 40, 64

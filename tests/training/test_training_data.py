@@ -11,8 +11,8 @@ import tensorflow as tf
 
 from kbatch.errors import InputError
 from kbatch.search.timed_fit import SearchFeed
+from kbatch.training.data.batches import in_blocks
 from kbatch.training.data.training_data import DataEnded, TrainingData
-from kbatch.training.data.validation import in_blocks
 
 MODEL = models.mlp()
 X, Y = models.rows(94)

@@ -11,7 +11,7 @@ import kbatch
 from kbatch.errors import InputError
 from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import SearchFeed, TimedFit
-from kbatch.training.data.array_rows import ArrayRows, held_batches
+from kbatch.training.data.batches import ArrayRows, held_batches
 
 X, Y = np.arange(188.0).reshape(94, 2).astype("float32"), np.arange(94) % 3
 

@@ -50,20 +50,6 @@ def check_stock_step(model: keras.Model) -> None:
         )
 
 
-def accumulation_of(model: keras.Model) -> Accumulation | None:
-    """Return how a model accumulates, None if it does not: a copy by Keras is a plain one."""
-    step = installed_step(model)
-    if isinstance(step, AccumulatingTrainStep):
-        return step.how._replace(loss_denominator=step.loss_denominator)
-    return step.how if isinstance(step, ExactTrainStep) else None
-
-
-def accumulation_by_user(model: keras.Model) -> Accumulation | None:
-    """Return how `accumulate_gradients` made a model accumulate, None if it was not called."""
-    how = accumulation_of(model)
-    return how if how is not None and how.by_user else None
-
-
 def varying_micro_batch(model: keras.Model) -> tf.Variable:
     """Let the size in a model that accumulates vary without tracing again, but under XLA."""
     step = installed_step(model)

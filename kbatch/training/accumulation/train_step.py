@@ -14,9 +14,11 @@ from kbatch.library_internals import (
     build_symbolically,
     compile_loss_of,
     forward,
+    layers_of,
     loss_tracker_of,
     metric_functions,
     output_losses_of,
+    replaced_applies,
 )
 from kbatch.records.notes import Note
 from kbatch.training.accumulation import gradient_sum, output_losses
@@ -24,7 +26,7 @@ from kbatch.training.accumulation.batch_norm import BatchNormUpdate, BatchStatis
 from kbatch.training.accumulation.gradient_sum import MicroBatches, cut
 from kbatch.training.accumulation.moments import MomentMeans, squared_norm
 from kbatch.training.data.forms import each_part, open_spec, parts_of, row_count
-from kbatch.training.model import TrainStep, check_model
+from kbatch.training.model import TrainStep, check_model, user_step
 
 
 class AccumulatingTrainStep(TrainStep):
@@ -32,9 +34,9 @@ class AccumulatingTrainStep(TrainStep):
 
     def __init__(self, model: keras.Model, how: Any):
         super().__init__(model)
-        self.how = how  # An `Accumulation`.
-        self.size: int | tf.Variable = how.micro_batch_size  # It may change from step to step.
         self.loss_denominator = how.loss_denominator or self.loss_denominator
+        self.how = how._replace(loss_denominator=self.loss_denominator)  # An `Accumulation`.
+        self.size: int | tf.Variable = how.micro_batch_size  # It may change from step to step.
         # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
         self._warns = False
@@ -234,3 +236,45 @@ class Update:
 
     def _no_losses(self) -> tuple[tf.Tensor, ...]:
         return tuple(tf.zeros([]) for _ in output_losses_of(self.model))
+
+
+# The gradient of an embedding has a row for each token that was looked up, so that a word that
+# occurs n times has n rows. Keras's optimizers square them apart, where the square of the gradient
+# is that of their sum: Adam and RMSprop then take another step than for the gradient itself, which
+# is what is accumulated over micro-batches.
+
+
+def sum_sparse_gradients(model: keras.Model) -> keras.Model:
+    """Make a compiled model add up gradient rows of equal indices, where that matters."""
+    return SummingTrainStep(model).install() if differ_in_parts(model) else model
+
+
+def differ_in_parts(model: keras.Model) -> bool:
+    """Return whether Keras's optimizer may treat sparse gradients otherwise than their sum."""
+    # SGD is linear in the gradient as long as it is not clipped.
+    if user_step(model) is not None or not model.compiled:
+        return False
+    optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
+    clips = (optimizer.clipnorm, optimizer.global_clipnorm, optimizer.clipvalue)
+    if type(optimizer) is keras.optimizers.SGD and not any(clips):
+        return False
+    trained = [layer for layer in layers_of(model) if layer.trainable]
+    own = (not type(layer).__module__.startswith("keras.") for layer in trained)
+    return any(own) or any(isinstance(layer, keras.layers.Embedding) for layer in trained)
+
+
+class SummingTrainStep(TrainStep):
+    """Keras's own step on the whole batch, but for the gradients that the optimizer gets."""
+
+    def _update(self, data: Any) -> dict[str, Any]:
+        applied: list[Any] = []
+        with replaced_applies(lambda *arguments: applied.append(arguments)):
+            logs = keras.Model.train_step(self.model, data)
+        for optimizer, gradients, variables in applied:
+            # A dense gradient has one row for each index.
+            dense = [
+                tf.convert_to_tensor(one) if isinstance(one, tf.IndexedSlices) else one
+                for one in gradients
+            ]
+            optimizer.apply(dense, variables)
+        return logs
