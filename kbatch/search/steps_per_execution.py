@@ -22,8 +22,8 @@ from kbatch.records.notes import Note
 from kbatch.records.search import StepSeconds
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import TrainingClock
-from kbatch.training.model import build_ahead, execution_steps, replica_count, user_step, wait_for
-from kbatch.training.one_graph import GraphCount, counted_steps
+from kbatch.training.model import build_ahead, replica_count, user_step, wait_for
+from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 from kbatch.training.state import kept_seeds, kept_state
 
 _TIMED_S = 0.03

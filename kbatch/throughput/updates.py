@@ -16,11 +16,10 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import (
     accumulation_of,
     check_one_device,
-    execution_steps,
     user_step,
     wait_for,
 )
-from kbatch.training.one_graph import counted_steps
+from kbatch.training.one_graph import counted_steps, execution_steps
 from kbatch.training.state import kept_state
 
 # Of the seconds, for the rounds, however long building took: one round of a busy machine may be off

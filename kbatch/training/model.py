@@ -12,9 +12,6 @@ from kbatch.device.failures import ran_out_of_memory
 from kbatch.errors import InputError, InputTypeError
 from kbatch.library_internals import build_symbolically, layers_of, scaled_losses
 
-# Seconds of an execution of several steps.
-_EXECUTION_S = 0.1
-
 
 def check_compiled(model: Any) -> None:
     if not isinstance(model, keras.Model):
@@ -211,14 +208,3 @@ def wait_for(outputs: Any) -> None:
     """Wait for all outputs of a step: one of them may lie on the host from the start."""
     for output in keras.tree.flatten(outputs):
         np.asarray(output)
-
-
-def execution_steps(step_s: float, epoch_steps: int | None) -> int:
-    """Return how many steps take about as long as an execution should, at most those of an epoch.
-
-    Keras starts each execution from Python, which takes as long as the step itself where that is
-    small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
-    second.
-    """
-    steps = max(1, round(_EXECUTION_S / step_s))
-    return steps if epoch_steps is None else min(epoch_steps, steps)

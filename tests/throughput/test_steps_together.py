@@ -5,7 +5,7 @@ import pytest
 import small_models as models
 
 from kbatch.throughput.updates import micro_batch_steps
-from kbatch.training.model import execution_steps
+from kbatch.training.one_graph import execution_steps
 
 BATCH = models.rows(8)
 

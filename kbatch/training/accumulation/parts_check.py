@@ -355,6 +355,7 @@ def _checked_training(model: Any, name: str, *args: Any, **kwargs: Any) -> Any:
         if note is not None:
             warnings.warn(note, stacklevel=2)
         if isinstance(step, AccumulatingTrainStep):
+            step.warns = True
             step.warn_of_metrics()
     if "x" in kwargs:
         kwargs["x"] = given["x"]

@@ -39,17 +39,12 @@ class AccumulatingTrainStep(TrainStep):
         self.size: int | tf.Variable = how.micro_batch_size  # It may change from step to step.
         # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
-        self._warns = False
+        self.warns = False  # Of `batch_metrics`, which are known when the step is traced.
         self._moments = MomentMeans(how.moments_every) if how.moments_every else None
 
     def warn_of_metrics(self) -> None:
-        """Warn of `batch_metrics` once they are known, which is when the step is traced."""
-        self._warns = True
-        self._warn_of_metrics()
-
-    def _warn_of_metrics(self) -> None:
-        if self._warns and self.batch_metrics:
-            self._warns = False
+        if self.warns and self.batch_metrics:
+            self.warns = False
             names = ", ".join(sorted(self.batch_metrics))
             warnings.warn(Note.of("metrics_of_parts", names=names), stacklevel=2)
 
@@ -65,7 +60,7 @@ class AccumulatingTrainStep(TrainStep):
             update = Update(self.model, batch, measured)
             sums = update.accumulate()
             self.batch_metrics = update.batch_metrics
-            self._warn_of_metrics()
+            self.warn_of_metrics()
             update.apply(sums)
             return sums
 
