@@ -138,24 +138,14 @@ def test_every_kind_of_loss():
     assert_equal_training(of_rows(losses), (X, targets), eager=False)
 
 
-@pytest.mark.parametrize("shape", [(94,), pytest.param((94, 1), marks=pytest.mark.slow)])
-def test_every_reduction_with_weights_and_a_mask_beside_them(shape):
+def test_every_reduction_with_weights_and_a_mask_beside_them():
     losses = {name: LOSSES_OF_ROWS[name] for name in WITH_WEIGHTS}
     losses["beside"] = (cross_entropy("mean_with_sample_weight", ignore_class=-1), WITH_UNKNOWN)
     assert_equal_outputs(
         of_rows(losses),
         (X, {name: y for name, (_, y) in losses.items()}),
-        sample_weight={name: random(*shape) for name in losses},
+        sample_weight={name: random(94) for name in losses},
     )
-
-
-def test_a_loss_of_the_users_alone():
-    def build():
-        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-        model.compile(sgd(0.01), known_only, run_eagerly=True)
-        return model
-
-    assert_equal_training(build, (X, MISSING))
 
 
 def tokens():
@@ -188,10 +178,8 @@ TAGS = np.arange(94 * 7).reshape(94, 7) % 3
 TARGETS = dict.fromkeys(REDUCTIONS, TAGS) | {"value": np.cos(np.arange(94.0))[:, None]}
 
 
-@pytest.mark.parametrize("weighted", [pytest.param(False, marks=pytest.mark.slow), True])
-def test_token_masks_with_unequal_counts_beside_an_output_without_one(weighted):
+def test_token_masks_with_unequal_counts_beside_an_output_without_one():
     weights = dict.fromkeys(REDUCTIONS, random(94, 7)) | {"value": random(94)}
-    weights = weights if weighted else None
     assert_equal_outputs(taggers, (tokens(), TARGETS), sample_weight=weights)
 
 
@@ -211,7 +199,7 @@ class RowPenalty(layers.Layer):
         return x
 
 
-def penalised(reduction):
+def penalised():
     model = keras.Sequential(
         [
             layers.Input((8,)),
@@ -221,15 +209,12 @@ def penalised(reduction):
             layers.Dense(3, activation="softmax", bias_regularizer="l1"),
         ]
     )
-    model.compile(sgd(0.001), cross_entropy(reduction), metrics=["accuracy"])
+    model.compile(sgd(0.001), cross_entropy("sum"), metrics=["accuracy"])
     return model
 
 
-@pytest.mark.parametrize(
-    "reduction", ["sum", pytest.param("mean_with_sample_weight", marks=pytest.mark.slow)]
-)
-def test_penalties_count_once_and_those_of_rows_by_the_row(reduction):
-    assert_equal_training(lambda: penalised(reduction), (X, Y))
+def test_penalties_count_once_and_those_of_rows_by_the_row():
+    assert_equal_training(penalised, (X, Y))
 
 
 def test_a_model_trained_on_added_losses_only():
@@ -278,17 +263,14 @@ class Wider(keras.Model):
         return loss + 0.1 * keras.ops.mean(keras.ops.square(y_pred))
 
 
-@pytest.mark.parametrize(
-    "reduction", ["mean_with_sample_weight", pytest.param("sum", marks=pytest.mark.slow)]
-)
-def test_a_compute_loss_that_widens_kerases(reduction):
+def test_a_compute_loss_that_widens_kerases():
     def build():
         inputs = keras.Input((7,), dtype="int32")
         vectors = layers.Embedding(20, 8, mask_zero=True)(inputs)
         model = Wider(
             inputs, layers.Dense(3, activation="softmax", bias_initializer="ones")(vectors)
         )
-        model.compile(sgd(0.002), cross_entropy(reduction))
+        model.compile(sgd(0.002), cross_entropy("mean_with_sample_weight"))
         return model
 
     assert_equal_training(build, (tokens(), TAGS), sample_weight=random(94, 7))
@@ -384,13 +366,6 @@ def test_a_metric_of_the_whole_batch_is_warned_of_where_batches_are_cut(recwarn)
     assert "spread, since" in text
     model.fit(X, Y, batch_size=32, verbose=0)
     assert warned() == []
-
-
-def test_a_scalar_loss_that_is_no_mean_over_rows_is_warned_of():
-    some = MASKED | {"tags": np.where(np.arange(7) == 0, 1, MASKED["tags"])}
-    model = kbatch.accumulate_gradients(own_masks(run_eagerly=True), 8)
-    with pytest.warns(UserWarning, match=r"the loss tags differed by.*`loss_denominator`"):
-        model.fit(*first_rows((IDS, some), 32), verbose=0)
 
 
 def test_a_scalar_loss_that_divides_by_zero_on_a_part_is_warned_of():

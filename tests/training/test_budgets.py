@@ -1,4 +1,3 @@
-import copy
 import functools
 import math
 
@@ -104,26 +103,6 @@ def test_the_first_of_several_budgets_ends_training():
     with pytest.raises(InputError, match=r"one `UpdateBudget`.*Received: 2"):
         joint_budget([kbatch.UpdateBudget(5), kbatch.UpdateBudget(6)])
     assert joint_budget([]) is None
-
-
-@pytest.mark.parametrize(
-    "callback",
-    [
-        kbatch.TimeBudget(3),
-        kbatch.UpdateBudget(4),
-        kbatch.ExampleBudget(5),
-        kbatch.StopAtTarget("loss", 0.5),
-    ],
-    ids=lambda callback: type(callback).__name__,
-)
-def test_a_copy_has_the_same_limit_and_its_own_count(callback):
-    timed(callback, epochs=1)
-    fit = timed(copy.deepcopy(callback), epochs=1)
-    assert fit.clock.examples > 0
-    assert (fit.budget, fit.target) == (
-        getattr(callback, "budget", None),
-        getattr(callback, "target", None),
-    )
 
 
 @pytest.mark.parametrize("kind", [kbatch.TimeBudget, kbatch.UpdateBudget, kbatch.ExampleBudget])

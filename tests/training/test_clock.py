@@ -63,18 +63,6 @@ def test_first_steps_new_lengths_pauses_and_validation_are_left_out():
     assert line.clock.throughput.value == pytest.approx((7 * 32 + 30) / 0.8)
 
 
-def test_steps_that_take_longer_than_most_are_in_the_samples_per_second():
-    # Every eighth step is ten times as slow, as one that measures something beside.
-    line = Timeline()
-    line.clock.on_train_begin()
-    steps = [(1024, 0.25 if number % 8 == 7 else 0.025) for number in range(64)]
-    logs = line.epoch(0, steps)
-    got = 63 * 1024 / (55 * 0.025 + 8 * 0.25)
-    assert logs["samples_per_second"] == pytest.approx(got)
-    assert line.clock.throughput.value == pytest.approx(got)
-    assert line.clock.throughput.high > 2 * got
-
-
 def test_each_epoch_keeps_its_own_share():
     line = Timeline()
     line.clock.on_train_begin()

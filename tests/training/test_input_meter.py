@@ -7,18 +7,11 @@ import tensorflow as tf
 from kbatch.training.input_meter import InputMeter, StepMeter
 
 
-def metered(rows, batch_size, *, delay_s=0.0):
-    def slow(x):
-        return tf.py_function(lambda v: sleep(v, delay_s), [x], x.dtype)
-
-    dataset = tf.data.Dataset.from_tensor_slices(models.rows(rows)[0])
+def metered(rows, batch_size):
     meter = InputMeter()
-    return meter, meter.attach(dataset.batch(batch_size).map(slow))
-
-
-def sleep(value, seconds):
-    time.sleep(seconds)
-    return value
+    return meter, meter.attach(
+        tf.data.Dataset.from_tensor_slices(models.rows(rows)[0]).batch(batch_size)
+    )
 
 
 def test_counts_what_was_taken_and_nothing_else():
@@ -40,21 +33,14 @@ def test_the_counts_go_on_and_the_largest_batch_begins_anew():
     assert meter.read()[:3] == (6, 104, 4)
 
 
-def test_waiting_is_at_least_the_delay_of_the_pipeline():
-    delay_s = 0.02
-    meter, dataset = metered(94, 32, delay_s=delay_s)
-    for _ in dataset:
-        pass
-    assert meter.read().wait_s >= 3 * delay_s
-
-
 def test_time_between_requests_is_not_waiting():
     meter, dataset = metered(94, 32)
     between_s, began_s = 0.0, time.perf_counter()
-    for x in dataset:
+    for _ in dataset:
         asked_s = time.perf_counter()
-        sleep(x, 0.1)
+        time.sleep(0.1)
         between_s += time.perf_counter() - asked_s
+    assert meter.read().wait_s > 0
     # Two clocks: the graph's own one may differ by a little.
     assert meter.read().wait_s <= time.perf_counter() - began_s - between_s + 0.01
 
@@ -127,16 +113,5 @@ def test_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
     assert epoch(meter, 0, 1, 2) == (5, 158, 32, None, 30.0)
 
 
-def test_batches_are_full_where_the_examples_are_not_known():
-    assert epoch(by_steps(), 0, 1, 2)[:3] == (3, 96, 32)
-
-
 def test_an_execution_of_several_steps_ends_with_the_data():
     assert epoch(by_steps(examples=94), 1, 3)[:3] == (3, 94, 32)
-
-
-def test_the_largest_batch_is_seen_in_the_data():
-    meter = StepMeter(64)
-    for _ in meter.attach(tf.data.Dataset.range(94).batch(32)):
-        pass
-    assert epoch(meter, 0).largest_batch == 32

@@ -16,7 +16,6 @@ from kbatch.training.accumulation.parts_check import parts_note
 layers = keras.layers
 X, Y = models.rows(32)
 TARGETS = np.random.default_rng(1).normal(size=(32, 3)).astype("float32")
-MISSING = np.where(np.arange(96).reshape(32, 3) % 5 < 2, np.nan, TARGETS).astype("float32")
 
 
 def through(*found, loss="mse", **compile_arguments):
@@ -77,44 +76,6 @@ class DrawnElsewhere(layers.Layer):
         return x + tf.random.normal(tf.shape(x))
 
 
-class Trembling(layers.Layer):
-    """Differs from run to run as sums do that a GPU adds up in no fixed order."""
-
-    def call(self, x):
-        return x * (1 + 5e-6 * tf.random.uniform([]))
-
-
-class ForInference(keras.Model):
-    """Calls a part with moving statistics, which no list of layers tells."""
-
-    def __init__(self):
-        super().__init__()
-        self.base = layers.BatchNormalization()
-        self.head = layers.Dense(3)
-
-    def call(self, x):
-        return self.head(self.base(x, training=False))
-
-
-def for_inference():
-    model = ForInference()
-    model.build((None, 8))
-    model.compile("sgd", "mse")
-    return model
-
-
-def known_only(y_true, y_pred):
-    known = tf.math.is_finite(y_true)
-    return tf.boolean_mask(keras.ops.square(y_pred - tf.where(known, y_true, 0.0)), known)
-
-
-def orthogonal(x):
-    """PointNet's regularizer, whose `tensordot` is between all rows."""
-    x = keras.ops.reshape(x, (-1, 2, 2))
-    product = keras.ops.reshape(keras.ops.tensordot(x, x, axes=(2, 2)), (-1, 2, 2))
-    return keras.ops.sum(0.001 * keras.ops.square(product - keras.ops.eye(2)))
-
-
 def tagger():
     model = keras.Sequential(
         [layers.Input((6,), dtype="int32"), layers.Embedding(10, 4), layers.Dense(3, "softmax")]
@@ -126,27 +87,6 @@ def tagger():
 IDS = np.random.default_rng(3).integers(0, 10, (32, 6))
 # The number of tokens of a row differs by rows.
 TAGS = (IDS % 2 + 1) * (np.arange(6) <= np.arange(32)[:, None] % 6)
-
-
-def contrastive(labels, projections):
-    """The supervised contrastive loss: rows of one class against all others."""
-    features = keras.ops.normalize(projections, axis=1)
-    labels = keras.ops.reshape(labels, (-1, 1))
-    alike = keras.ops.cast(labels == keras.ops.transpose(labels), "float32")
-    logits = keras.ops.matmul(features, keras.ops.transpose(features)) / 0.1
-    return keras.losses.categorical_crossentropy(
-        alike / keras.ops.sum(alike, axis=1, keepdims=True), logits, from_logits=True
-    )
-
-
-def transformer():
-    inputs = keras.Input((6,), dtype="int32")
-    x = layers.Embedding(10, 4, mask_zero=True)(inputs)
-    x = layers.LayerNormalization()(x + layers.MultiHeadAttention(2, 2, dropout=0.1)(x, x))
-    outputs = layers.Dense(3, "softmax")(layers.GlobalAveragePooling1D()(x))
-    model = keras.Model(inputs, outputs)
-    model.compile("sgd", "sparse_categorical_crossentropy")
-    return model
 
 
 def two_outputs():
@@ -161,16 +101,11 @@ def two_outputs():
     ("model", "rows"),
     [
         (lambda: through(Averaged(), layers.Dropout(0.5), Sampled()), (X, TARGETS)),
-        (lambda: through(Trembling()), (X, TARGETS)),
-        (lambda: through(loss=known_only), (X, MISSING)),
-        (for_inference, (X, TARGETS)),
-        (transformer, (IDS, IDS[:, 0] % 3)),
         (two_outputs, (X, [TARGETS, TARGETS[:, :1]])),
     ],
-    ids=["mean and draws", "noise", "values", "inference", "transformer", "outputs"],
+    ids=["mean and draws", "outputs"],
 )
 def test_what_adds_up_is_equal(model, rows):
-    keras.utils.set_random_seed(0)  # Noise is below what counts as still for most weights only.
     assert parts_note(model(), rows) is None
 
 
@@ -180,25 +115,14 @@ def test_what_adds_up_is_equal(model, rows):
         (lambda: through(Summed()), (X, TARGETS), "added", r"that summed\w* \(Summed\) adds"),
         (lambda: through(Centred()), (X, TARGETS), "layer", ""),
         (lambda: through(LaterCentred()), (X, TARGETS), "layer", ""),
-        (lambda: through(layers.SpectralNormalization(layers.Dense(4))), (X, TARGETS), None, ""),
         (tagger, (IDS, TAGS), "loss", "token_loss"),
-        (lambda: through(loss=contrastive), (X, Y), "loss", "contrastive"),
-        (
-            lambda: through(layers.Dense(4, activity_regularizer=orthogonal)),
-            (X, TARGETS),
-            "added",
-            r"the loss that dense\w* \(Dense\) adds",
-        ),
     ],
-    ids=[
-        *("sum", "batch", "later", "spectral"),
-        *("tokens", "contrastive", "regularizer"),
-    ],
+    ids=["sum", "batch", "later", "tokens"],
 )
 def test_what_does_not_add_up_is_named(model, rows, source, named):
     note = parts_note(model(), rows)
     assert note.code == "parts_differ"
-    assert source in (note.values["source"], None)
+    assert note.values["source"] == source
     assert re.search(named, note), note
 
 
@@ -305,7 +229,7 @@ def of_pairs(y_true, y_pred):
 
 
 @pytest.mark.parametrize("rows", [ragged_rows, sparse_rows])
-@pytest.mark.parametrize(("loss", "said"), [(of_rows, []), (of_pairs, ["Not equal"])])
+@pytest.mark.parametrize(("loss", "said"), [(of_rows, 0), (of_pairs, 1)])
 def test_ragged_and_sparse_rows_are_compared(rows, loss, said):
     dataset = tf.data.Dataset.from_tensor_slices((rows(), np.ones((64, 4), "float32"))).batch(32)
     model = Composite()
@@ -314,30 +238,23 @@ def test_ragged_and_sparse_rows_are_compared(rows, loss, said):
     with warnings.catch_warnings(record=True) as found:
         warnings.simplefilter("always")
         model.fit(dataset, verbose=0, shuffle=False)
-    assert [str(one.message)[:9] for one in found if "equal" in str(one.message)] == said
+    assert len([one for one in found if "Not equal" in str(one.message)]) == said
 
 
 class Counting(layers.Layer):
-    """Keeps a step counter, or a mean of its inputs that inference takes away."""
-
-    def __init__(self, *, mean):
-        super().__init__()
-        self.mean = mean
+    """Keeps a step counter."""
 
     def build(self, shape):
-        shape = (shape[-1],) if self.mean else ()
-        self.kept = self.add_weight(shape=shape, initializer="zeros", trainable=False, name="kept")
+        self.kept = self.add_weight(shape=(), initializer="zeros", trainable=False, name="kept")
 
     def call(self, x, training=False):
         if training:
-            to = 0.9 * self.kept + 0.1 * ops.mean(x, axis=0) if self.mean else self.kept + 1.0
-            self.kept.assign(to)
-        return x if training or not self.mean else x - self.kept
+            self.kept.assign(self.kept + 1.0)
+        return x
 
 
-@pytest.mark.parametrize("mean", [True, False])
-def test_state_that_a_layer_takes_on_in_its_call_is_told(mean):
-    model = kbatch.accumulate_gradients(through(Counting(mean=mean)), 8)
+def test_state_that_a_layer_takes_on_in_its_call_is_told():
+    model = kbatch.accumulate_gradients(through(Counting()), 8)
     with pytest.warns(UserWarning, match="kept, which a layer keeps .* once a micro-batch, not"):
         model.fit(X, TARGETS, batch_size=32, verbose=0)
 

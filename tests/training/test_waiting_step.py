@@ -4,7 +4,6 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.accumulation import Accumulation
 from kbatch.training.model import TrainStep, build_ahead, waiting_for_data
 
 X, Y = models.rows(64)
@@ -20,17 +19,6 @@ def test_a_stock_step_makes_no_update_without_data(rebatched):
         model.fit(batches, epochs=2, verbose=0)
     assert int(model.optimizer.iterations) == 2 * 8
     assert "train_step" not in vars(model)
-
-
-def test_an_accumulating_step_makes_no_update_without_data_whose_rows_are_known():
-    small = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(3)])
-    small.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
-    model = Accumulation(4).apply(small)
-    rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(4).unbatch()
-    batches = rows.batch(8, drop_remainder=True)
-    with waiting_for_data(model, batches):
-        model.fit(batches, epochs=2, verbose=0)
-    assert int(model.optimizer.iterations) == 2 * 8
 
 
 def test_a_model_that_is_built_for_its_data_traces_its_first_step_once():
