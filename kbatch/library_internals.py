@@ -96,6 +96,12 @@ def build_symbolically(model: Any, batch: Any) -> None:
         model._symbolic_build(data_batch=symbols)
 
 
+def validation_steps(model: Any) -> int | None:
+    """Return the steps of an execution by which `fit` validates, None before it does."""
+    opened = getattr(model, "_eval_epoch_iterator", None)
+    return None if opened is None else int(opened.steps_per_execution)
+
+
 def holds_variables(layer: Any) -> bool:
     """Return whether a layer has variables itself, not only in layers within it."""
     return bool(layer._trainable_variables or layer._non_trainable_variables)

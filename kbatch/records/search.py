@@ -1,7 +1,6 @@
 """What holds for all trials of a search: settings, identity, plan, and plain epochs after it."""
 
 import dataclasses
-import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -70,22 +69,6 @@ class SearchIdentity:
 
 
 @dataclasses.dataclass(frozen=True)
-class StepSeconds:
-    """Seconds of a train step at up to two batch sizes: those of others lie on their line."""
-
-    batch_sizes: tuple[int, ...] = ()  # Empty where no step could be timed.
-    step_s: tuple[float, ...] = ()
-
-    def at(self, batch_size: int) -> float:
-        """Return the seconds of a step; infinite where none was timed."""
-        if not self.batch_sizes:
-            return math.inf
-        sizes, seconds = self.batch_sizes, self.step_s
-        slope = (seconds[-1] - seconds[0]) / max(1, sizes[-1] - sizes[0])
-        return seconds[0] + max(0.0, slope) * (batch_size - sizes[0])
-
-
-@dataclasses.dataclass(frozen=True)
 class Plan:
     """What all executions of a search have in common, as it was found before the first of them."""
 
@@ -102,7 +85,8 @@ class Plan:
     parts_equal: bool | None = None
     parts_note: Note | None = None  #: What differs there; None where nothing does.
     notes: tuple[Note, ...] = ()  #: What a reader of all executions must know of it.
-    step_seconds: StepSeconds | None = None  #: None where no step was to be timed.
+    #: Seconds of a train step by itself and of each example in it; None where none was timed.
+    step_s: tuple[float, float] | None = None
     duration_s: float = 0.0  #: Seconds that making it took.
 
 

@@ -27,6 +27,8 @@ _MOST_S = 1.5
 _EPOCHS, _MORE_EPOCHS = 2, 4
 # Of the time of all trainings, for all epochs and what is traced: a short search has none of it.
 _MOST_SHARE = 0.05
+# That a `fit` on arrays takes beside its steps.
+_FIT_S = 0.1
 # For sizes that are to be told apart.
 _TO_TELL_APART_S = 10.0
 # A batch more or less would change what is timed of fewer.
@@ -53,6 +55,7 @@ def measure_plain_epochs(
     turns, left_s = _EPOCHS, most_share * spent_s
     if found.alike_in_time:
         turns, left_s = _MORE_EPOCHS, max(left_s, _TO_TELL_APART_S)
+    left_s -= turns * len(sizes) * _FIT_S
     slower, example_s = min(rates), sum(1 / rate for rate in rates)
     known_rows = len(keras.tree.flatten(data)[0])
     rows = int(min(known_rows, _MOST_S * slower, left_s / (turns * example_s)))

@@ -17,19 +17,19 @@ from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.probe import MaxBatchExperiment, ProcessProbes, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
-from kbatch.page.numbers import format_number
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.search import PLAN_NAME, Plan
-from kbatch.search.policy_choice import FEW, HALF, SOME, TOO_SLOW, Updates, slowdown
-from kbatch.search.steps_per_execution import Steps, Training, choose_steps, time_steps
+from kbatch.search.first_updates import FEW, SOME, Updates
+from kbatch.search.policy_choice import HALF, check_half
+from kbatch.search.steps_per_execution import Steps, Training, choose_steps, may_choose
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, accumulation_of, replica_count
+from kbatch.training.model import ModelFacts, accumulation_of
 from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import kept_seeds
 
@@ -37,9 +37,8 @@ from kbatch.training.state import kept_seeds
 _WHOLE = ("own step", "compiled late")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
-# Examples of the steps whose memory tells that of the largest batch, and the share of the limit
-# that it may take for no worker process to run it: half of it, and peaks may be twice as high.
-_SMALL_SIZES = (4, 32)
+# Of the memory limit, what the largest batch may take by that of a few examples for no worker
+# process to run it: half of it, and peaks may be twice as high.
 _SURE_SHARE = 0.25
 
 Build = Callable[[str], keras.Model]  # Builds the model under a policy, also in another process.
@@ -71,6 +70,7 @@ class SearchPlan:
         self.graph = OneGraph()  # That of its trials.
         self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
         self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
+        self._updates: Updates | None = None  # While a plan is made.
         self._spent_s = 0.0  # On the plan that is being made.
 
     def read(self, directory: Path | None) -> Plan | None:
@@ -131,11 +131,13 @@ class SearchPlan:
             self._check_policy(model, known.dtype_policy)
             return known
         try:
-            plan = self._made(model, facts, data, build)
+            # The seeds of training are those that it would have without.
+            with kept_seeds():
+                plan = self._made(model, facts, data, build)
         finally:  # Also where it came no further than the policy.
             self._spent_s += time.perf_counter() - began_s
         plan = dataclasses.replace(plan, duration_s=self._spent_s)
-        self._spent_s = 0.0
+        self._spent_s, self._updates = 0.0, None
         self._keep(plan)
         return plan
 
@@ -143,14 +145,13 @@ class SearchPlan:
         self, model: keras.Model, facts: ModelFacts, data: TrainingData, build: Build
     ) -> Plan:
         known = self.plan
-        here = functools.cache(lambda: self._probes(model, data))
-        policy, notes = self._policy(model, here, build)
+        policy, notes = self._policy(model, data, build)
         self._check_policy(model, policy)
         how = facts.cut_by_user
         if how is not None:
             most, reason = how.micro_batch_size, "given"
         elif self.micro_batch_size == "auto":
-            most, reason, note = self._most_that_fit(here(), facts, build)
+            most, reason, note = self._most_that_fit(model, data, facts, build)
             notes += (note,) if note else ()
         else:
             given = self.micro_batch_size, "given"
@@ -163,7 +164,7 @@ class SearchPlan:
             largest_batch_size=self.batch_sizes[-1],
             model=model_fingerprint(model),
             notes=notes,
-            step_seconds=known and known.step_seconds,
+            step_s=self._step_s(model, data),
         )
         rows = facts.rows(self.batch_sizes[-1])
         if _size_of(plan, rows) < rows and not (how is not None and how.exact):
@@ -231,19 +232,34 @@ class SearchPlan:
 
     def steps(self, model: Any, training: Training) -> tuple[int, tuple[Note, ...]]:
         """Return how many steps an execution of a training runs, and what to say of it."""
-        timed = functools.partial(self._step_s, model, training)
-        return choose_steps(
-            self.steps_per_execution, model, training, stock_fit=self.stock_fit, timed=timed
-        )
+        step_s, size = None, training.batch_size
+        if self.plan is not None and self.plan.step_s is not None:
+            parts = -(-size // (self.size_of(size) or size))
+            fixed_s, example_s = self.plan.step_s
+            step_s = parts * fixed_s + size * example_s
+        asked = self.steps_per_execution
+        return choose_steps(asked, model, training, stock_fit=self.stock_fit, step_s=step_s)
 
-    def _step_s(self, model: Any, training: Training) -> float:
-        """Return the seconds of a train step, of which some are timed once a search."""
-        found = self.plan and self.plan.step_seconds
-        if found is None:
-            found = time_steps(model, training, self.batch_sizes)
-            if self.plan is not None:
-                self._keep(dataclasses.replace(self.plan, step_seconds=found))
-        return found.at(training.batch_size)
+    def _updates_of(self, model: keras.Model, data: TrainingData) -> Updates:
+        """Return what makes updates of a model, with those that it has made."""
+        if self._updates is None or self._updates.model is not model:
+            counted = self.stock_fit and may_choose(self.steps_per_execution, model)
+            self._updates = Updates(model, data, counted=counted)
+        return self._updates
+
+    def _step_s(self, model: keras.Model, data: TrainingData) -> tuple[float, float] | None:
+        """Return the seconds of a step by itself and of an example, where steps are chosen."""
+        if not (self.stock_fit and may_choose(self.steps_per_execution, model)):
+            return None
+        try:
+            updates = self._updates_of(model, data)
+            for rows in sorted({FEW, min(SOME, self.batch_sizes[-1])} - updates.seconds.keys()):
+                updates.step_s(rows)
+        except Exception:  # Training raises it again, where it is looked at.
+            return None
+        few, *_, most = sorted(updates.seconds.items())
+        example_s = max(0.0, (most[1] - few[1]) / (most[0] - few[0]))
+        return max(0.0, few[1] - few[0] * example_s), example_s
 
     def _check_policy(self, model: keras.Model, policy: str | None) -> None:
         if not self.dtype_policies and policy != model.dtype_policy.name:
@@ -261,7 +277,7 @@ class SearchPlan:
             write_needed(plan, self.directory / PLAN_NAME)
 
     def _policy(
-        self, model: keras.Model, here: Callable[[], ProcessProbes], build: Build
+        self, model: keras.Model, data: TrainingData, build: Build
     ) -> tuple[str | None, tuple[Note, ...]]:
         """Choose the policy of all trials; return it, and why where it is not mixed_float16."""
         if self.dtype_policies:
@@ -270,53 +286,43 @@ class SearchPlan:
             kept = tuple(note for note in self.plan.notes if note.code == "float32_instead")
             return self.plan.dtype_policy, kept
         if self._chosen is None:
-            # The seeds of training are those that it would have without.
-            with kept_seeds():
-                self._chosen = self._choose(model, here, build)
+            self._chosen = self._choose(model, data, build)
             self.graph.forget(but=self._chosen[0])
         return self._chosen
 
     def _choose(
-        self, model: keras.Model, here: Callable[[], ProcessProbes], build_half: Build
+        self, model: keras.Model, data: TrainingData, build_half: Build
     ) -> tuple[str, tuple[Note, ...]]:
         """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
-        halved, largest = model.dtype_policy.name == HALF, self.batch_sizes[-1]
         try:
-            run = here().run
-            if not halved:
+            full = half = self._updates_of(model, data)
+            if model.dtype_policy.name != HALF:
                 # Where it is chosen, trials train by the graph that is traced for it here.
                 built = build_half(HALF)
                 built = self.graph.model(built) if self.stock_fit else built
-                run = self._probes(built, run.data).run
-            half = Updates(run)
-            half.check(FEW, largest)
-            if not (halved or gpu_visible()):
-                middle = self.batch_sizes[len(self.batch_sizes) // 2]
-                found = slowdown(half.step_s, Updates(here().run).step_s, middle)
-                if found > TOO_SLOW:
-                    times = format_number(found, 2)
-                    reason = f"an update takes {times} times as long on this processor"
-                    return "float32", (_float32_note(reason),)
-            # A loss that is a sum overflows with more examples.
-            half.check(min(SOME, largest), largest)
+                half = self._updates_of(built, data)
+            beside = None if full is half or gpu_visible() else full
+            slow = check_half(half, beside, self.batch_sizes)
         except PolicyUnsupported as error:
             note = _float32_note(str(error))
             warnings.warn(note, stacklevel=2)
             return "float32", (note,)
-        return HALF, ()
+        if slow is None:
+            return HALF, ()
+        self._updates = full
+        return "float32", (_float32_note(slow),)
 
     def _most_that_fit(
-        self, here: ProcessProbes, facts: ModelFacts, build: Build
+        self, model: keras.Model, data: TrainingData, facts: ModelFacts, build: Build
     ) -> tuple[int, str, Note | None]:
         """Return how many examples fit at once, why it is no more, and what to say of it."""
-        model = here.model
         replicas, own, rows = facts.replicas, facts.own_step, facts.rows(self.batch_sizes[-1])
-        if _surely_fits(here, rows):
+        if _surely_fits(self._updates_of(model, data), rows, self.memory_limit_bytes):
             return rows, "own step" if own else "fits", None
         policy = facts.dtype_policy
         workload = Workload(
             functools.partial(build, policy),
-            here.run.data,
+            data,
             policy,
             accumulate_below=0 if own else rows,
             moments_every=MOMENTS_EVERY,
@@ -338,12 +344,6 @@ class SearchPlan:
         shared = (f" {one}" for one in experiment.facts.notes if one.code == "gpu_shared")
         more = next(shared, "")
         return most, "cut", Note.of("cut_to_fit", size=most, reason=found.reason, more=more)
-
-    def _probes(self, model: keras.Model, data: TrainingData) -> ProcessProbes:
-        """Make what runs whole train steps of a model in this process."""
-        replicas, policy = replica_count(model), model.dtype_policy.name
-        workload = Workload(lambda: model, data, policy, replicas=replicas)
-        return ProcessProbes(workload.start(), self.memory_limit_bytes, None)
 
     def _parts_note(self, model: keras.Model, data: TrainingData, size: int) -> Note | None:
         """Compare batches whole and in parts; say what differs."""
@@ -383,23 +383,19 @@ def _float32_note(reason: str) -> Note:
     return Note.of("float32_instead", policy=HALF, reason=reason.strip().rstrip("."))
 
 
-def _surely_fits(here: ProcessProbes, rows: int) -> bool:
-    """Return whether steps of a few examples show that so many fit, by far."""
-    facts, measured = here.facts, {}
+def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
+    """Return whether updates of a few examples show that so many fit, by far."""
+    facts, measured = ProcessProbes(updates.run, limit_bytes, None).facts, {}
     most = _SURE_SHARE * facts.limit_bytes
-    sizes = sorted({min(size, rows) for size in _SMALL_SIZES})
     # Weights and slots, and gradients beside them.
     expected: float | None = 2 * facts.variables_bytes
-    for size in sizes:
-        if expected is None or expected > most:
-            return False
-        peak = here.read(size).bytes_below(facts.limit_bytes)
-        if peak is None:
+    for size in sorted({min(FEW, rows), min(SOME, rows)}):
+        if expected is None or expected > most or (peak := updates.peak_bytes(size)) is None:
             return False
         measured[size] = peak
-        expected = expected_bytes(measured, sizes[-1], facts.held_bytes)
-    needed = expected_bytes(measured, rows, facts.held_bytes)
-    return needed is not None and needed <= most
+        expected = expected_bytes(measured, min(SOME, rows), facts.held_bytes)
+    expected = expected_bytes(measured, rows, facts.held_bytes)
+    return expected is not None and expected <= most
 
 
 def _does_not_fit_whole(model: Any, most: int, *, late: bool) -> OutOfMemoryError:

@@ -37,6 +37,7 @@ from kbatch.training.dtype_policy import check_loss_is_scaled
 from kbatch.training.input_meter import InputMeter, StepMeter
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
+from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_variables, seed_of
 
 # Below the folder of a TensorBoard callback.
@@ -113,7 +114,6 @@ class TimedFit:
         self.averages_validated = False  # Moving averages of the weights.
         self.budget: Budget | None = None
         self.target: Target | None = None
-        self._most_at_once: int | None = None
         self._built_steps = int(getattr(model, "steps_per_execution", 1))
         self.steps_per_execution: int | None = None  # None before the first training.
         self._order: str | None = None  # Of the first epoch, where that is known without data.
@@ -150,7 +150,6 @@ class TimedFit:
         most = None if self._prepare is None else self._prepare(data)
         if most is not None:
             self._validation_batch_size = min(self._validation_batch_size, most)
-        self._most_at_once = most
         epochs, initial_epoch, given_steps = (
             call[name] for name in ("epochs", "initial_epoch", "steps_per_epoch")
         )
@@ -276,19 +275,21 @@ class TimedFit:
         check_epoch(settings.search.steps_per_execution, fewest)
         training = Training(
             batch_size=settings.batch_size,
-            spec=batches.dataset.element_spec,
             epoch_steps=epoch_steps,
             epochs=call["epochs"] - call["initial_epoch"],
             budget=budget,
             callbacks=callbacks,
-            most_at_once=self._most_at_once,
         )
         self.steps_per_execution, notes = settings.search.steps(model, training)
         self.notes.extend(notes)
-        if self.steps_per_execution == 1 and model.steps_per_execution == 1:
+        validation = batches.validation_batches or 0
+        counted = isinstance(model.steps_per_execution, GraphCount)
+        one = self.steps_per_execution == 1 and model.steps_per_execution == 1
+        if one and not (counted and validation):
             return []
         set_steps(model, self.steps_per_execution)
-        return [EndInTime(budget, self.clock, settings.batch_size, batches.epoch_steps)]
+        endless = batches.epoch_steps is not None
+        return [EndInTime(training, self.clock, endless=endless, validation=validation)]
 
     def _find_end(self, callbacks: list[Any]) -> None:
         """Note what ends training beside the number of epochs, and let it count by the clock."""

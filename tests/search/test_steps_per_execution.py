@@ -10,22 +10,21 @@ import pytest
 import searches
 import small_models as models
 import tensorflow as tf
-from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.records.search import PLAN_NAME, StepSeconds
+from kbatch.records.search import PLAN_NAME, Plan
 from kbatch.records.training_run import Budget
 from kbatch.search.plan import SearchPlan
-from kbatch.search.steps_per_execution import (
-    Training,
-    acts_on_batches,
-    steps_within,
-    time_steps,
-)
+from kbatch.search.steps_per_execution import Training, acts_on_batches, steps_within
 from kbatch.search.timed_fit import TimedFit
+from kbatch.study.trial import Objective
 from kbatch.training.dtype_policy import dtype_policy_scope
+from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import updates_made
+
+VAL_LOSS = Objective("val_loss", "min")
+PLAN = Plan(1, "float32", 16, "cut", 64, "", step_s=(1e-3, 1e-4))
 
 # 94 rows make twelve batches of 8, the last one of 6.
 X, Y = models.rows(94)
@@ -34,7 +33,6 @@ X, Y = models.rows(94)
 def training(**changed):
     plain = {
         "batch_size": 8,
-        "spec": None,
         "epoch_steps": 100,
         "epochs": 2,
         "budget": None,
@@ -123,49 +121,6 @@ def test_several_steps_an_execution_train_as_one_does(kind):
     assert_same(found, trained(KINDS[kind], 1))
 
 
-@pytest.fixture
-def quick(monkeypatch):
-    """A step takes as few seconds as there are readings of the clock, however busy the machine."""
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-4))
-
-
-@pytest.mark.usefixtures("quick")
-def test_timed_steps_leave_nothing_behind():
-    found = trained(normalised, "auto", epochs=4)
-    assert found[1].steps_per_execution > 1
-    assert_same(found, trained(normalised, 1, epochs=4))
-
-
-def test_timed_steps_cost_no_further_tracing():
-    traced = itertools.count()
-
-    class Counted(keras.losses.SparseCategoricalCrossentropy):
-        def call(self, y_true, y_pred):
-            next(traced)
-            return super().call(y_true, y_pred)
-
-    model = normalised(loss=Counted())
-    spec = (tf.TensorSpec((None, 8)), tf.TensorSpec((None,), tf.int64))
-    time_steps(model, training(spec=spec), (8, 16))
-    before = next(traced)
-    data = tf.data.Dataset.from_tensor_slices((X, Y.astype("int64"))).batch(8)
-    model.fit(data, verbose=0)
-    assert next(traced) == before + 1
-
-
-@pytest.mark.parametrize(
-    "part",
-    [
-        tf.TensorSpec((None, None)),
-        tf.SparseTensorSpec((None, 8), tf.float32),
-    ],
-    ids=["open", "sparse"],
-)
-def test_batches_of_unknown_shape_are_not_timed(part):
-    spec = (part, tf.TensorSpec((None,), tf.int64))
-    assert time_steps(normalised(), training(spec=spec), (8,)) == StepSeconds()
-
-
 @pytest.mark.parametrize(
     ("kind", "updates"), [("normalised", 3), ("normalised", 20), ("scaled", 20)]
 )
@@ -230,12 +185,12 @@ def test_an_execution_takes_a_tenth_of_a_second_and_leaves_some_to_time(budget):
             assert total < 12 or epoch_steps == 1
 
 
-def test_the_seconds_of_a_size_lie_on_the_line_of_two():
-    line = StepSeconds((16, 128), (0.001, 0.008))
-    assert [line.at(size) for size in (16, 64, 256)] == pytest.approx([0.001, 0.004, 0.016])
-    assert StepSeconds((16, 128), (0.002, 0.001)).at(512) == 0.002
-    assert StepSeconds((16,), (0.002,)).at(512) == 0.002
-    assert StepSeconds().at(16) == math.inf
+def test_a_step_takes_the_time_of_its_parts():
+    found = SearchPlan((8, 64), "auto", steps_per_execution="auto", plan=PLAN)
+    # 1 ms a part and 0.1 ms an example: 4 parts of 16, which take 10.4 ms.
+    for batch_size, steps in ((64, 10), (8, 56)):
+        asked = training(batch_size=batch_size, epoch_steps=1000)
+        assert found.steps(normalised(), asked)[0] == steps
 
 
 class OnBatches(keras.callbacks.Callback):
@@ -311,8 +266,7 @@ def test_more_steps_than_an_epoch_has_are_refused():
         trained(normalised, 13)
 
 
-@pytest.mark.usefixtures("quick")
-def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
+def test_steps_are_timed_once_a_search_and_leave_nothing_behind(tmp_path):
     fit = {"epochs": 4}
 
     def trials(sizes, folder="search", **arguments):
@@ -331,6 +285,47 @@ def test_steps_are_timed_once_a_search_and_found_by_the_next(tmp_path):
     assert all(steps > 1 for steps in first.values())
     file = tmp_path / "search" / "search" / PLAN_NAME
     kept = file.read_text()
-    assert json.loads(kept)["record"]["step_seconds"]["batch_sizes"] == [8, 16]
+    assert all(seconds > 0 for seconds in json.loads(kept)["record"]["step_s"][:1])
     assert values((8, 16, 32)).items() > first.items()
     assert file.read_text() == kept
+
+
+class Validations(keras.callbacks.Callback):
+    """Counts the executions of each validation."""
+
+    def __init__(self):
+        super().__init__()
+        self.executions = []
+
+    def on_test_begin(self, logs=None):
+        self.executions.append(0)
+        step, count = self.model.test_function, self.executions
+
+        def counted(iterator):
+            count[-1] += 1
+            return step(iterator)
+
+        self.model.test_function = counted
+
+    def on_test_end(self, logs=None):
+        self.model.test_function = None
+
+
+@pytest.mark.parametrize("steps", [1, 5])
+def test_a_validation_is_one_execution_and_predictions_are_as_before(steps):
+    shapes, seen = [], Validations()
+
+    def predicted(*_, **__):
+        shapes.append(predict.model.predict(X, batch_size=8, verbose=0).shape)
+
+    moments = ("on_train_batch_end", "on_test_begin", "on_test_end", "on_epoch_end")
+    predict = keras.callbacks.LambdaCallback(**dict.fromkeys(moments, predicted))
+
+    def build():
+        return OneGraph().model(normalised())
+
+    found = trained(build, steps, predict, seen, epochs=2, objective=VAL_LOSS)
+    assert seen.executions == [1, 1]
+    assert set(shapes) == {(94, 3)}
+    assert found[1].clock.reading.batches == 24
+    assert_same(found, trained(normalised, 1, epochs=2, objective=VAL_LOSS))

@@ -1,0 +1,142 @@
+"""The first updates of a search: what they take, and whether float16 overflows in them.
+
+A plan follows from them. They are made on rows of the data and without `fit`, which takes longer
+than some small steps, and leave nothing of a model changed but its graph, by which it then trains.
+"""
+
+import contextlib
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from kbatch.device.failures import device_is_lost, ran_out_of_memory
+from kbatch.device.memory import DeviceMemory
+from kbatch.errors import DeviceLostError
+from kbatch.memory.workload import Workload
+from kbatch.records.machine import SHORTEST_S
+from kbatch.search.steps_per_execution import set_steps
+from kbatch.training.data.batches import of_any_length
+from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.training.dtype_policy import (
+    PolicyUnsupported,
+    check_loss_is_scaled,
+    dtype_policy_scope,
+    overflows,
+    skips_all_updates,
+)
+from kbatch.training.model import replica_count, wait_for
+from kbatch.training.one_graph import GraphCount
+from kbatch.training.state import kept_state
+
+# Examples of the updates that are made. A few tell of a processor that takes so long for float16
+# that more would take minutes.
+FEW, SOME = 2, 32
+# A loss scale is halved with each update that overflows: so often it may be too large at first.
+_MOST_TRIES = 20
+# Updates that are timed together, where they take no longer than this.
+_TOGETHER, _TOGETHER_S = 8, 0.05
+
+
+class Updates:
+    """Updates of a model on rows of its data."""
+
+    def __init__(self, model: Any, data: TrainingData, *, counted: bool = False):
+        self.model, self._replicas = model, replica_count(model)
+        policy = model.dtype_policy.name
+        self.run = Workload(lambda: model, data, policy, replicas=self._replicas).start()
+        self.seconds: dict[int, float] = {}  # Of a step, by rows.
+        self._peak_bytes: dict[int, int] = {}  # By rows.
+        # How often the loss scale was halved before an update, by rows; None where it never made
+        # one.
+        self._overflows: dict[int, int | None] = {}
+        self._batches: dict[int, Any] = {}  # Endless iterators of one batch, by rows.
+        self._memory = DeviceMemory()
+        if counted:  # How many steps an execution runs is chosen later.
+            set_steps(model, int(model.steps_per_execution))
+        model.make_train_function()  # What is traced here serves whoever trains the model.
+
+    def step_s(self, rows: int) -> float:
+        """Time an update on so many rows, after a first one that may be traced."""
+        with self._kept():
+            if rows not in self._overflows:
+                self._begin(rows)
+            self._memory.reset()
+            step_s = self._execute(rows, 1)
+            together = min(_TOGETHER, int(_TOGETHER_S / step_s))
+            if together > 1:
+                step_s = min(step_s, self._execute(rows, together) / together)
+            peak = max(self._memory.peak_bytes, self.run.variables_bytes, 1)
+            self._peak_bytes[rows] = max(peak, self._peak_bytes.get(rows, 0))
+        self.seconds[rows] = min(step_s, self.seconds.get(rows, step_s))
+        return step_s
+
+    def peak_bytes(self, rows: int) -> int | None:
+        """Return the most memory that updates on so many rows take, None where it ran out."""
+        try:
+            if rows not in self._peak_bytes:
+                self.step_s(rows)
+        except DataEnded:  # A data function has fewer.
+            return None
+        except Exception as error:
+            if not ran_out_of_memory(error, smaller_worked=bool(self._peak_bytes)):
+                raise
+            # XLA on a CPU frees the weights that it was to update where it runs out.
+            freed = self._memory.device == "CPU:0" and bool(self.model.jit_compile)
+            if freed or device_is_lost(error):
+                raise DeviceLostError() from error
+            return None
+        return self._peak_bytes[rows]
+
+    def check(self, rows: int, largest_batch_size: int) -> None:
+        """Check that an epoch makes an update, which overflows of float16 may delay."""
+        if rows not in self._overflows:
+            self.step_s(rows)
+        known, found = self.run.examples, self._overflows[rows]
+        if found is None:
+            raise PolicyUnsupported("the gradients of every batch overflowed in float16")
+        if known is not None and found * largest_batch_size >= known:
+            raise PolicyUnsupported(f"the first {found} batches overflowed in float16")
+
+    def _begin(self, rows: int) -> None:
+        """Make the first update on so many rows, and others as long as they overflow."""
+        strategy = self.model.distribute_strategy
+        batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
+        batches = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
+        # The graph of training takes it, as its spec is that of all batches.
+        spec = tf.nest.map_structure(of_any_length, batches.element_spec)
+        variant = tf.data.experimental.to_variant(batches)
+        batches = tf.data.experimental.from_variant(variant, spec)
+        if self._replicas > 1:
+            batches = strategy.experimental_distribute_dataset(batches)
+        self._batches[rows] = iter(batches)
+        tries = 0
+        while not tries or (tries < _MOST_TRIES and skips_all_updates(self.model)):
+            self._execute(rows, 1)
+            tries += 1
+        check_loss_is_scaled(self.model)
+        failed = skips_all_updates(self.model)
+        self._overflows[rows] = None if failed else overflows(self.model)
+
+    def _execute(self, rows: int, executions: int) -> float:
+        """Return the seconds of so many executions of a step, which are one where they can be."""
+        model, calls = self.model, executions
+        if isinstance(model.steps_per_execution, GraphCount):
+            set_steps(model, executions)
+            calls = 1
+        begun_s = time.perf_counter()
+        for _ in range(calls):
+            wait_for(model.train_function(self._batches[rows]))
+        return max(SHORTEST_S, time.perf_counter() - begun_s)
+
+    @contextlib.contextmanager
+    def _kept(self) -> Iterator[None]:
+        model, built = self.model, int(self.model.steps_per_execution)
+        with dtype_policy_scope(model.dtype_policy.name), kept_state(model):
+            try:
+                yield
+            finally:
+                if model.steps_per_execution != built:
+                    set_steps(model, built)
