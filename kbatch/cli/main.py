@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kbatch import __version__
-from kbatch.cli import machine, measure, study
+from kbatch.cli import doctor, measure, study
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -40,7 +40,7 @@ def command_parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(metavar="command", required=True)
     # In the order of the help.
     study.add_demo(commands)
-    machine.add_doctor(commands)
+    doctor.add_doctor(commands)
     measure.add_max_batch(commands)
     measure.add_inference(commands)
     measure.add_input(commands)

@@ -4,8 +4,7 @@ import sys
 
 import pytest
 
-from kbatch.cli.machine import examination_text
-from kbatch.device.doctor import Finding
+from kbatch.cli.doctor import Finding, examination_text
 
 OK = Finding("keras", "ok", "3.15.1")
 MISSING = Finding("tensorboard", "missing", "not installed", "pip install 'tensorboard>=2.20'")

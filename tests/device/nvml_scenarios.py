@@ -11,7 +11,7 @@ import types
 import pynvml
 
 import kbatch
-from kbatch.device.doctor import gpu_findings
+from kbatch.cli.doctor import gpu_findings
 
 GIB = 2**30
 

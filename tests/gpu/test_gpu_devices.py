@@ -22,7 +22,7 @@ def gpus(scale):
 
 
 def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
-    from kbatch.device.doctor import gpu_findings
+    from kbatch.cli.doctor import gpu_findings
     from kbatch.device.environment import read_environment
 
     environment = read_environment()

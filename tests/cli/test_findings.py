@@ -1,7 +1,7 @@
 import psutil
 import pytest
 
-from kbatch.device.doctor import (
+from kbatch.cli.doctor import (
     gpu_findings,
     memory_finding,
     package_findings,
