@@ -53,12 +53,6 @@ def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, 
             look_up(text, "--build")
 
 
-def test_a_module_that_the_named_one_imports_is_missing_by_its_own_name(folder):
-    (folder / "given_module.py").write_text("import not_installed")
-    with pytest.raises(ModuleNotFoundError, match="not_installed"):
-        named("given_module:build", "--build")
-
-
 @pytest.mark.parametrize(
     ("text", "message"),
     [

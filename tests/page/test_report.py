@@ -134,14 +134,6 @@ def test_what_makes_no_report_is_refused_and_leaves_no_file(tmp_path, study, nam
     assert list(tmp_path.iterdir()) == []
 
 
-@pytest.mark.parametrize("name", ["report.html", "report.md"])
-def test_a_folder_that_cannot_be_written_says_what_to_do(tmp_path, name):
-    (tmp_path / "taken").write_text("")
-    failed = make_study(make_trial(64, status="failed"))  # Without a figure to draw.
-    with pytest.raises(OSError, match="give a writable directory"):
-        write_report(failed, tmp_path / "taken" / name)
-
-
 def test_two_hundred_trials_stay_under_a_megabyte():
     study = make_study(
         *(make_trial(16 + k, make_execution(16 + k), trial_id=f"{k:04d}") for k in range(200))

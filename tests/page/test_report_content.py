@@ -7,7 +7,6 @@ from records_factory import (
     make_trial,
 )
 
-from kbatch.page.numbers import one_line
 from kbatch.records.notes import Note
 from kbatch.records.training_run import EpochRecord
 from kbatch.study.caveats import caveats
@@ -93,11 +92,6 @@ def test_problems_and_notes_of_trials_are_notes_of_the_study():
     assert study.notes[0].values["first"] == "trial_9/kbatch.json is damaged (1 more)"
 
 
-def test_a_long_failure_becomes_one_short_line():
-    assert one_line("a\n  b\tc") == "a b c"
-    assert len(one_line("word " * 500)) == 300
-
-
 def test_the_page_says_how_to_reproduce_and_where_it_was_measured():
     page = make_study().page()
     assert page.command == "python examples/digits.py --seed 0"
@@ -107,16 +101,6 @@ def test_the_page_says_how_to_reproduce_and_where_it_was_measured():
     assert page.settings["training data"] == "1,437 examples an epoch"
     assert page.environment["Host memory"] == "64.0 GiB"
     assert page.environment["tensorflow"] == "2.21.0"
-
-
-def test_the_number_of_training_examples_is_that_of_the_first_epoch():
-    study = make_study(
-        make_trial(16, epochs=make_epochs((0.9, 0.9), examples=100)),
-        make_trial(32, epochs=make_epochs((0.9, 0.9), examples=96)),
-    )
-    assert study.settings["training data"] == "96 to 100 examples an epoch"
-    assert "2 epochs of 96 to 100 examples" in study.settings["compared"]
-    assert "training data" not in make_study(make_trial(16, status="failed")).settings
 
 
 def beside(**changed):

@@ -35,13 +35,6 @@ def test_the_cost_is_that_of_the_epochs_up_to_the_first_that_meets_it(direction,
         assert cost == (pytest.approx(0.5 * count), 7 * count, 100 * count)
 
 
-def test_a_harder_target_never_costs_less():
-    costs = [cost_to_target(Target("val_accuracy", v / 100, "max"), epochs()) for v in range(101)]
-    updates = [math.inf if cost is None else cost.updates for cost in costs]
-    assert updates == sorted(updates)
-    assert updates[-1] == math.inf
-
-
 def test_what_is_missing_or_not_finite_meets_no_target():
     target = Target("val_auc", 0.0, "max")
     assert cost_to_target(target, epochs()) is None

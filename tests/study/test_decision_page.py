@@ -223,26 +223,6 @@ def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
     assert "Not told apart from the best: 32, 64 and 256." in words
 
 
-def test_the_table_of_a_race_shows_the_values_that_are_judged():
-    """What chose a pair may be luck: it is in no mean beside a bound."""
-
-    def with_luck(size, chosen, errors):
-        trial = make_trial(size, errors, factor=2.0, count=4)
-        lucky = make_trial(size, chosen, factor=2.0, count=1, rate=32_000.0 / size)
-        return dataclasses.replace(trial, executions=lucky.executions + trial.executions[1:])
-
-    trials = with_luck(32, 800, 800), with_luck(64, 40, 1000)
-    raced = pages(*trials, strategy="race", batch_sizes=[32, 64])
-    assert raced.judgement.leader == (32, 2.0)
-    values = [row["validation accuracy"] for row in raced.page.rows]
-    assert values == pytest.approx([1 - 800 / 20_000, 0.95], abs=0.001)
-    (bounds,) = [change.difference for change in raced.changes.values()]
-    assert bounds.low < values[1] - values[0] < bounds.high
-    assert bounds.high - bounds.low < 0.01
-    between = raced.changes[64].speedup
-    assert (between.low, between.high) == pytest.approx((1.0, 1.0))
-
-
 def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
     tried = [
         make_trial(size, wrong, factor=2.0, count=1) for size, wrong in ((32, 800), (128, 4000))

@@ -48,16 +48,3 @@ def test_the_slope_that_was_found_is_said(study):
     found = float(text.split("to the power of ")[1].split()[0])
     assert found == pytest.approx(0.75, abs=0.15)
     assert "learning rate by batch size" not in records.make_study().settings
-
-
-def test_a_decision_compares_the_pairs_that_were_repeated_one_of_each_size():
-    study = records.make_study(
-        trial(16, 0.5, 0.93, 0.93, 0.93),
-        trial(16, 1.0, 0.94, 0.942, 0.944),
-        trial(64, 1.0, 0.95, 0.952, 0.954),
-        trial(64, 2.0, 0.995),
-        trial(256, 2.0, 0.99),
-    )
-    decision = study.decide()
-    assert (decision.trial.trial_id, decision.executions) == ("64-1.0", 3)
-    assert {trial.trial_id for trial, _ in decision.left_out} == {"16-0.5", "64-2.0"}

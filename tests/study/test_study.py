@@ -14,7 +14,7 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.records.training_run import EpochRecord, Outcomes, Target
+from kbatch.records.training_run import Outcomes, Target
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
@@ -211,12 +211,6 @@ def test_the_best_trial_follows_the_objective(objective, best):
 )
 def test_the_quality_metric_is_the_objective_or_an_accuracy(objective, quality):
     assert make_study(make_trial(objective=objective)).quality_metric == quality
-
-
-def test_an_empty_study_has_no_best_trial():
-    empty = Study("empty", ())
-    assert (empty.objective, empty.quality_metric, empty.best_trial()) == (None, None, None)
-    assert len(empty.to_dataframe()) == 0
 
 
 @pytest.mark.parametrize(

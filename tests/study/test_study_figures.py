@@ -2,10 +2,9 @@
 
 import functools
 import itertools
-import re
 
 import pytest
-from figure_samples import cut_texts, words
+from figure_samples import cut_texts, text_overlaps, words
 from figure_studies import (
     LONG_NAME,
     TARGET,
@@ -19,9 +18,8 @@ from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.cli.study import draw_figure, load_result
 from kbatch.plotting.canvas import detached_axes
-from kbatch.study.figures import FIGURES, STUDY_FIGURES
+from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import Study
 
 SAMPLES = {
@@ -46,21 +44,6 @@ def drawn(name):
     return plot(name, SAMPLES[name]())
 
 
-def touching(figure):
-    """Pairs of neighbouring tick labels that cover each other."""
-    labels = []
-    for axis in (axis for axes in figure.axes if axes.axison for axis in (axes.xaxis, axes.yaxis)):
-        low, high = sorted(axis.get_view_interval())
-        ticks = (tick.label1 for tick in axis.get_major_ticks() if low <= tick.get_loc() <= high)
-        labels.append([label for label in ticks if label.get_visible() and label.get_text()])
-    return [
-        (first.get_text(), second.get_text())
-        for one in labels
-        for first, second in itertools.pairwise(one)
-        if first.get_window_extent().overlaps(second.get_window_extent())
-    ]
-
-
 # What the usual samples, which are drawn as wide as a column elsewhere, do not hold.
 SMALL = {
     "pareto": (make_study,),
@@ -75,7 +58,7 @@ def test_small_figures_can_be_read(name):
     for data in SMALL[name]:
         figure = plot(name, data(), ax=detached_axes(6, width_in=3.6)).figure
         assert cut_texts(figure) == []
-        assert touching(figure) == []
+        assert text_overlaps(figure) == []
 
 
 @pytest.mark.parametrize("name", ["pareto", "learning-curves", "noise-scale"])
@@ -114,14 +97,6 @@ def test_every_axis_has_a_label_with_its_unit(name):
     assert [label for label in labels if not any(unit in label for unit in units)] == []
 
 
-@pytest.mark.parametrize("name", SAMPLES)
-def test_its_label_describes_it_in_sentences(name):
-    text = drawn(name).get_label()
-    assert re.match("A chart|Charts", text)
-    assert text.endswith(".")
-    assert "nan" not in text.lower().split()
-
-
 @pytest.mark.parametrize("name", OF_STUDIES)
 def test_an_empty_study_says_what_to_run(name):
     with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
@@ -146,10 +121,3 @@ def test_one_trial_is_enough(name):
 @pytest.mark.parametrize("name", [name for name in OF_STUDIES if name != "gpu-timeline"])
 def test_a_trial_without_a_result_is_visible(name):
     assert "out of memory" in words(drawn(name))
-
-
-@pytest.mark.parametrize("name", FIGURES)
-def test_every_name_draws_from_files(name, tmp_path):
-    path = tmp_path / "data.json"
-    SAMPLES[name]().save(path)
-    assert draw_figure(name, load_result(path)).get_label()
