@@ -14,7 +14,7 @@ from records_factory import (
 )
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.records.training_run import Outcomes, Target
+from kbatch.records.training_run import EpochRecord, Outcomes, Target
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
