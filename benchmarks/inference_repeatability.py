@@ -20,9 +20,8 @@ from collections.abc import Iterator
 from inference_nets import inference_nets
 
 import kbatch
-from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inputs import inference_inputs
-from kbatch.timing.rounds import warm_up_calls
+from kbatch.inference.call_paths import inference_inputs, open_path
+from kbatch.timing import warm_up_calls
 
 SIZES = kbatch.powers_of_two(1, 256)
 NEIGHBOUR = """
@@ -87,9 +86,8 @@ def main() -> None:
     options = parser.parse_args()
     model, x = inference_nets()[options.net]
     chosen: dict[str, list[int | None]] = {}
-    (path,) = call_paths_of("compiled")
     inputs = inference_inputs(model, x)
-    with path.open(model, inputs) as run, neighbour(options.quiet):
+    with open_path("compiled", model, inputs) as run, neighbour(options.quiet):
         for _ in range(options.repeats):
             answers = {
                 **by_kbatch(model, x, options.seconds),

@@ -34,9 +34,8 @@ from inference_nets import inference_nets
 from other_processes import CALM_CORES, OtherProcesses, wait_for_calm
 
 import kbatch
-from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inputs import inference_inputs
-from kbatch.timing.rounds import warm_up_calls
+from kbatch.inference.call_paths import inference_inputs, open_path
+from kbatch.timing import warm_up_calls
 
 QUANTILE = 0.95
 CALLS = 59
@@ -113,9 +112,8 @@ def by_kbatch(model, x, target_s: float) -> Found:
 
 def by_bisection(model, x, target_s: float) -> Found:
     began_s = time.perf_counter()
-    (path,) = call_paths_of("compiled")
     inputs = inference_inputs(model, x)
-    with path.open(model, inputs) as run:  # Traced again, as kbatch does.
+    with open_path("compiled", model, inputs) as run:  # Traced again, as kbatch does.
         prober = Prober(functools.partial(call_of, run, inputs), target_s)
         low, high = 0, 1
         while high < MOST and prober.keeps(high):
@@ -259,9 +257,8 @@ def main() -> None:
     for name, (model, x) in inference_nets().items():
         if options.nets is not None and name not in options.nets:
             continue
-        (path,) = call_paths_of("compiled")
         inputs = inference_inputs(model, x)
-        with path.open(model, inputs) as run:
+        with open_path("compiled", model, inputs) as run:
             prepare = functools.partial(call_of, run, inputs)
             one = prepare(1)
             warm_up_calls(one)

@@ -15,7 +15,7 @@ is then low, while `wrong` keeps to its 5 %. The others report a lower bound alo
 
 Then the same for means by epoch that resemble their neighbours: AR(1) noise of 20 % on tr(Sigma)
 and of 10 % on |G|^2. `alone` is the share covered where each epoch counts as independent of the
-others, `covered` what `noise_scale_of_epochs` gives, and `width` how much wider its interval is.
+others, `covered` what `noise_scale_of_runs` gives, and `width` how much wider its interval is.
 """
 
 import argparse
@@ -23,8 +23,9 @@ import itertools
 
 import numpy as np
 
-from kbatch.analysis import Estimate, gradient_noise_scale, noise_scale_of_epochs
+from kbatch.analysis import Estimate, gradient_noise_scale
 from kbatch.analysis.intervals import ratio_of_means
+from kbatch.analysis.noise_scale import noise_scale_of_runs
 
 RATIOS = (0.1, 0.3, 1, 3, 10, 30, 100)
 CORRELATIONS = (0.0, 0.3, 0.5, 0.7, 0.8, 0.9)
@@ -72,7 +73,7 @@ def coverage_of_epochs(rng: np.random.Generator, late: int, rho: float, repetiti
         variances = 100 * (1 + 0.2 * autoregressive(rng, 2 * late, rho))
         norms = 1 + 0.1 * autoregressive(rng, 2 * late, rho)
         before = ratio_of_means(variances[late:], norms[late:], weights=np.ones(late)).ends
-        after = noise_scale_of_epochs(variances, norms).ends
+        after = noise_scale_of_runs([(variances, norms, 1.0)]).ends
         alone += before is not None and before[0] <= 100 <= before[1]
         covered += after is not None and after[0] <= 100 <= after[1]
         if before and after:

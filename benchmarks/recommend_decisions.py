@@ -19,7 +19,6 @@ import numpy as np
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.recommendation.limits import sizes_to_search, starting_size
-from kbatch.throughput.result import TimedUpdate
 
 BASE = 32
 
@@ -59,7 +58,7 @@ def main() -> None:
     for name, counts in stored.items():
         machine, losses = MACHINES[name.split("-")[0]], np.log(counts["losses"])
         updates = {int(size): runs for size, runs in counts["updates"].items()}
-        ways = [TimedUpdate(size, size, (0,), (machine.time_s(size),)) for size in sorted(updates)]
+        times_s = {size: machine.time_s(size) for size in sorted(updates)}
         least = math.exp(np.median([losses[len(run) - 1] for run in updates[BASE]]))
         loss = least + (1 - options.share) * (math.exp(losses[0]) - least)
         seconds = {
@@ -73,8 +72,8 @@ def main() -> None:
             noise = Estimate(None)
             if value is not None:
                 noise = Estimate(value, value, value)
-            starts.append(BASE if value is None else starting_size(ways, noise_scale=value))
-            found = sizes_to_search(ways, noise, base_batch_size=BASE)
+            starts.append(BASE if value is None else starting_size(times_s, noise_scale=value))
+            found = sizes_to_search(times_s, noise, base_batch_size=BASE)
             held += best in found
             counted.append(len(found))
         over = [seconds[size] / seconds[best] for size in starts]
@@ -82,7 +81,7 @@ def main() -> None:
         ratios = f"{np.median(over):.2f}, {max(over):.2f}"
         print(
             f"{name:<14}{best:>6}{ends:>12}{ratios:>30}{held:>4} of {len(starts)}"
-            f" {np.mean(counted):.1f} of {len(ways)}"
+            f" {np.mean(counted):.1f} of {len(times_s)}"
         )
 
 

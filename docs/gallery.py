@@ -92,7 +92,7 @@ def measure():
         digits_cnn(),
         x,
         batch_sizes=kbatch.powers_of_two(1, 512),
-        call_paths=("predict_on_batch", "compiled"),
+        call_paths=("compiled", "predict"),
         latency_slo_ms=5,
         time_budget_s=40,
     )

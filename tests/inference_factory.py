@@ -3,8 +3,7 @@
 import numpy as np
 from records_factory import make_environment
 
-from kbatch.inference.result import InferenceProfile, TimingRecord
-from kbatch.inference.target_search import TargetCheck
+from kbatch.inference.result import InferenceProfile, TargetCheck, TimingRecord
 from kbatch.memory.result import MemoryRecord
 
 PEAK_RATE = 10_000.0

@@ -2,7 +2,7 @@
 
 from records_factory import make_environment
 
-from kbatch.analysis.rows import OUT_OF_MEMORY
+from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
 from kbatch.memory.result import MemoryRecord
 from kbatch.records.notes import Note
 from kbatch.throughput.result import TimedUpdate, TrainingProfile

@@ -11,14 +11,14 @@ E_min = S_min B_crit examples; at B_crit both are twice their least. It is a lin
 as one.
 """
 
-import dataclasses
 import math
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.line_fit import Line, fit_line
+from kbatch.analysis.scaling_curve import fit_line
 
 
 def statistical_efficiency(
@@ -35,7 +35,11 @@ def statistical_efficiency(
         ValueError: If a size is not positive or the noise scale is negative or not finite.
     """
     _check_positive(batch_size=batch_size, base_batch_size=base_batch_size)
-    _check_noise_scale(noise_scale)
+    if not 0 <= noise_scale < math.inf:
+        raise ValueError(
+            "`noise_scale` must be a finite number that is not negative: an unresolved one gives "
+            f"no efficiency. Received: noise_scale={noise_scale}."
+        )
     return (noise_scale + base_batch_size) / (noise_scale + batch_size)
 
 
@@ -66,43 +70,18 @@ def _check_positive(**values: float) -> None:
             raise ValueError(f"`{name}` must be positive and finite. Received: {name}={value}.")
 
 
-def _check_noise_scale(noise_scale: float) -> None:
-    if not 0 <= noise_scale < math.inf:
-        raise ValueError(
-            "`noise_scale` must be a finite number that is not negative: an unresolved one gives "
-            f"no efficiency. Received: noise_scale={noise_scale}."
-        )
-
-
-@dataclasses.dataclass(frozen=True)
-class StepsToTarget:
+class StepsToTarget(NamedTuple):
     """The fitted steps to a target."""
 
-    line: Line  # One over the batch size against steps.
-
-    @property
-    def fewest_steps(self) -> float:
-        """S_min, the steps of an unboundedly large batch."""
-        return self.line.intercept
-
-    @property
-    def fewest_examples(self) -> float:
-        """E_min, the examples of an unboundedly small batch."""
-        return self.line.slope
-
-    @property
-    def critical_batch_size(self) -> Estimate[float | None]:
-        """B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0."""
-        return self.line.slope_over_intercept
-
-    @property
-    def holds(self) -> bool | None:
-        """Whether the trials are compatible with the curve; None where it cannot be told."""
-        return self.line.holds
+    fewest_steps: float  #: S_min, the steps of an unboundedly large batch.
+    fewest_examples: float  #: E_min, the examples of an unboundedly small batch.
+    #: B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0.
+    critical_batch_size: Estimate[float | None]
+    holds: bool | None  #: Whether the trials fit the curve; None where it cannot be told.
 
     def steps(self, batch_size: float) -> float:
         """Return the fitted steps to the target at B examples."""
-        return self.line(1 / batch_size)
+        return self.fewest_steps + self.fewest_examples / batch_size
 
 
 def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarget:
@@ -110,10 +89,17 @@ def fit_steps_to_target(batch_sizes: ArrayLike, steps: ArrayLike) -> StepsToTarg
 
     Compares batch sizes only where each trial had a learning rate that suits its size (Shallue
     et al. 2019, arXiv:1811.03600). Leave out the trials that missed the target.
+
+    Raises:
+        ValueError: If a number is not positive, or there are fewer than three trials of two sizes.
     """
-    sizes = np.asarray(batch_sizes, float)
-    if not np.all(np.isfinite(sizes) & (sizes > 0)):
+    sizes, made = np.asarray(batch_sizes, float), np.asarray(steps, float)
+    if sizes.shape != made.shape or not np.all(
+        (sizes > 0) & (made > 0) & np.isfinite(sizes * made)
+    ):
         raise ValueError(
-            f"`batch_sizes` must be positive and finite. Received: batch_sizes={batch_sizes}."
+            "`batch_sizes` and `steps` must be positive and finite, one each a trial. "
+            f"Received: batch_sizes={batch_sizes}, steps={steps}."
         )
-    return StepsToTarget(fit_line(1 / sizes, steps))
+    line = fit_line(1 / sizes, made)
+    return StepsToTarget(line.intercept, line.slope, line.slope_over_intercept, line.holds)

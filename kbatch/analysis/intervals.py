@@ -137,11 +137,6 @@ def quantile_upper_bound(
     """
     needed = calls_for_quantile(quantile, confidence=confidence)
     ordered = np.sort(np.asarray(values, float))
-    if ordered.ndim != 1 or np.any(np.isnan(ordered)):
-        raise ValueError(
-            "`values` must be one number a call: leave out the calls that failed, and count them "
-            f"elsewhere. Received: values={values}."
-        )
     calls = len(ordered)
     if calls < needed:
         return None

@@ -78,25 +78,15 @@ def gradient_noise_scale(
     return _noise_scale([run], shortest=max(1, int(steps ** (1 / 3))))
 
 
-def noise_scale_of_epochs(
-    variances: ArrayLike, squared_norms: ArrayLike, *, weights: ArrayLike = 1.0
-) -> Estimate[float | None]:
-    """Estimate the gradient noise scale of the late half of training from means by epoch.
-
-    The late half is at least three epochs; an epoch without a measured update (NaN) is left out
-    before it is cut. The means are those of tr(Sigma) and |G|^2 (`gradient_variance` and
-    `gradient_squared_norm` in kbatch's epoch metrics), the weights the measured updates of an
-    epoch: one number or one an epoch. Unresolved for fewer than three epochs.
-    """
-    return noise_scale_of_runs([(variances, squared_norms, weights)])
-
-
 def noise_scale_of_runs(
     runs: Sequence[tuple[ArrayLike, ArrayLike, ArrayLike]],
 ) -> Estimate[float | None]:
-    """Estimate one gradient noise scale of the late halves of several runs.
+    """Estimate one gradient noise scale of the late halves of several runs, from means by epoch.
 
-    Each run has variances, squared norms and weights as `noise_scale_of_epochs` takes them.
+    A run has means of tr(Sigma) and |G|^2 (the `MOMENT_METRICS`) of each epoch, and the measured
+    updates behind them as weights: one number or one an epoch. Its late half is at least three
+    epochs; an epoch without a measured update (NaN) is left out before it is cut. Unresolved for
+    fewer than three epochs.
     """
     return _noise_scale([_late_half(*run) for run in runs])
 
@@ -121,21 +111,11 @@ class _Run(NamedTuple):
 
 
 def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike) -> _Run:
-    pairs = np.asarray(variances, float), np.asarray(squared_norms, float)
-    if pairs[0].ndim != 1 or pairs[0].shape != pairs[1].shape:
-        raise ValueError(
-            "`variances` and `squared_norms` must have one value an epoch each. Received: "
-            f"shapes {pairs[0].shape} and {pairs[1].shape}."
-        )
-    counts = np.asarray(weights, float)
-    if counts.shape not in ((), pairs[0].shape) or not np.all(np.isfinite(counts) & (counts > 0)):
-        raise ValueError(
-            f"`weights` must be a positive number or one for each of the {len(pairs[0])} epochs. "
-            f"Received: weights={weights}."
-        )
-    known = np.flatnonzero(np.isfinite(pairs[0]) & np.isfinite(pairs[1]))
+    variances, squared_norms = np.asarray(variances, float), np.asarray(squared_norms, float)
+    known = np.flatnonzero(np.isfinite(variances) & np.isfinite(squared_norms))
     late = known[-max(FEWEST_VALUES, (len(known) + 1) // 2) :]
-    return _Run(pairs[0][late], pairs[1][late], np.broadcast_to(counts, pairs[0].shape)[late])
+    counts = np.broadcast_to(np.asarray(weights, float), variances.shape)
+    return _Run(variances[late], squared_norms[late], counts[late])
 
 
 def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> Estimate[float | None]:

@@ -1,30 +1,212 @@
-"""How latency grows with the batch size, and which batch sizes a latency answers for.
+"""How time grows with the batch size: a line or a curve, and the sizes that it answers for.
 
-Latency of inference against batch size, t(b) = (b + n_half) / r_inf (Hockney and Jesshope 1988,
-Parallel Computers 2, section 1.3.2): r_inf is the throughput of an unboundedly large batch, and a
-batch of n_half reaches half of it. It is the line t = a + c b with c = 1 / r_inf and
-a = n_half / r_inf. On it
+**The line.** t(b) = a + c b, or (b + n_half) / r_inf (Hockney and Jesshope 1988, Parallel Computers
+2, section 1.3.2): r_inf = 1 / c is the throughput of an unboundedly large batch, and a batch of
+n_half = a / c reaches half of it. On it
 
     knee          n_half                 throughput over latency, b / t^2, is largest
     efficient     n_half p / (1 - p)     a share p of r_inf: 9 n_half for 90 %
     within T      r_inf T - n_half       the largest with t(b) <= T
 
-Where the measurements leave the line by more than their noise, the same is read off a monotone
-interpolation of them, whose peak is the largest throughput that was measured: the medians at each
-size, pooled where a larger size came out faster (isotonic regression, Barlow et al. 1972), joined
-by straight pieces of log latency over log2 of the batch size. It goes no further than the
-measurements. Its pieces are straight in logarithms, so the largest b / t^2 lies at a measured size.
+Durations scatter by a share of their size, and now and then one is far too long. So residuals are
+divided by the median at their size, and Huber's weights limit what a single measurement can do
+(Huber 1981, Robust Statistics, chapter 7, for the covariance as well). Several measurements at
+one size show the noise without the line: where their centre is off by more than that noise
+explains, the line is wrong. Medians throughout: one hiccup is neither noise nor a departure.
+
+**The curve.** There the same is read off a monotone interpolation, whose peak is the largest
+throughput that was measured: the medians at each size, pooled where a larger size came out faster
+(isotonic regression, Barlow et al. 1972), joined by straight pieces of log latency over log2 of the
+batch size. It goes no further than the measurements. Its pieces are straight in logarithms, so the
+largest b / t^2 lies at a measured size.
+
+**The rounds.** A neighbour on the same machine makes calls slower and never faster (Chen and Revels
+2016, arXiv:1608.04295). One that comes and goes leaves two groups of rounds at every batch size. So
+the logarithms of all times, each less a centre of its size, are fitted by two normal distributions:
+a share of the rounds lies higher, and scatters as much or more (expectation and maximization,
+Dempster, Laird and Rubin 1977). Rounds that more likely belong there are left out, but only where
+two groups are far likelier than one and lie apart: elsewhere slow rounds are noise of the calls
+themselves, and a fit without them would find the model faster than it is.
 """
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from statistics import median
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy import special
 
-from kbatch.analysis.intervals import UNRESOLVED, Estimate, t_quantile
-from kbatch.analysis.line_fit import Line, check_measurements, fit_line
+from kbatch.analysis.intervals import (
+    UNRESOLVED,
+    Estimate,
+    median_interval,
+    ranged_columns,
+    ratio_of_estimates,
+    t_quantile,
+)
+
+# How the measurement of a size ended, or why it was not made.
+MEASURED = "measured"
+OUT_OF_MEMORY = "out of memory"
+
+
+class Row(NamedTuple):
+    """The time of one size."""
+
+    size: int  # Examples that go through the device at once.
+    n: int  # Rounds.
+    value: float | None  # Seconds that so many examples take, the median over the rounds.
+    low: float | None  # Its 95 % interval; None from fewer than six rounds.
+    high: float | None
+    outcome: str  # `MEASURED`, or why there is no time.
+
+    @classmethod
+    def of(cls, size: int, times_s: Sequence[float], *, outcome: str = MEASURED) -> "Row":
+        """Make a row of the seconds of each round, which are none where it was not measured."""
+        found = median_interval(times_s) or Estimate(None)
+        value = median(times_s) if times_s else None
+        return cls(size, len(times_s), value, found.low, found.high, outcome)
+
+    @property
+    def time_s(self) -> Estimate[float] | None:
+        """The time with its interval, None where there is none."""
+        return None if self.value is None else Estimate(self.value, self.low, self.high, self.n)
+
+    @property
+    def rate(self) -> Estimate[float] | None:
+        """Examples per second with their interval, None where nothing was timed."""
+        if self.value is None:
+            return None
+        low, high = (None if end is None else self.size / end for end in (self.high, self.low))
+        return Estimate(self.size / self.value, low, high, self.n)
+
+
+def timed_columns(row: Row, time: str) -> dict[str, float | None]:
+    """Return the columns of a row's time, which is named, with its interval, and of its rate."""
+    time_ms = row.time_s and row.time_s.times(1e3)
+    return {
+        **ranged_columns(f"{time} (ms)", time_ms),
+        "samples/s": row.rate and row.rate.value,
+        "rounds": row.n,
+    }
+
+
+# A departure of less than this share changes no decision on a batch size.
+_NEGLIGIBLE = 0.02
+# Huber's constant: full weight up to as many standard deviations; 99 % efficient for normal errors.
+_FULL_WEIGHT = 2.0
+_MOST_ROUNDS = 100
+# A normal distribution's standard deviation over its median absolute one.
+_DEVIATION = 1.4826
+
+
+@dataclasses.dataclass(frozen=True)
+class Line:
+    """A fitted line y = a + b x."""
+
+    intercept: float  # a, in the unit of y.
+    slope: float  # b, in units of y per unit of x.
+    covariance: np.ndarray  # Of (a, b), of shape (2, 2).
+    degrees_of_freedom: int  # Measurements less two.
+    noise: float | None  # Relative deviation of measurements at one place; None if none repeats.
+    worst: float  # Largest distance of a centre from the line, as a share of its value.
+    holds: bool | None  # False when that is beyond the noise and 2 %; None when it cannot be told.
+
+    @property
+    def slope_interval(self) -> Estimate[float]:
+        # By rounding, a variance of 0 may come out slightly negative.
+        error = math.sqrt(max(0.0, self.covariance[1, 1]))
+        half_width = t_quantile(self.degrees_of_freedom) * error
+        return Estimate(self.slope, self.slope - half_width, self.slope + half_width)
+
+    @property
+    def intercept_in_x(self) -> Estimate[float | None]:
+        """The x whose part b x of the line equals the intercept, a / b."""
+        return self._ratio(self.intercept, self.slope, self.covariance)
+
+    @property
+    def slope_over_intercept(self) -> Estimate[float | None]:
+        """One over that x, b / a."""
+        return self._ratio(self.slope, self.intercept, self.covariance[::-1, ::-1])
+
+    def reaches(self, y: float) -> Estimate[float | None]:
+        """Return the x at which the line reaches y, (y - a) / b."""
+        covariance = self.covariance * [[1, -1], [-1, 1]]
+        return self._ratio(y - self.intercept, self.slope, covariance)
+
+    @property
+    def one_over_slope(self) -> Estimate[float | None]:
+        """1 / b."""
+        return self._ratio(1.0, self.slope, np.diag([0.0, self.covariance[1, 1]]))
+
+    def __call__(self, x: float) -> float:
+        return self.intercept + self.slope * x
+
+    def _ratio(
+        self, numerator: float, denominator: float, covariance: np.ndarray
+    ) -> Estimate[float | None]:
+        freedom = self.degrees_of_freedom
+        return ratio_of_estimates(
+            numerator, denominator, covariance=covariance, degrees_of_freedom=freedom
+        )
+
+
+def fit_line(x: ArrayLike, y: ArrayLike) -> Line:
+    x, y = np.asarray(x, float), np.asarray(y, float)
+    places, index = np.unique(x, return_inverse=True)
+    if len(x) < 3 or len(places) < 2:
+        raise ValueError(
+            "A line with its error needs at least three measurements at two or more sizes: "
+            f"measure more. Received: {len(x)} at {len(places)} sizes."
+        )
+    count, unit = len(y), np.array([1.0, 1 / np.max(x)])
+    # Residuals in units of the fitted value would let a line that does not fit make them small by
+    # being large: the unit is the median at the x of each measurement.
+    scale = np.array([np.median(y[index == i]) for i in range(len(places))])[index]
+    design = np.stack([np.ones_like(x), x], axis=1) * unit / scale[:, None]
+    weights, residuals = np.ones_like(y), np.full_like(y, np.inf)
+    for _ in range(_MOST_ROUNDS):
+        root = np.sqrt(weights)
+        coefficients = np.linalg.lstsq(design * root[:, None], y / scale * root, rcond=None)[0]
+        previous, residuals = residuals, y / scale - design @ coefficients
+        # The standard deviation, less the two degrees of freedom that the line took.
+        deviation = _DEVIATION * np.median(np.abs(residuals)) * math.sqrt(count / (count - 2))
+        # Residuals that are rounding alone are all as good.
+        limit = max(_FULL_WEIGHT * deviation, 1e-12)
+        weights = np.minimum(1.0, limit / np.maximum(np.abs(residuals), 1e-300))
+        if np.max(np.abs(residuals - previous)) <= 1e-8:
+            break
+    # The covariance of an M-estimate, whose psi is weights * residuals.
+    full = float(np.mean(weights == 1.0))
+    variance = float(np.sum((weights * residuals) ** 2)) / (count - 2) / full**2
+    intercept, slope = (coefficients * unit).tolist()
+    covariance = variance * np.linalg.pinv(design.T @ design) * np.outer(unit, unit)
+    return Line(intercept, slope, covariance, count - 2, *departure(x, residuals))
+
+
+def departure(places: np.ndarray, residuals: np.ndarray) -> tuple[float | None, float, bool | None]:
+    """Return noise, worst departure of a centre, and whether the curve holds."""
+    distinct, index, counts = np.unique(places, return_inverse=True, return_counts=True)
+    groups = [residuals[index == i] for i in range(len(distinct))]
+    centres = np.abs([np.median(group) for group in groups])
+    worst = float(np.max(centres))
+    spare = len(places) - len(distinct)
+    if spare == 0:
+        return None, worst, None
+    # Shamos's median of differences: deviations of two or three values from their own median
+    # would be too small.
+    pairs = [(group, np.triu_indices(len(group), 1)) for group in groups]
+    differences = np.concatenate([np.abs(group[i] - group[j]) for group, (i, j) in pairs])
+    noise = _DEVIATION / math.sqrt(2) * float(np.median(differences))
+    if len(distinct) == 2:
+        return noise, worst, None
+    # Bonferroni over the places; the median of normal values has pi / 2 times the mean's variance.
+    quantile = special.stdtrit(spare, 1 - 0.025 / len(distinct))
+    allowance = quantile * noise * np.sqrt(np.pi / 2 / counts)
+    return noise, worst, bool(np.all(centres <= np.maximum(allowance, _NEGLIGIBLE)))
 
 
 @dataclasses.dataclass(frozen=True)
@@ -39,7 +221,7 @@ class Latency:
     @property
     def follows_line(self) -> bool:
         """Whether the line answers questions: nothing speaks against it, and it rises."""
-        return self.line.departure.holds is not False and (self.line.slope_interval.low or 0.0) > 0
+        return self.line.holds is not False and (self.line.slope_interval.low or 0.0) > 0
 
     @property
     def peak_throughput(self) -> Estimate[float | None]:
@@ -53,16 +235,8 @@ class Latency:
 
     def latency_s(self, batch_size: float) -> float:
         """Return the seconds of b examples by the line, or by the curve where no line holds."""
-        return self.line(batch_size) if self.follows_line else self.interpolated_s(batch_size)
-
-    def interpolated_s(self, batch_size: float) -> float:
-        """Return the seconds of b examples by the curve, which ends where measurements do."""
-        smallest, largest = self.batch_sizes[[0, -1]]
-        if not smallest <= batch_size <= largest:
-            raise ValueError(
-                f"`batch_size` must lie in the measured range, {smallest:g} to {largest:g}: "
-                f"measure it. Received: batch_size={batch_size}."
-            )
+        if self.follows_line:
+            return self.line(batch_size)
         return _interpolate(batch_size, self.batch_sizes, self.latencies_s)
 
     def largest_within(self, latency_s: float) -> float | None:
@@ -112,11 +286,11 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     """
     from scipy.optimize import isotonic_regression
 
-    sizes, latencies = check_measurements(batch_sizes, latencies_s)
-    places, index, counts = np.unique(sizes, return_inverse=True, return_counts=True)
+    line, latencies = fit_line(batch_sizes, latencies_s), np.asarray(latencies_s, float)
+    places, index, counts = np.unique(batch_sizes, return_inverse=True, return_counts=True)
     medians = [np.log(np.median(latencies[index == i])) for i in range(len(places))]
     joined = np.exp(isotonic_regression(medians, weights=counts).x)
-    return Latency(fit_line(sizes, latencies), places, joined, counts)
+    return Latency(line, places.astype(float), joined, counts)
 
 
 # A size that is whole but for rounding.
@@ -139,9 +313,7 @@ def fastest_batch_size(latency: Latency) -> Estimate[float | None]:
 
 
 def efficient_batch_size(latency: Latency, *, share: float = 0.9) -> Estimate[float | None]:
-    """Find the smallest batch size with a share of the peak throughput, in (0, 1)."""
-    if not 0 < share < 1:
-        raise ValueError(f"`share` must lie between 0 and 1. Received: share={share}.")
+    """Find the smallest batch size with a share of the peak throughput."""
     if latency.follows_line:
         return _of_ratio(latency.half_peak_batch_size, math.ceil, share / (1 - share))
     rates, error = latency.batch_sizes / latency.latencies_s, _error(latency)
@@ -167,10 +339,6 @@ def is_saturated(batch_sizes: tuple[int, int], latencies_s: tuple[float, float])
 
 def batch_size_within(latency: Latency, *, latency_s: float) -> Estimate[float | None]:
     """Find the largest batch size of at most a latency; None where one example takes longer."""
-    if not 0 < latency_s < math.inf:
-        raise ValueError(
-            f"`latency_s` must be positive, in seconds. Received: latency_s={latency_s}."
-        )
     if latency.follows_line:
         return _whole(latency.line.reaches(latency_s), math.floor)
     size, error = latency.largest_within(latency_s), _error(latency)
@@ -217,7 +385,76 @@ def _error(latency: Latency) -> np.ndarray | None:
     """Return the relative half-width of the interval of each measured size's median."""
     counts = latency.counts
     spare = int(np.sum(counts) - len(counts))
-    if latency.line.departure.noise is None or spare < 1:
+    if latency.line.noise is None or spare < 1:
         return None
-    half_width = t_quantile(spare) * latency.line.departure.noise * np.sqrt(np.pi / 2 / counts)
+    half_width = t_quantile(spare) * latency.line.noise * np.sqrt(np.pi / 2 / counts)
     return np.minimum(half_width, 0.9)
+
+
+# Rounds that are slower by less are noise of the calls themselves.
+_TOLERANCE = math.log1p(0.10)
+# Twice the logarithm of the ratio of likelihoods: three parameters more give 12 once in 100.
+_LIKELIER = 12.0
+# Distance of the groups in units of their scatter, above which they have two peaks
+# (Ashman, Bird and Zepf 1994, AJ 108, 2348).
+_APART = 2.0
+# Less scatter than this cannot be told from few rounds.
+_LEAST_SPREAD = 0.01
+# The fit ends after so many steps, or when no centre moves by more, in logarithms.
+_MOST_STEPS = 200
+_SAME = 1e-6
+
+
+def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, ...]]:
+    """Leave out the times of slow rounds where two groups of rounds can be told apart."""
+    everything = [tuple(group) for group in groups]
+    counts = [len(group) for group in groups]
+    if sum(counts) - len(groups) < 3:
+        return everything
+    logs, sizes = np.log(np.concatenate(everything)), np.repeat(np.arange(len(groups)), counts)
+    residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
+    spread = max(_LEAST_SPREAD, float(np.std(residuals)))
+    alone = np.sum(_log_normal(residuals, spread))
+    # Centres of the fast rounds of each size, how much higher the slow ones lie, how far both
+    # scatter, and the share of the slow ones: by expectation and maximization.
+    centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
+    slower = 2 * spread
+    fast_spread = slow_spread = spread / 2
+    share, moved, steps = 0.4, math.inf, 0
+    while True:
+        residuals = logs - centres[sizes]
+        fast = _log_normal(residuals, fast_spread) + math.log(1 - share)
+        slow = _log_normal(residuals - slower, slow_spread) + math.log(share)
+        either = np.logaddexp(fast, slow)
+        if moved < _SAME or steps == _MOST_STEPS:
+            break
+        steps += 1
+        slowness = np.exp(slow - either)
+        calm, late = (1 - slowness) / fast_spread**2, slowness / slow_spread**2
+        pulled = calm * logs + late * (logs - slower)
+        before = centres
+        centres = np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
+        moved = np.max(np.abs(centres - before))
+        residuals = logs - centres[sizes]
+        share = float(np.mean(slowness))
+        late_count, calm_count = share * len(logs), (1 - share) * len(logs)
+        slower = float(slowness @ residuals) / late_count
+        fast_spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
+        late_spread = math.sqrt(slowness @ (residuals - slower) ** 2 / late_count)
+        slow_spread = max(fast_spread, late_spread)
+        share = min(max(share, 0.001), 0.999)
+    gain = 2 * float(np.sum(either) - alone)
+    scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
+    calm = (fast > slow) | (logs <= centres[sizes])
+    told_apart = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
+    # A line needs three rounds, and where few are fast the slow ones are the model's own times.
+    if not told_apart or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
+        return everything
+    return [
+        tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)
+        for i, group in enumerate(everything)
+    ]
+
+
+def _log_normal(residuals: np.ndarray, spread: float) -> np.ndarray:
+    return -0.5 * (residuals / spread) ** 2 - math.log(spread)

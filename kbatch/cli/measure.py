@@ -85,7 +85,7 @@ def add_inference(commands: Any) -> None:
     add("--slo", dest="latency_slo_ms", metavar="TIME", help=slo)
     share = "share of the calls that keep to it (%(default)s)"
     add("--quantile", type=float, default=0.95, metavar="Q", help=share)
-    paths = "compiled, xla, predict_on_batch, call, predict, saved_model (%(default)s)"
+    paths = "compiled, xla, predict, saved_model (%(default)s)"
     add("--paths", dest="call_paths", default="compiled", metavar="NAME,...", help=paths)
     policies = "dtype policies and int8 (the model as it is)"
     add("--policies", dest="dtype_policies", metavar="NAME,...", help=policies)
@@ -112,7 +112,7 @@ def _inference(options: argparse.Namespace) -> None:
         )
     options.output.mkdir(parents=True, exist_ok=True)
     with starting_tensorflow():
-        from kbatch.inference.inputs import load_saved_model
+        from kbatch.inference.call_paths import load_saved_model
         from kbatch.inference.measure import profile_inference
 
     model = load_saved_model(options.model)

@@ -22,18 +22,16 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.device.failures import ran_out_of_memory
-from kbatch.inference.call_paths import Run
-from kbatch.inference.inputs import InferenceInputs
+from kbatch.inference.call_paths import InferenceInputs, Run
 from kbatch.inference.result import SizeEffect
 from kbatch.library_internals import forward, replaced
 from kbatch.records.notes import Note
+from kbatch.timing import Setting
 
 # Rounding may change so many times what one eps of the inputs changes, and so many eps at least.
 _TIMES_MOVED, _LEAST_EPS = 10.0, 8.0
-# Rows that are run in batches of the smallest size, and the share of the time budget for them.
-_FEWEST_ROWS, _MOST_ROWS, _SHARE_OF_TIME = 4, 8, 0.005
-# Examples of a batch that are compared.
-_COMPARED = 64
+# Rows that are run in batches of the smallest size, and most examples of a batch to compare.
+_ROWS, _COMPARED = 6, 64
 _EPS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _EPS_OF_TF32 = 2.0**-10
 # One step of int8, as a share of its range; other quantisations have fewer steps.
@@ -43,39 +41,28 @@ _EPS_OF_INT8, _EPS_OF_FEWER_BITS = 2.0**-7, 2.0**-3
 class BatchDependence:
     """What the batch size changes in the outputs, by call path, policy and batch size."""
 
-    def __init__(self, models: Mapping[str, Any], inputs: InferenceInputs, *, time_budget_s: float):
-        self.found: dict[tuple[str, str, int], SizeEffect] = {}
-        self._models, self._inputs, self._budget_s = models, inputs, _SHARE_OF_TIME * time_budget_s
+    def __init__(self, models: Mapping[str, Any], inputs: InferenceInputs):
+        self.found: dict[Setting, SizeEffect] = {}
+        self._models, self._inputs = models, inputs
         self._repeated = len(keras.tree.flatten(inputs.rows)[0])
-        self._smallest: dict[tuple[str, str], tuple[int, _Reference]] = {}
+        self._rows = min(_ROWS, self._repeated)
+        self._smallest: dict[Any, tuple[int, _Reference]] = {}  # By call path and policy.
 
-    def see(
-        self,
-        series: tuple[str, str],
-        size: int,
-        outputs: Any,
-        *,
-        examples: int,
-        run: Run,
-        call_s: float,
-    ) -> None:
+    def see(self, setting: Setting, outputs: Any, *, examples: int, run: Run) -> None:
         """Take the outputs of a call; the first of a path and policy has its smallest batches."""
+        series, size = setting
         if series not in self._smallest:
-            affordable = int(self._budget_s / 2 / max(call_s, 1e-6))
-            rows = min(max(_FEWEST_ROWS, affordable), _MOST_ROWS, self._repeated)
             eager = functools.partial(_run_model, self._models[series[1]])
-            reference = self._reference(run, eager, series[1], size=size, rows=rows)
-            self._smallest[series] = size, reference
+            self._smallest[series] = size, self._reference(run, eager, series[1], size)
             return
-        _, reference = self._smallest[series]
-        effects = reference.compare(outputs, examples=examples, repeated=self._repeated)
-        effects = list(filter(None, effects))
+        found = self._smallest[series][1].compare(outputs, examples, self._repeated)
+        effects = [effect for effect in found if effect]
         if effects:
-            differences = [effect.difference for effect in effects]
+            difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
-            self.found[(*series, size)] = SizeEffect(
+            self.found[setting] = SizeEffect(
                 any(effect.depends for effect in effects),
-                None if None in differences else max(filter(None, differences), default=0.0),
+                difference if np.isfinite(difference) else None,
                 max(changed, default=None),
             )
 
@@ -84,29 +71,28 @@ class BatchDependence:
         differing = (one for one, effect in self.found.items() if effect.depends)
         if (setting := next(differing, None)) is None:
             return ()
-        path, policy, size = setting
-        difference, layer = self.found[setting].difference, self._differing_layer(*setting)
+        (path, policy), size = setting
+        difference, layer = self.found[setting].difference, self._differing_layer(setting)
+        found = "overflow" if difference is None else f"differ by {100 * difference:.2g} %"
+        more = "" if layer is None else f", first in layer {layer}"
         note = Note.of(
-            "depends_on_size",
-            path=path,
-            policy=policy,
-            size=size,
-            found="overflow" if difference is None else f"differ by {100 * difference:.2g} %",
-            more="" if layer is None else f", first in layer {layer}",
+            "depends_on_size", path=path, policy=policy, size=size, found=found, more=more
         )
         return (note,)
 
-    def _differing_layer(self, path: str, policy: str, size: int) -> str | None:
+    def _differing_layer(self, setting: Setting) -> str | None:
         """Name the first layer whose outputs depend on the batch size, by running all eagerly.
 
         None where the layers by themselves do not show it.
         """
-        smallest, _ = self._smallest[path, policy]
-        rows, names = min(_FEWEST_ROWS, self._repeated), []
-        kept = max(rows, smallest)  # Of a large batch, whose layers may return more than fits.
+        ((_, policy), size), names = setting, []
+        smallest, _ = self._smallest[setting.series]
+        kept = max(
+            self._rows, smallest
+        )  # Of a large batch, whose layers may return more than fits.
         run = functools.partial(_run_layers, self._models[policy], names, kept)
         try:
-            reference = self._reference(run, run, policy, size=smallest, rows=rows)
+            reference = self._reference(run, run, policy, smallest)
             outputs = run(self._inputs.batch(size), size)
         except Exception as error:
             if not ran_out_of_memory(error, smaller_worked=True):
@@ -114,23 +100,21 @@ class BatchDependence:
             return None
         if any(run_names != names[0] for run_names in names):
             return None  # Other layers run in a larger batch.
-        effects = reference.compare(outputs, examples=min(size, kept), repeated=self._repeated)
+        effects = reference.compare(outputs, min(size, kept), self._repeated)
         named = zip(names[0], effects, strict=True)
         return next((name for name, effect in named if effect and effect.depends), None)
 
-    def _reference(
-        self, run: Run, eager: Run, policy: str, *, size: int, rows: int
-    ) -> "_Reference":
+    def _reference(self, run: Run, eager: Run, policy: str, size: int) -> "_Reference":
         """Run rows in batches of one size: as they are, and moved by one eps."""
         eps, rng = eps_of(policy), np.random.default_rng(0)
-        batch = self._inputs.batch(size * -(-rows // size))
-        expected = _in_batches(run, batch, size, rows)
+        batch = self._inputs.batch(size * -(-self._rows // size))
+        expected = _in_batches(run, batch, size, self._rows)
         if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
-            return _Reference(expected, _in_batches(run, moved, size, rows), eps)
+            return _Reference(expected, _in_batches(run, moved, size, self._rows), eps)
         # Whole numbers and text cannot move: what the first layers make of them does.
         with _first_floats_moved(eps, rng):
-            return _Reference(expected, _in_batches(eager, batch, size, rows), eps)
+            return _Reference(expected, _in_batches(eager, batch, size, self._rows), eps)
 
 
 def eps_of(policy: str) -> float:
@@ -142,8 +126,7 @@ def eps_of(policy: str) -> float:
         elif "_from_" in name:
             found.append(_EPS_OF_FEWER_BITS)
         else:
-            dtype = keras.DTypePolicy(name).compute_dtype
-            found.append(_EPS.get(dtype or "float32", _EPS["float32"]))
+            found.append(_EPS.get(keras.DTypePolicy(name).compute_dtype or "", _EPS["float32"]))
     gpu = bool(tf.config.list_physical_devices("GPU"))
     # Some kernels of a GPU multiply float32 so, and the batch size chooses the kernel.
     if gpu and tf.config.experimental.tensor_float_32_execution_enabled():
@@ -162,7 +145,7 @@ class _Reference:
             least = _LEAST_EPS * eps * max(map(_largest, rows), default=0.0)
             self._outputs.append((rows, max(rounding, least)))
 
-    def compare(self, outputs: Any, *, examples: int, repeated: int) -> list[SizeEffect | None]:
+    def compare(self, outputs: Any, examples: int, repeated: int) -> list[SizeEffect | None]:
         """Compare each output of a batch that repeats so many rows; None where it cannot be."""
         leaves = zip(self._outputs, keras.tree.flatten(outputs), strict=False)
         return [
@@ -191,6 +174,7 @@ def _examples(output: Any, examples: int) -> np.ndarray:
 def _effect(
     rows: list[np.ndarray], found: np.ndarray, tolerance: float, repeated: int
 ) -> SizeEffect | None:
+    """Compare; the difference may be infinite."""
     places = np.flatnonzero(np.arange(len(found)) % repeated < len(rows))
     if not len(places):
         return None
@@ -205,9 +189,7 @@ def _effect(
             sure += int(np.sum(known))
             changed += int(np.sum(known & (row.argmax(-1) != other.argmax(-1))))
     return SizeEffect(
-        largest > tolerance,
-        largest / (scale or 1.0) if np.isfinite(largest) else None,
-        changed / sure if sure else None,
+        largest > tolerance, largest / (scale or 1.0), changed / sure if sure else None
     )
 
 

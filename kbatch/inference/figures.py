@@ -2,12 +2,11 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
-from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
+from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.memory.result import peaks_under
 from kbatch.page.numbers import count_range, where_measured
@@ -116,6 +115,24 @@ def plot_inference_memory(profile: "InferenceProfile", ax: Axes | None = None) -
     return panel
 
 
+def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:
+    """Return the figures for which a profile has data, undrawn."""
+    found = []
+    if any(timing.measured for timing in profile.timings):
+        plot = functools.partial(plot_inference_throughput, profile)
+        title = "Throughput and time of a batch"
+        found.append(Figure("inference-throughput", title, _TALL_IN, plot))
+        plot, title = (
+            functools.partial(plot_inference_operating_curve, profile),
+            "Rate against time",
+        )
+        found.append(Figure("inference-operating-curve", title, _LOW_IN, plot, "small"))
+    if any(record.peak_bytes for record in profile.memory):
+        plot, title = functools.partial(plot_inference_memory, profile), "Memory by batch size"
+        found.append(Figure("inference-memory", title, _LOW_IN, plot, "small"))
+    return tuple(found)
+
+
 def _timed(profile: "InferenceProfile") -> "dict[str, InferenceProfile]":
     """Return the part of each call path and policy that was timed, by its name in a legend."""
     several = len({policy for _, policy in profile.series}) > 1
@@ -153,23 +170,3 @@ def _write_texts(profile: "InferenceProfile", *panels: Axes) -> None:
         rounds = count_range((len(t.block_medians_s) for t in measured), "round")
         parts.append(f"{rounds} a point, bars: 95 % interval of the median")
     canvas.write_caption(panels, " · ".join(parts))
-
-
-def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:
-    """Return the figures for which a profile has data, undrawn."""
-
-    def figure(name: str, title: str, height_in: float, plot: Callable[..., Axes]) -> Figure:
-        draw = functools.partial(plot, profile)
-        shape = "alone" if height_in == _TALL_IN else "small"
-        return Figure(f"inference-{name}", title, height_in, draw, shape)
-
-    found = []
-    if any(timing.measured for timing in profile.timings):
-        title = "Throughput and time of a batch"
-        found += [
-            figure("throughput", title, _TALL_IN, plot_inference_throughput),
-            figure("operating-curve", "Rate against time", _LOW_IN, plot_inference_operating_curve),
-        ]
-    if any(record.peak_bytes for record in profile.memory):
-        found.append(figure("memory", "Memory by batch size", _LOW_IN, plot_inference_memory))
-    return tuple(found)

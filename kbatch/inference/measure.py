@@ -9,40 +9,46 @@ profile.
 import contextlib
 import dataclasses
 import math
-import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import random
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, NamedTuple
 
 import keras
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
-from kbatch.analysis.line_fit import fit_line
-from kbatch.analysis.scaling_curve import batch_size_within
+from kbatch.analysis.scaling_curve import MEASURED
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inputs import InferenceInputs, inference_inputs
-from kbatch.inference.result import (
-    BULK_PATH,
-    InferenceProfile,
-    TargetTooLow,
-    TimingRecord,
-    check_target,
+from kbatch.inference.call_paths import (
+    InferenceInputs,
+    Run,
+    check_call_paths,
+    inference_inputs,
+    open_path,
 )
-from kbatch.inference.sweep import InferenceSweep, Series
-from kbatch.inference.target_search import LatencyTargetSearch
+from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, check_target
+from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
-from kbatch.records.notes import Note
-from kbatch.timing.rounds import TimingPlan, check_seconds
-from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
+from kbatch.timing import (
+    BEYOND_TARGET,
+    DEFAULT_SIZES,
+    LARGER_SIZES,
+    Clock,
+    Setting,
+    Sweep,
+    TimingPlan,
+    WarmUp,
+    check_seconds,
+)
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import kept_variables
 
@@ -51,13 +57,8 @@ _SHARE_BEFORE_CHECKS = 0.6
 # Default sizes with a target: every third power of two, each timed for a few rounds, since fresh
 # calls verify the answer.
 _STEP_WITH_TARGET = 3
-# Calls that show that one batch is far above a target.
-_FEW_CALLS = 10
-# How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
-_SLOW_ROUND = 1.645
-_LEAST_DRIFT = 0.2
-# As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
-_LEAST_CHECK_S = 0.3
+# Most single calls that a record keeps for each block, if the quantile needs no more.
+_KEPT_CALLS = 64
 
 
 def profile_inference(
@@ -65,8 +66,8 @@ def profile_inference(
     x: Any = None,
     *,
     batch_sizes: Iterable[int] | None = None,
-    call_paths: "str | Callable[..., Any] | Iterable[Any]" = ("compiled",),
-    dtype_policies: "str | Iterable[str] | None" = None,
+    call_paths: str | Iterable[str] = ("compiled",),
+    dtype_policies: str | Iterable[str] | None = None,
     latency_slo_ms: float | None = None,
     quantile: float = 0.95,
     time_budget_s: float = TIME_BUDGET_S,
@@ -100,9 +101,8 @@ def profile_inference(
             allow, up to 4096, and on to 65536 while throughput still grows and they are known to
             fit; with a target for powers of eight up to it, in few and short rounds.
         call_paths: Ways to call the model: "compiled" (a `tf.function` for any batch size), "xla",
-            "predict_on_batch", "call" (eager), "predict" (all of `bulk_examples`, in batches),
-            "saved_model" (exported and loaded), or a function of a batch, under the model's own
-            policy only. The first one answers questions unless another is selected.
+            "predict" (all of `bulk_examples`, in batches), "saved_model" (exported and loaded).
+            The first one answers questions unless another is selected.
         dtype_policies: Policies under which copies of the model run, with the same weights in
             every layer, or "int8" for Keras's quantisation. None for the model as it is.
         latency_slo_ms: A latency target in milliseconds. The largest batch that keeps to it is
@@ -132,11 +132,11 @@ def profile_inference(
             "`model` must be a keras.Model: build or load it first "
             f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
         )
-    paths = call_paths_of(call_paths)
+    paths = check_call_paths(call_paths)
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)
         latency_slo_ms = float(latency_slo_ms)
-        if paths[0].bulk:
+        if paths[0] == BULK_PATH:
             raise InputError(
                 "A latency target is for batches that come one by one: name another call path "
                 f"first. Received: call_paths[0]={BULK_PATH!r}, latency_slo_ms={latency_slo_ms}."
@@ -161,7 +161,7 @@ def profile_inference(
         inputs = inference_inputs(model, x)
     # Those that a first call made are kept too.
     with kept_variables(model), contextlib.ExitStack() as stack:
-        models, changes, notes = variants_of(model, inputs, dtype_policies, paths)
+        models, changes, notes = variants_of(model, inputs, dtype_policies)
         memory = MemoryPass((), 0, ())
         if measure_memory:
             memory = measure_predict_memory(
@@ -172,10 +172,10 @@ def profile_inference(
                 time_budget_s=time_budget_s,
                 say=say,
             )
-        dependence = BatchDependence(models, inputs, time_budget_s=time_budget_s)
+        dependence = BatchDependence(models, inputs)
         sweep = InferenceSweep(
             {
-                Series(path.name, policy): stack.enter_context(path.open(copy, inputs))
+                Series(path, policy): stack.enter_context(open_path(path, copy, inputs))
                 for policy, copy in models.items()
                 for path in paths
             },
@@ -191,14 +191,8 @@ def profile_inference(
         for setting, warm_up in sweep.warm_up_all(sizes, larger):
             if latency_slo_ms is not None and setting == Setting(sweep.first_series, sizes[0]):
                 check_reachable(sweep, setting, latency_slo_ms, quantile)
-            dependence.see(
-                setting.series,
-                setting.size,
-                warm_up.returned,
-                examples=sweep.examples_per_call(setting),
-                run=sweep.runs[setting.series],
-                call_s=warm_up.call_s,
-            )
+            examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
+            dependence.see(setting, warm_up.returned, examples=examples, run=run)
         sweep.run()
         profile = InferenceProfile(
             model_name=model.name,
@@ -213,7 +207,9 @@ def profile_inference(
         )
         if latency_slo_ms is None:
             return profile
-        return verify_target(profile, sweep, time_budget_s=time_budget_s, say=say)
+        return verify_target(
+            profile, sweep, sweep.largest_allowed, time_budget_s=time_budget_s, say=say
+        )
 
 
 def measure_predict_memory(
@@ -248,100 +244,116 @@ def measure_predict_memory(
     return MemoryPass(records, passes[0].limit_bytes, notes)
 
 
-def check_reachable(
-    sweep: InferenceSweep, smallest: Setting, target_ms: float, quantile: float
-) -> None:
-    """Check that one example is not far above a target, before all is measured."""
+class Series(NamedTuple):
+    """A call path of the model under a policy."""
 
-    def median_ms(one: Setting) -> float:
-        latencies_s = sweep.fresh_calls(one, _FEW_CALLS)
-        # Where memory ran out, the rounds will tell.
-        return 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
+    call_path: str
+    dtype_policy: str
 
-    found_ms, one = median_ms(smallest), smallest._replace(size=1)
-    if found_ms > target_ms and one != smallest:
-        if sweep.admit(one) is None:
-            return
-        found_ms = median_ms(one)
-        sweep.withdraw(one)  # Not one of the sizes to sweep.
-    if found_ms > target_ms:
-        raise TargetTooLow(target_ms, quantile, 1, found_ms)
+    def __str__(self) -> str:
+        return f"{self.call_path} under {self.dtype_policy}"
 
 
-def verify_target(
-    profile: InferenceProfile,
-    sweep: InferenceSweep,
-    *,
-    time_budget_s: float,
-    say: Callable[[str], None],
-) -> InferenceProfile:
-    """Look for the largest batch within the target, and add the checks to a profile."""
-    series, target_ms = sweep.first_series, profile.target_ms or math.inf
-    if profile.answering:
-        search = LatencyTargetSearch(
-            _guess(profile),
-            target_s=target_ms / 1000,
-            quantile=profile.quantile,
-            largest=sweep.largest_allowed,
-            drift=expected_drift(profile.answering),
-            earlier=[
-                [block.durations_s for block in blocks]
-                for setting, blocks in sweep.blocks.items()
-                if setting.series == series and blocks
-            ],
+class InferenceSweep(Sweep):
+    """Call paths of models, one a policy, that are open for timing."""
+
+    def __init__(
+        self,
+        runs: Mapping[Series, Run],
+        inputs: InferenceInputs,
+        memory: MemoryPass,
+        timing: TimingPlan,
+        *,
+        chosen: bool,
+        bulk_examples: int,
+        target_ms: float | None = None,  # Larger sizes than two are not timed if they take longer.
+        seed: int = 0,
+        say: Callable[[str], None] = lambda line: None,
+        clock: Clock = time.perf_counter,
+    ):
+        super().__init__(timing, chosen=chosen, seed=seed, say=say, clock=clock)
+        self.runs = runs
+        self.first_series = next(iter(runs))  # It answers questions.
+        self._inputs, self._memory = inputs, memory
+        self._bulk_examples, self._target_ms = bulk_examples, target_ms
+
+    def prepare(self, setting: Setting) -> Callable[[], Any]:
+        """Make a batch, and the call of it."""
+        batch = self._inputs.batch(self.examples_per_call(setting))
+        run = self.runs[setting.series]
+        return lambda: run(batch, setting.size)
+
+    def refusal(self, setting: Setting) -> str | None:
+        """Return why a batch is too large for a bulk call, or for the memory."""
+        (path, policy), most = setting.series, self._bulk_examples
+        if path == BULK_PATH and setting.size > most:
+            return f"more than the {most} examples of a bulk call: see `bulk_examples`"
+        return self._memory.refusal(policy, setting.size)
+
+    def shares(self, setting: Setting) -> float:
+        """Return how many batches a call has."""
+        return self.examples_per_call(setting) / setting.size
+
+    def target_s(self, setting: Setting) -> float:
+        """Return the target; infinite for a bulk call, whose batches nobody waits for."""
+        bulk = setting.series.call_path == BULK_PATH
+        return math.inf if self._target_ms is None or bulk else self._target_ms / 1000
+
+    def examples_per_call(self, setting: Setting) -> int:
+        """Return how many examples a call has: a bulk call has as many whatever the batch."""
+        return self._bulk_examples if setting.series.call_path == BULK_PATH else setting.size
+
+    def warm_up_all(
+        self, sizes: Sequence[int], larger: Sequence[int]
+    ) -> Iterator[tuple[Setting, WarmUp]]:
+        """Warm all settings up, small sizes first, and yield each."""
+        # The first series answers questions, whatever the time leaves to the others.
+        first, *others = self.runs
+        yield from self.warm_up(Setting(first, size) for size in sizes)
+        yield from self.warm_up(Setting(one, size) for size in sizes for one in others)
+        for series in self.runs:
+            most = self._memory.largest_sure(series.dtype_policy)
+            if Setting(series, sizes[-1]) in self.warm_ups:
+                yield from self.go_on(series, (size for size in larger if size <= most))
+
+    @property
+    def largest_allowed(self) -> Setting:
+        """The largest of the first series by memory and time; it may miss the target."""
+        first = self.first_series
+        beyond = [s for s, reason in self.not_run.items() if reason == BEYOND_TARGET]
+        return max(self.timed(first) + [s for s in beyond if s.series == first][:1])
+
+    def records(
+        self, sizes: Sequence[int], larger: Iterable[int], dependence: BatchDependence
+    ) -> tuple[TimingRecord, ...]:
+        """Return what was timed of each series and size; of larger sizes, those that were tried."""
+        asked = [Setting(series, size) for series in self.runs for size in (*sizes, *larger)]
+        tried = self.warm_ups.keys() | self.not_run.keys()
+        return tuple(
+            self._record(setting, dependence)
+            for setting in asked
+            if setting in tried or setting.size in sizes
         )
-        while look := search.ask(more_sizes=sweep.spent_s < time_budget_s):
-            (size, calls), latencies_s = look, None
-            setting = Setting(series, size)
-            if setting in sweep.warm_ups or sweep.admit(setting) is not None:
-                latencies_s = sweep.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
-            found = "memory ran out"
-            if latencies_s is not None:
-                found = f"{1000 * max(latencies_s):.3g} ms at most"
-            say(f"checked batch {size}: {found}")
-            search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
-        profile = dataclasses.replace(profile, checks=search.checks)
-    if profile.verified is not None:
-        return profile
-    unsure = [check for check in profile.checks if check.missing_calls is not None]
-    likely = max(unsure, key=lambda check: check.batch_size, default=None)
-    more = ""
-    if likely is not None:
-        more = f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)"
-    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile, more=more)
-    return dataclasses.replace(profile, noted=(*profile.noted, note))
 
-
-def expected_drift(timings: Sequence[TimingRecord]) -> float:
-    """Return how much slower later calls may be than those that verify an answer."""
-    # The calls of a check are over within about a second; how far the rounds of the sweep scatter
-    # shows what a machine does between two moments, and a short sweep may have seen a calm one.
-    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
-    noise = None
-    with contextlib.suppress(ValueError):  # Too few for a line; slow rounds count too.
-        noise = fit_line(*zip(*pairs, strict=True)).departure.noise
-    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
-
-
-def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
-    """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
-    latency = None
-    for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
-        with contextlib.suppress(ValueError):  # Calls or rounds are too few, as checks will tell.
-            latency = fit()
-            break
-    if latency is None:
-        row = profile.answering[0].row
-        return lambda latency_s: max(1, int(row.size * latency_s / (row.value or math.inf)))
-
-    def guess(latency_s: float) -> int | None:
-        sizes, times_s = latency.batch_sizes, latency.latencies_s
-        if not latency.follows_line and latency_s > times_s[-1]:
-            # The curve ends here; on a plateau the time grows with the size.
-            return int(sizes[-1] * latency_s / times_s[-1])
-        found = batch_size_within(latency, latency_s=latency_s).value
-        # Where the smallest measured size is above the target, smaller ones in proportion, which is
-        # too many where a call has a fixed part, as fresh calls will show.
-        return int(sizes[0] * latency_s / times_s[0]) if found is None else int(found)
-
-    return guess
+    def _record(self, setting: Setting, dependence: BatchDependence) -> TimingRecord:
+        (path, policy), size = setting
+        outcome = self.outcome(setting)
+        if outcome != MEASURED:
+            return TimingRecord(path, policy, size, outcome)
+        blocks = self.blocks[setting]
+        durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
+        # Any of them is as likely: the first call of a block is slower than the others, and slow
+        # blocks have fewer calls.
+        most = max(_KEPT_CALLS * len(blocks), self.timing.needed_calls)
+        kept = random.Random(0).sample(range(len(durations_s)), min(most, len(durations_s)))
+        return TimingRecord(
+            path,
+            policy,
+            size,
+            MEASURED,
+            examples_per_call=self.examples_per_call(setting),
+            first_call_s=self.warm_ups[setting].first_call_s,
+            block_medians_s=tuple(block.median_s for block in blocks),
+            latencies_s=tuple(round(durations_s[place], 9) for place in sorted(kept)),
+            size_effect=dependence.found.get(setting),
+        )

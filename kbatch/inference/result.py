@@ -11,17 +11,18 @@ import numpy as np
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate, calls_for_quantile, quantile_upper_bound
-from kbatch.analysis.line_fit import without_slow_rounds
-from kbatch.analysis.rows import MEASURED, Row, timed_columns
 from kbatch.analysis.scaling_curve import (
+    MEASURED,
     Latency,
+    Row,
     batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
     fit_latency,
     knee_batch_size,
+    timed_columns,
+    without_slow_rounds,
 )
-from kbatch.inference.target_search import TargetCheck
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
 from kbatch.page.numbers import format_number, in_brackets, memory_text
@@ -95,6 +96,18 @@ class TimingRecord:
     def missing_calls(self, quantile: float) -> int:
         """Return how many calls that bound lacks."""
         return max(0, calls_for_quantile(quantile) - len(self.latencies_s))
+
+
+@dataclasses.dataclass(frozen=True)
+class TargetCheck:
+    """A batch size that was called afresh to see whether it keeps to a latency target."""
+
+    batch_size: int  #: Examples in a batch.
+    latencies_s: tuple[float, ...]  #: Seconds of each call; none where memory ran out.
+    #: "verified", "missed", or "unsure" where hiccups of the machine were too many for its calls.
+    outcome: str
+    #: Calls more that would settle a size which may yet keep to it; None if not worth a number.
+    missing_calls: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

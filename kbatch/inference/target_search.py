@@ -13,8 +13,11 @@ of all sizes together: a hiccup does not ask for the size. And the machine may b
 quantile itself has to keep below the target by a room for drift.
 """
 
+import contextlib
 import dataclasses
+import functools
 import math
+import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -22,6 +25,10 @@ import numpy as np
 from scipy import special
 
 from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
+from kbatch.analysis.scaling_curve import Latency, batch_size_within, fit_line
+from kbatch.inference.result import InferenceProfile, TargetCheck, TargetTooLow, TimingRecord
+from kbatch.records.notes import Note
+from kbatch.timing import Setting, Sweep
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92
@@ -36,18 +43,6 @@ _MOST_MISSING = 100
 _UNSEEN_RUN = 2.0
 # How often all looks of a search together may verify a size that does not keep to the target.
 _WRONG = 0.05
-
-
-@dataclasses.dataclass(frozen=True)
-class TargetCheck:
-    """A batch size that was called afresh to see whether it keeps to a latency target."""
-
-    batch_size: int  #: Examples in a batch.
-    latencies_s: tuple[float, ...]  #: Seconds of each call; none where memory ran out.
-    #: "verified", "missed", or "unsure" where hiccups of the machine were too many for its calls.
-    outcome: str
-    #: Calls more that would settle a size which may yet keep to it; None if not worth a number.
-    missing_calls: int | None = None
 
 
 class _Size(NamedTuple):
@@ -220,3 +215,105 @@ class _Hiccups(NamedTuple):
         # An exact power must not be pushed beyond its bound by rounding.
         most = (1 - confidence) * (1 + 1e-9)
         return bool(special.bdtr(hiccups, chances, 1 - quantile) <= most)
+
+
+# Calls that show that one batch is far above a target.
+_FEW_CALLS = 10
+# As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
+_LEAST_CHECK_S = 0.3
+# How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
+_SLOW_ROUND = 1.645
+_LEAST_DRIFT = 0.2
+
+
+def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
+    """Check that one example is not far above a target, before all is measured."""
+    found_ms = 0.0
+    for setting in dict.fromkeys((smallest, smallest._replace(size=1))):
+        known = setting in sweep.warm_ups
+        if not known and sweep.admit(setting) is None:
+            return
+        latencies_s = sweep.fresh_calls(setting, _FEW_CALLS)
+        if not known:
+            sweep.withdraw(setting)  # Not one of the sizes to sweep.
+        # Where memory ran out, the rounds will tell.
+        found_ms = 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
+        if found_ms <= target_ms:
+            return
+    raise TargetTooLow(target_ms, quantile, 1, found_ms)
+
+
+def verify_target(
+    profile: InferenceProfile,
+    sweep: Sweep,
+    largest: Setting,  # That may be tried.
+    *,
+    time_budget_s: float,
+    say: Callable[[str], None],
+) -> InferenceProfile:
+    """Look for the largest batch within the target, and add the checks to a profile."""
+    target_ms = profile.target_ms or math.inf
+    if profile.answering:
+        search = LatencyTargetSearch(
+            _guess(profile),
+            target_s=target_ms / 1000,
+            quantile=profile.quantile,
+            largest=largest.size,
+            drift=expected_drift(profile.answering),
+            earlier=[
+                [block.durations_s for block in blocks]
+                for setting, blocks in sweep.blocks.items()
+                if setting.series == largest.series and blocks
+            ],
+        )
+        while look := search.ask(more_sizes=sweep.spent_s < time_budget_s):
+            (size, calls), latencies_s = look, None
+            setting = largest._replace(size=size)
+            if setting in sweep.warm_ups or sweep.admit(setting) is not None:
+                latencies_s = sweep.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
+            found = "memory ran out"
+            if latencies_s is not None:
+                found = f"{1000 * max(latencies_s):.3g} ms at most"
+            say(f"checked batch {size}: {found}")
+            search.tell(latencies_s or [math.inf] * calls)  # No target is kept to.
+        profile = dataclasses.replace(profile, checks=search.checks)
+    if profile.verified is not None:
+        return profile
+    unsure = [check for check in profile.checks if check.missing_calls is not None]
+    likely = max(unsure, key=lambda check: check.batch_size, default=None)
+    more = ""
+    if likely is not None:
+        more = f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)"
+    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile, more=more)
+    return dataclasses.replace(profile, noted=(*profile.noted, note))
+
+
+def expected_drift(timings: Sequence[TimingRecord]) -> float:
+    """Return how much slower later calls may be than those that verify an answer."""
+    # The calls of a check are over within about a second; how far the rounds of the sweep scatter
+    # shows what a machine does between two moments, and a short sweep may have seen a calm one.
+    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
+    noise = None
+    with contextlib.suppress(ValueError):  # Too few for a line; slow rounds count too.
+        noise = fit_line(*zip(*pairs, strict=True)).noise
+    return max(_LEAST_DRIFT, _SLOW_ROUND * (noise or 0.0))
+
+
+def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
+    """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
+    for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
+        with contextlib.suppress(ValueError):  # Calls or rounds are too few, as checks will tell.
+            return functools.partial(_inverse, fit())
+    row = profile.answering[0].row
+    return lambda latency_s: max(1, int(row.size * latency_s / (row.value or math.inf)))
+
+
+def _inverse(latency: Latency, latency_s: float) -> int:
+    sizes, times_s = latency.batch_sizes, latency.latencies_s
+    if not latency.follows_line and latency_s > times_s[-1]:
+        # The curve ends here; on a plateau the time grows with the size.
+        return int(sizes[-1] * latency_s / times_s[-1])
+    found = batch_size_within(latency, latency_s=latency_s).value
+    # Where the smallest measured size is above the target, smaller ones in proportion, which is
+    # too many where a call has a fixed part, as fresh calls will show.
+    return int(sizes[0] * latency_s / times_s[0]) if found is None else int(found)

@@ -13,58 +13,40 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.inference.call_paths import CallPath, fetched
-from kbatch.inference.inputs import InferenceInputs
+from kbatch.inference.call_paths import InferenceInputs, fetched
 from kbatch.library_internals import holds_variables, lambda_output_shape, layers_of, replaced
 from kbatch.page.numbers import join_words
 from kbatch.records.notes import Note
-from kbatch.training.dtype_policy import (
-    POLICIES,
-    PolicyUnsupported,
-    check_dtype_policies,
-    dtype_policy_scope,
-)
+from kbatch.training.dtype_policy import POLICIES, PolicyUnsupported, dtype_policy_scope
 
 INT8 = "int8"
 
 
 def variants_of(
-    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any, paths: Iterable[CallPath]
+    model: keras.Model, inputs: InferenceInputs, dtype_policies: Any
 ) -> tuple[dict[str, keras.Model], dict[str, float | None], tuple[Note, ...]]:
     """Return the model under each policy, how its outputs differ from float32's, and notes."""
-    own = policy_of(model)
-    names = (own,) if dtype_policies is None else check_variants(dtype_policies)
-    functions = [path.name for path in paths if path.function is not None]
-    if functions and set(names) != {own}:
-        raise InputError(
-            "Functions in `call_paths` do not run under other policies than what they hold: "
-            "profile them without `dtype_policies`, or name kbatch's own paths. "
-            f"Received: call_paths with {functions}, dtype_policies={names}."
-        )
+    names = (policy_of(model),) if dtype_policies is None else check_variants(dtype_policies)
     models: dict[str, keras.Model] = {}
-    notes = [] if inputs.note is None else [inputs.note]
-    refused = []
+    notes = []
     for name in names:
         try:
             models[name] = variant(model, name)
         except PolicyUnsupported as reason:
-            refused.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
+            notes.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
     if not models:
         raise InputError(
             "The model can be had under none of the policies: leave `dtype_policies` out to "
-            f"measure it as it is. {' '.join(refused)} Received: dtype_policies={names}."
+            f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
         )
+    if inputs.note is not None:
+        notes.append(inputs.note)
     if INT8 in models:
         layers = layers_with_weights(models[INT8])
         plain = [one.name for one in layers if INT8 not in one.dtype_policy.name]
         if plain:
-            note = Note.of(
-                "not_quantised",
-                quantised=len(layers) - len(plain),
-                layers=len(layers),
-                others=join_words(plain),
-            )
-            notes.append(note)
+            known = {"quantised": len(layers) - len(plain), "layers": len(layers)}
+            notes.append(Note.of("not_quantised", **known, others=join_words(plain)))
     changes: dict[str, float | None] = {}
     others = {name: one for name, one in models.items() if name != "float32"}
     if others:
@@ -75,20 +57,18 @@ def variants_of(
                 name: output_change(outputs_of(one, inputs.rows), expected)
                 for name, one in others.items()
             }
-    return models, changes, (*refused, *notes)
+    return models, changes, tuple(notes)
 
 
 def check_variants(dtype_policies: Any) -> tuple[str, ...]:
     single = isinstance(dtype_policies, str) or not isinstance(dtype_policies, Iterable)
     names: tuple[Any, ...] = (dtype_policies,) if single else tuple(dtype_policies)
-    if not names or len(set(names)) < len(names):
+    known = all(name in (*POLICIES, INT8) for name in names)
+    if not names or not known or len(set(names)) < len(names):
         raise InputError(
-            "`dtype_policies` must be at least one policy, each once. "
+            f"`dtype_policies` must be at least one of {', '.join((*POLICIES, INT8))}, each once. "
             f"Received: dtype_policies={names!r}."
         )
-    policies = [name for name in names if name != INT8]
-    if policies:
-        check_dtype_policies(policies)
     return names
 
 

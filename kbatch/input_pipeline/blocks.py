@@ -24,7 +24,7 @@ from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
 from kbatch.input_pipeline.pipeline import BatchStream
 from kbatch.input_pipeline.result import LongRun, RateRecord, StepSpan, long_run
-from kbatch.timing.rounds import FEWEST_ROUNDS
+from kbatch.timing import FEWEST_ROUNDS
 from kbatch.training.data.forms import each_part, parts_of, rows_of
 from kbatch.training.model import build_ahead, check_one_device, user_step, wait_for
 from kbatch.training.state import KeptState, kept_state

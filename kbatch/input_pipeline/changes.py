@@ -38,7 +38,7 @@ from kbatch.library_internals import (
 )
 from kbatch.library_internals import dataset_function as function_of
 from kbatch.page.numbers import memory_text, one_line
-from kbatch.timing.rounds import FEWEST_ROUNDS, interleaved
+from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
 
 # A change with the changed pipeline, None where a reason says why it is not to be tried.

@@ -28,7 +28,7 @@ from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
 from kbatch.input_pipeline.pipeline import form_of, pipeline_of
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.records.notes import Note
-from kbatch.timing.rounds import check_seconds, interleaved
+from kbatch.timing import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import gives_batches, rows_of
 from kbatch.training.data.training_data import held_on_device

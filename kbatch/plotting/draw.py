@@ -19,7 +19,7 @@ from kbatch.plotting.canvas import (
 )
 
 if TYPE_CHECKING:
-    from kbatch.analysis.rows import Row
+    from kbatch.analysis.scaling_curve import Row
 
 Color = str | tuple[float, float, float]
 # Both ends of an interval, None where there is none.

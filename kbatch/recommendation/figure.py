@@ -31,7 +31,7 @@ Curve = dict[int, tuple[float, tuple[float, float] | None]]
 def limit_curves(found: "Recommendation") -> dict[str, Curve]:
     """Return throughput, worth of an example and progress, each as a share of its largest."""
     noise, bounds = found.noise_scale.value or 0.0, noise_bounds(found.noise_scale)
-    rates = {way.batch_size: way.samples_per_second for way in found.fastest}
+    rates = {size: size / time_s for size, time_s in found.times_s.items()}
     most, smallest = max(rates.values(), default=1.0), min(rates, default=1)
 
     def worth(scale: float, size: int) -> float:

@@ -20,24 +20,24 @@ noise scale grows, so a range of noise scales gives a range of sizes.
 
 import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from kbatch.analysis.intervals import Estimate
 from kbatch.input_pipeline.result import CLOSEST_RATIO
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
-from kbatch.throughput.result import TimedUpdate
 
 MEMORY = "memory"
 SATURATION = "hardware saturation"
 NOISE = "gradient noise"
 INPUT = "input pipeline"
 LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
-# Updates whose times differ by less than this share are equally fast.
-_TIE = 0.02
 # Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
+
+# Seconds of an update by batch size, ascending.
+UpdateTimes = Mapping[int, float]
 
 
 def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
@@ -58,27 +58,19 @@ def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | Non
     return min([likely, *(size - 1 for size in out)])
 
 
-def relative_time(update: TimedUpdate, *, noise_scale: float, rate: float = math.inf) -> float:
-    """Compute the time to a goal, in units that are the same for all batch sizes.
+def times_to_goal(
+    times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
+) -> dict[int, float]:
+    """Compute the time to a goal of each batch size, all in the same unit.
 
     `rate` is what the input pipeline delivers, in examples/s.
     """
-    time_s = max(update.median_s, update.batch_size / rate)
-    if noise_scale == math.inf:
-        return time_s / update.batch_size
-    return time_s * (1 + noise_scale / update.batch_size) / (1 + noise_scale)
-
-
-def fastest_of_each(updates: Iterable[TimedUpdate]) -> tuple[TimedUpdate, ...]:
-    """Return the fastest update of each batch size, ascending; the larger micro-batch of equals."""
-    ways: dict[int, list[TimedUpdate]] = {}
-    for update in sorted(updates, key=lambda way: (way.batch_size, way.median_s)):
-        ways.setdefault(update.batch_size, []).append(update)
-    # The first of each size is its fastest.
-    near = (
-        [w for w in same if w.median_s <= (1 + _TIE) * same[0].median_s] for same in ways.values()
-    )
-    return tuple(max(same, key=lambda way: way.micro_batch_size) for same in near)
+    found = {}
+    for size, update_s in times_s.items():
+        wait_s = max(update_s, size / rate)
+        noisy = noise_scale == math.inf
+        found[size] = wait_s * (1 / size if noisy else (1 + noise_scale / size) / (1 + noise_scale))
+    return found
 
 
 def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
@@ -86,27 +78,25 @@ def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
     return noise.low or 0.0, math.inf if noise.high is None else noise.high
 
 
-def starting_size(
-    ways: Sequence[TimedUpdate], *, noise_scale: float, rate: float = math.inf
-) -> int:
+def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
     """Return the smallest batch size that is about as fast to a goal as the best one."""
-    times = {way.batch_size: relative_time(way, noise_scale=noise_scale, rate=rate) for way in ways}
-    return min(size for size, time in times.items() if time <= CLOSEST_RATIO * min(times.values()))
+    goal = times_to_goal(times_s, noise_scale=noise_scale, rate=rate)
+    return min(size for size, time in goal.items() if time <= CLOSEST_RATIO * min(goal.values()))
 
 
 def sizes_to_search(
-    ways: Sequence[TimedUpdate],
+    times_s: UpdateTimes,
     noise: Estimate[float | None],
     *,
     base_batch_size: int,
-    rates: Sequence[float] = (),
+    rates: Iterable[float] = (math.inf,),
 ) -> tuple[int, ...]:
     """Return the sizes that may train best, ascending: the base size and one more at each end."""
     likely = noise.low or 0.0 if noise.value is None else noise.value
     scales = (*noise_bounds(noise), likely / _NOISE_FACTOR, likely * _NOISE_FACTOR)
-    cases = itertools.product(scales, rates or (math.inf,))
-    starts = [starting_size(ways, noise_scale=scale, rate=rate) for scale, rate in cases]
-    sizes = [way.batch_size for way in ways]
+    cases = itertools.product(scales, rates)
+    starts = [starting_size(times_s, noise_scale=scale, rate=rate) for scale, rate in cases]
+    sizes = list(times_s)
     first, last = sizes.index(min(starts)), sizes.index(max(starts))
     around = sizes[max(0, first - 1) : last + 2]
     ends = [*around, *(size for size in sizes if size == base_batch_size)]
@@ -114,50 +104,46 @@ def sizes_to_search(
 
 
 def binding_limits(
-    updates: Iterable[TimedUpdate],
+    times_s: UpdateTimes,
     noise: Estimate[float | None],
     *,
     saturation: tuple[float, float] | None,
-    rates: Sequence[float] = (),
-    without_memory_limit: Iterable[TimedUpdate] = (),
+    rates: Iterable[float] = (math.inf,),
+    without_memory_limit: UpdateTimes,
 ) -> tuple[str, ...]:
     """Return which limit binds, for all that the measurements allow."""
-    ways = fastest_of_each(updates)
-    free = fastest_of_each((*ways, *without_memory_limit))
+    free_s = {**without_memory_limit}
+    for size, time_s in times_s.items():
+        free_s[size] = min(time_s, free_s.get(size, math.inf))
 
     def binding(scale: float, rate: float) -> set[str]:
-        def least(of: Sequence[TimedUpdate], rate: float) -> float:
-            return min(relative_time(way, noise_scale=scale, rate=rate) for way in of)
+        def least(of: UpdateTimes, rate: float) -> float:
+            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
 
-        now = least(ways, rate)
-        gains = {MEMORY: now / least(free, rate), INPUT: now / least(ways, math.inf)}
+        now = least(times_s, rate)
+        gains = {MEMORY: now / least(free_s, rate), INPUT: now / least(times_s, math.inf)}
         limit = max(gains, key=lambda name: gains[name])
         if gains[limit] > CLOSEST_RATIO:
             return {limit}
-        if now / least(free, math.inf) > CLOSEST_RATIO:
+        if now / least(free_s, math.inf) > CLOSEST_RATIO:
             return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
         if saturation is None:
             return {SATURATION, NOISE}
         return {SATURATION if end < scale else NOISE for end in saturation}
 
-    cases = itertools.product(noise_bounds(noise), rates or (math.inf,))
-    found = set().union(*itertools.starmap(binding, cases))
+    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
     return tuple(limit for limit in LIMITS if limit in found)
 
 
-def with_more_memory(
-    updates: Iterable[TimedUpdate], *, largest_batch_size: int
-) -> tuple[TimedUpdate, ...]:
-    """Extrapolate what a step on a whole batch would take if more examples fitted at once."""
-    # Each further example takes as long as those between the two largest that went through whole.
-    whole = [update for update in fastest_of_each(updates) if not update.accumulated]
-    if len(whole) < 2:
-        return ()
-    before, last = whole[-2:]
-    example_s = (last.median_s - before.median_s) / (last.batch_size - before.batch_size)
-    found, size = [], 2 * last.batch_size
+def with_more_memory(whole_s: UpdateTimes, *, largest_batch_size: int) -> dict[int, float]:
+    """Extrapolate what larger batches would take if they went through at once, as others did."""
+    # Each further example takes as long as those between the two largest.
+    if len(whole_s) < 2:
+        return {}
+    (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
+    example_s = (last_s - before_s) / (last - before)
+    found, size = {}, 2 * last
     while example_s > 0 and size <= largest_batch_size:
-        time_s = last.median_s + example_s * (size - last.batch_size)
-        found.append(TimedUpdate(size, size, (0,), (time_s,)))
+        found[size] = last_s + example_s * (size - last)
         size *= 2
-    return tuple(found)
+    return found

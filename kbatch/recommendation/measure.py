@@ -1,6 +1,8 @@
 """The limits of the batch size, measured one after the other within one budget of time."""
 
 import contextlib
+import dataclasses
+import functools
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
@@ -27,16 +29,16 @@ from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION, most_
 from kbatch.recommendation.pilot import run_pilot
 from kbatch.recommendation.result import Recommendation
 from kbatch.search import BASE_BATCH_SIZE
+from kbatch.throughput.measure import ALONE, update_sweep
 from kbatch.throughput.result import TimedUpdate
-from kbatch.throughput.updates import time_updates
-from kbatch.timing.rounds import check_seconds
+from kbatch.timing import Setting, TimingPlan, check_seconds
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.training_data import DataEnded, TrainingData
 from kbatch.training.learning_rate import Schedule, peak_learning_rate
-from kbatch.training.model import check_one_device
+from kbatch.training.model import check_one_device, user_step
 from kbatch.training.state import check_seed, inner_optimizers, kept_state, seeded
 
 _SMALLEST, _LARGEST = 8, 2048
@@ -103,11 +105,20 @@ def recommend(
     data.check()
     if not gives_batches(x):  # Rows that do not fit each other are refused at once.
         _sizes(asked, arrays_of(x, y)[1])
-    budget, unknown = Budget(budget_s, on_progress), {}
+    ends_s, unknown = time.perf_counter() + budget_s, {}
+
+    def begin(name: str) -> float:
+        """Tell of a measurement, and return its seconds: its share of what is left."""
+        if on_progress is not None:
+            on_progress(_LINES[name])
+        later = list(_SHARES.values())[list(_SHARES).index(name) :]
+        left_s = ends_s - time.perf_counter()
+        return max(left_s * later[0] / sum(later), _LEAST_SHARE * budget_s)
+
     load = Workload(builder, data, keras.config.dtype_policy().name)
     with _refusals_told():
         # First, since a worker process measures it, and a GPU has to be free for that.
-        memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=budget.begin(MEMORY))
+        memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin(MEMORY))
         fits = most_at_once(memory.records, memory.limit_bytes)
         with seeded(seed):
             run = load.start()
@@ -116,7 +127,7 @@ def recommend(
             sizes = _sizes(asked, examples)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
-            pilot, part_s = None, budget.begin(NOISE)
+            pilot, part_s = None, begin(NOISE)
             with reason_kept(NOISE, unknown):
                 pilot = run_pilot(model, data, batch_size=base, budget_s=part_s, seed=seed)
         pipeline = None
@@ -124,15 +135,10 @@ def recommend(
             sum_sparse_gradients(model)  # As a search trains.
             model.make_train_function()  # All that is timed shares its graphs.
             updates = time_updates(
-                model,
-                data,
-                batch_sizes=sizes,
-                largest_whole=fits,
-                budget_s=budget.begin(SATURATION),
-                first=base,
+                model, data, sizes, largest_whole=fits, budget_s=begin(SATURATION), first=base
             )
             if timings := [update for update in updates if update.measured]:
-                part_s = budget.begin(INPUT)
+                part_s = begin(INPUT)
                 with reason_kept(INPUT, unknown):
                     timed = _read_at(timings, base=base, budget_s=part_s)
                     pipeline = _input(model, data, timed, budget_s=part_s, seed=seed)
@@ -177,32 +183,15 @@ def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ..
 
 # In the order in which they are measured: the line before each, and its share of the budget. What
 # one leaves over, the later ones share.
-_MEASUREMENTS = {
-    MEMORY: ("memory: how many examples fit at once", 0.3),
-    NOISE: ("gradient noise: a pilot", 0.3),
-    SATURATION: ("hardware saturation: the time of an update by batch size", 0.25),
-    INPUT: ("input pipeline: what it delivers", 0.15),
+_LINES = {
+    MEMORY: "memory: how many examples fit at once",
+    NOISE: "gradient noise: a pilot",
+    SATURATION: "hardware saturation: the time of an update by batch size",
+    INPUT: "input pipeline: what it delivers",
 }
+_SHARES = {MEMORY: 0.3, NOISE: 0.3, SATURATION: 0.25, INPUT: 0.15}
 # Of the budget, for each measurement, however late it is.
 _LEAST_SHARE = 0.05
-
-
-class Budget:
-    """The seconds of the call, shared out among its measurements."""
-
-    def __init__(self, budget_s: float, on_progress: Callable[[str], None] | None):
-        self._budget_s = budget_s
-        self._ends_s = time.perf_counter() + budget_s
-        self._say = on_progress or (lambda line: None)
-
-    def begin(self, name: str) -> float:
-        """Tell of a measurement, and return its seconds: its share of what is left."""
-        line, share = _MEASUREMENTS[name]
-        self._say(line)
-        names = list(_MEASUREMENTS)
-        later = sum(_MEASUREMENTS[each][1] for each in names[names.index(name) :])
-        left_s = self._ends_s - time.perf_counter()
-        return max(left_s * share / later, _LEAST_SHARE * self._budget_s)
 
 
 @contextlib.contextmanager
@@ -253,6 +242,43 @@ def _memory(
         if one_bytes is None or one_bytes > MEMORY_WINDOW[1] * facts.limit_bytes:
             raise no_example_fits(facts, MEMORY_WINDOW, one_bytes, None)
         return found
+
+
+def time_updates(
+    model: keras.Model,
+    data: TrainingData,
+    batch_sizes: Sequence[int],
+    *,
+    largest_whole: int | None,
+    budget_s: float,
+    first: int,
+) -> tuple[TimedUpdate, ...]:
+    """Time updates on whole batches, `first` before the others; larger ones are made of parts.
+
+    Those that were not timed have the reason as their outcome.
+    """
+    fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
+    timing = TimingPlan(
+        budget_s,
+        needed_calls=12,
+        block_s=0.03,
+        precision=0.02,
+        # XLA may take a minute for each shape. Without it the second that is traced serves all.
+        first_calls_count=bool(model.jit_compile),
+    )
+    batch_of = functools.partial(data.sample, model=model)
+    with update_sweep(model, batch_of, timing, chosen=False) as sweep:
+        ordered = sorted(fitting, key=lambda size: (size != first, size))
+        list(sweep.warm_up(Setting(ALONE, size) for size in ordered))
+        sweep.run()
+        found = [sweep.found(Setting(ALONE, size)) for size in fitting]
+    largest = max((u for u in found if u.measured), key=lambda u: u.batch_size, default=None)
+    if largest is not None and largest_whole is not None and user_step(model) is None:
+        for size in batch_sizes[len(fitting) :]:
+            parts = -(-size // largest.batch_size)
+            times_s = tuple(parts * time_s for time_s in largest.durations_s)
+            found.append(dataclasses.replace(largest, batch_size=size, durations_s=times_s))
+    return tuple(found)
 
 
 # The pipeline is read in batches of at most so many times the base size.

@@ -10,7 +10,7 @@ import numpy as np
 
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
-from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
@@ -18,15 +18,13 @@ from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Figure, Result
 from kbatch.recommendation.limits import (
     INPUT,
-    MEMORY,
-    NOISE,
+    LIMITS,
     SATURATION,
     binding_limits,
-    fastest_of_each,
     most_at_once,
-    relative_time,
     sizes_to_search,
     starting_size,
+    times_to_goal,
     with_more_memory,
 )
 from kbatch.records.machine import EnvironmentRecord
@@ -40,8 +38,6 @@ if TYPE_CHECKING:
 _USEFUL_SHARE = 0.9
 # Of fewer stretches the late half says too little.
 _FEWEST_STRETCHES = 6
-# Where a limit begins, and what was measured; or why it is not known.
-_Found = tuple[Estimate[float | None], str] | str
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,11 +56,10 @@ class PilotRecord:
     def noise_scale(self) -> Estimate[float | None]:
         """The gradient noise scale of the late half of the stretches that brought progress."""
         useful = max(_FEWEST_STRETCHES, useful_stretches(self.losses))
-        return noise_scale_of_epochs(
-            np.array(self.gradient_variances[:useful], float),  # None is NaN.
-            np.array(self.gradient_squared_norms[:useful], float),
-            weights=[max(1, updates) for updates in self.updates[:useful]],
-        )
+        weights = [max(1, updates) for updates in self.updates[:useful]]
+        variances = np.array(self.gradient_variances[:useful], float)  # None is NaN.
+        squared_norms = np.array(self.gradient_squared_norms[:useful], float)
+        return noise_scale_of_runs([(variances, squared_norms, weights)])
 
 
 def useful_stretches(losses: Sequence[float]) -> int:
@@ -93,7 +88,9 @@ class Recommendation(Result):
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
     learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
-    updates: tuple[TimedUpdate, ...]  #: All in the same rounds, or why they were not timed.
+    #: Of each batch size, all in the same rounds, or why they were not timed. Those in parts follow
+    #: from the time of the largest that went through at once.
+    updates: tuple[TimedUpdate, ...]
     memory: tuple[MemoryRecord, ...]  #: Of some batch sizes, ascending.
     memory_limit_bytes: int  #: Memory that they could take.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
@@ -188,18 +185,17 @@ class Recommendation(Result):
     @property
     def batch_size(self) -> int | None:
         """Examples of an update to start with; None without timings."""
-        if not self.fastest:
+        times_s, noise = self.times_s, self._known_noise
+        if not times_s:
             return None
-        noise = self._known_noise
         if noise is None:  # The size that the learning rate suits, or the next one.
-            sizes = [way.batch_size for way in self.fastest]
-            return min(sizes, key=lambda size: (abs(size - self.base_batch_size), size))
-        return starting_size(self.fastest, noise_scale=noise, rate=self.input_rate)
+            return min(times_s, key=lambda size: (abs(size - self.base_batch_size), size))
+        return starting_size(times_s, noise_scale=noise, rate=self.input_rate)
 
     @property
     def micro_batch_size(self) -> int | None:
         """Examples of it that go through the device at once."""
-        sizes = {way.batch_size: way.micro_batch_size for way in self.fastest}
+        sizes = {timed.batch_size: timed.micro_batch_size for timed in self.timings}
         return None if self.batch_size is None else sizes[self.batch_size]
 
     @property
@@ -212,52 +208,51 @@ class Recommendation(Result):
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The sizes that a search should compare, ascending; none without timings."""
-        if not self.fastest:
+        if not self.timings:
             return ()
-        return sizes_to_search(
-            self.fastest,
-            self.noise_scale,
-            base_batch_size=self.base_batch_size,
-            rates=self._rate_bounds,
-        )
+        base, rates = self.base_batch_size, self._rate_bounds or (math.inf,)
+        return sizes_to_search(self.times_s, self.noise_scale, base_batch_size=base, rates=rates)
 
     @property
     def binding(self) -> tuple[str, ...]:
         """The limit that binds; several where they cannot be separated, none without timings."""
-        if not self.timings:
+        times_s = self.times_s
+        if not times_s:
             return ()
-        most, largest = self._most_at_once, max(timed.batch_size for timed in self.timings)
+        most, largest = self._most_at_once, max(times_s)
         ends = most is not None and most < largest  # Memory, not the data or the sizes.
+        whole_s = {timed.batch_size: timed.median_s for timed in self._whole}
         return binding_limits(
-            self.timings,
+            times_s,
             self.noise_scale,
             saturation=self.saturation and self.saturation.ends,
-            rates=self._rate_bounds,
+            rates=self._rate_bounds or (math.inf,),
             without_memory_limit=with_more_memory(
-                self.timings, largest_batch_size=largest if ends else 0
+                whole_s, largest_batch_size=largest if ends else 0
             ),
         )
 
     @property
     def timings(self) -> tuple[TimedUpdate, ...]:
-        """The updates that were timed."""
+        """The updates that have times."""
         return tuple(update for update in self.updates if update.measured)
 
-    @functools.cached_property
-    def fastest(self) -> tuple[TimedUpdate, ...]:
-        """The fastest way of each batch size, ascending."""
-        return fastest_of_each(self.timings)
+    @property
+    def times_s(self) -> dict[int, float]:
+        """Seconds of an update by batch size, ascending."""
+        return {timed.batch_size: timed.median_s for timed in self.timings}
+
+    @property
+    def _whole(self) -> list[TimedUpdate]:
+        return [timed for timed in self.timings if not timed.accumulated]
 
     @property
     def relative_times(self) -> dict[int, float]:
         """Expected time to a goal of each size over the least; empty without a noise scale."""
         noise = self.noise_scale.value
-        if noise is None:
+        if noise is None or not self.timings:
             return {}
-        times = {
-            way.batch_size: relative_time(way, noise_scale=noise, rate=self.input_rate)
-            for way in self.fastest
-        }
+        times = times_to_goal(self.times_s, noise_scale=noise, rate=self.input_rate)
         return {size: time / min(times.values()) for size, time in times.items()}
 
     @functools.cached_property
@@ -277,11 +272,10 @@ class Recommendation(Result):
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        whole = [timed for timed in self.timings if not timed.accumulated]
-        sizes = [t.batch_size for t in whole for _ in t.durations_s]
-        if len(whole) < 2 or len(sizes) < 3:
+        pairs = [(timed.batch_size, s) for timed in self._whole for s in timed.durations_s]
+        if len(self._whole) < 2 or len(pairs) < 3:
             return None
-        found = efficient_batch_size(fit_latency(sizes, [s for t in whole for s in t.durations_s]))
+        found = efficient_batch_size(fit_latency(*zip(*pairs, strict=True)))
         return None if found.value is not None and found.ends is None else found
 
     @property
@@ -314,54 +308,50 @@ class Recommendation(Result):
     @property
     def limits(self) -> tuple[Limit, ...]:
         """The four limits, from memory to the input pipeline."""
-        found = {
-            MEMORY: self._memory_limit(),
-            SATURATION: self._saturation_limit(),
-            NOISE: self._noise_limit(),
-            INPUT: self._input_limit(),
-        }
+        found = (self._memory(), self._saturation(), self._noise(), self._input())
         return tuple(
-            Limit(name, one[0], one[1])
-            if isinstance(one, tuple)
-            else Limit(name, None, f"cannot tell, because {self.unknown.get(name, one)}")
-            for name, one in found.items()
+            Limit(name, begins, words)
+            if begins is not None
+            else Limit(name, None, f"cannot tell, because {self.unknown.get(name, words)}")
+            for name, (begins, words) in zip(LIMITS, found, strict=True)
         )
 
-    def _memory_limit(self) -> _Found:
+    # Where a limit begins, and what was measured; or None, and why it is not known.
+
+    def _memory(self) -> tuple[Estimate[float | None] | None, str]:
         most = self._most_at_once
         if most is None:
-            return "it hardly grows with the batch"
+            return None, "it hardly grows with the batch"
         limit = memory_text(self.memory_limit_bytes)
         return Estimate(most), f"about {format_number(most, 2)} examples at once fit in {limit}"
 
-    def _saturation_limit(self) -> _Found:
+    def _saturation(self) -> tuple[Estimate[float | None] | None, str]:
         found = self.saturation
         if found is None:
-            return "that takes two sizes that were timed whole"
-        whole = [timed for timed in self.timings if not timed.accumulated]
-        best = max(whole, key=lambda timed: timed.samples_per_second)
+            return None, "that takes two sizes that were timed whole"
+        best = max(self._whole, key=lambda timed: timed.samples_per_second)
         fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
         if found.value is None:
-            return f"a larger batch took no longer as far as was timed; the fastest was {fastest}"
-        beyond = " (not timed)" if found.value > whole[-1].batch_size else ""
+            longer = "a larger batch took no longer as far as was timed"
+            return None, f"{longer}; the fastest was {fastest}"
+        beyond = " (not timed)" if found.value > self._whole[-1].batch_size else ""
         size = format_number(found.value, 2)
         return found, f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
 
-    def _noise_limit(self) -> _Found:
+    def _noise(self) -> tuple[Estimate[float | None] | None, str]:
         noise, size = self.noise_scale, self._known_noise
         if size is None:
-            return "the mean gradient was lost in its noise"
+            return None, "the mean gradient was lost in its noise"
         more = " or more" if noise.value is None else ""
         words = f"a batch of {format_number(size, 2)}{more} wastes half of its examples"
         return dataclasses.replace(noise, value=size), words
 
-    def _input_limit(self) -> _Found:
-        rate, ways = self.input_rate, self.fastest
-        if not self._rate_bounds or not ways:
-            return "it was not measured"
-        waits = [way for way in ways if rate * CLOSEST_RATIO < way.samples_per_second]
-        delivered = f"{format_number(rate, 2)} samples/s"
-        if not waits:
+    def _input(self) -> tuple[Estimate[float | None] | None, str]:
+        rate, times_s = self.input_rate, self.times_s
+        if not self._rate_bounds or not times_s:
+            return None, "it was not measured"
+        waits = (size for size, time_s in times_s.items() if rate * CLOSEST_RATIO < size / time_s)
+        delivered, first = f"{format_number(rate, 2)} samples/s", next(waits, None)
+        if first is None:
             return UNRESOLVED, f"{delivered}, enough for every size"
-        size = waits[0].batch_size
-        return Estimate(size), f"{delivered}: the device waits from {size:,} on"
+        return Estimate(first), f"{delivered}: the device waits from {first:,} on"

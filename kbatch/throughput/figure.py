@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
+from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
@@ -40,7 +41,8 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
         )
     memory_bytes = profile.memory_bytes
     timed = [way.micro_batch_size for way in profile.fastest_ways]
-    sizes = sorted({*timed, *profile.out_of_memory, *memory_bytes})
+    failed = [u.micro_batch_size for u in profile.updates if u.outcome == OUT_OF_MEMORY]
+    sizes = sorted({*timed, *failed, *memory_bytes})
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
     batch_axis(lowest, sizes, "Micro-batch size (examples at once)")
@@ -56,7 +58,7 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     rate_and_time_axes(upper, middle, "micro-batch")
     if memory_bytes:
         draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
-    for size in profile.out_of_memory:
+    for size in failed:
         draw.missing(lowest, size, words="out of memory")
     marked = [("take", profile.micro_batch_size, True)]
     if profile.has_fit and (efficient := profile.efficient.value) is not None:
@@ -66,11 +68,11 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     title = f"{profile.model_name}, {profile.dtype_policy}"
     canvas.write_title(upper, title, columns=2, fewest=2)
     parts = where_measured(profile.environment)
+    parts.append("XLA" if profile.jit_compile else "without XLA")
     if batches := sorted({u.batch_size for u in profile.measured if u.accumulated}):
         parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
     number = count_range((len(update.rounds) for update in profile.measured), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
-    parts.append("XLA" if profile.jit_compile else "without XLA")
     fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
     canvas.write_caption(panels, " · ".join(parts), fit)
     return upper

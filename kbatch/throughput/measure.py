@@ -1,12 +1,13 @@
 """How the micro-batch size affects a model's step time, throughput and memory in training."""
 
+import contextlib
 import functools
-import itertools
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import keras
 import keras_tuner
+import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
 from kbatch.device.environment import read_environment
@@ -16,13 +17,16 @@ from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
-from kbatch.throughput.result import TrainingProfile
-from kbatch.throughput.updates import TimedUpdates, Way, micro_batch_steps
-from kbatch.timing.rounds import TimingPlan, check_seconds
-from kbatch.timing.sweep import DEFAULT_SIZES, LARGER_SIZES, Setting
+from kbatch.throughput.result import TimedUpdate, TrainingProfile
+from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
+from kbatch.training.accumulation import Accumulation, varying_micro_batch
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
+from kbatch.training.model import accumulation_of, check_one_device, user_step, wait_for
+from kbatch.training.one_graph import counted_steps, execution_steps
+from kbatch.training.state import kept_state
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
 _ROUNDS, _MOST_ROUNDS = 6, 18
@@ -92,8 +96,8 @@ def profile_training(
     say = on_progress or (lambda line: None)
     data = TrainingData(x, y)
     data.check()
-    accumulate_below, policy = batch_size or 0, keras.config.dtype_policy().name
-    workload = Workload(model_builder(build), data, policy, accumulate_below=accumulate_below)
+    policy = keras.config.dtype_policy().name
+    workload = Workload(model_builder(build), data, policy, accumulate_below=whole or 0)
     # Building the model takes the GPU: the worker process comes first.
     start = functools.cache(workload.start)
 
@@ -125,33 +129,33 @@ def profile_training(
     if not chosen and whole is None and run.examples is not None:
         most = memory.largest_sure(policy)
         larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
-    plan = TimingPlan(
-        time_budget_s,
-        needed_calls=_ROUNDS,
-        rounds_beyond=_MOST_ROUNDS - _ROUNDS,
-        precision=0.03,
-        first_calls_count=False,
-    )
-    way, notes = Way(whole, fed=True), [*memory.notes, run.note]
-    with micro_batch_steps(run.model) as steps:
-        timed = TimedUpdates(
-            steps,
-            run.batch,
-            plan,
-            chosen=chosen,
-            examples=run.examples,
-            refused=lambda size: memory.refusal(policy, size),
-            seed=seed,
-            say=say,
-        )
-        list(timed.warm_up(Setting(way, size) for size in measured))
-        list(timed.go_on(way, larger))
-        together = way._replace(together=True)
-        list(timed.warm_up(one._replace(series=together) for one in timed.timed(way)))
-        timed.run()
-    asked = dict.fromkeys([*(Setting(way, size) for size in measured), *timed.timed(way)])
-    several = (one._replace(series=together) for one in asked)
-    pairs = itertools.chain(*zip(asked, several, strict=True))
+    with update_sweep(
+        run.model,
+        run.batch,
+        TimingPlan(
+            time_budget_s,
+            needed_calls=_ROUNDS,
+            rounds_beyond=_MOST_ROUNDS - _ROUNDS,
+            precision=0.03,
+            first_calls_count=False,
+        ),
+        batch_size=whole,
+        together=True,
+        examples=run.examples,
+        refused=lambda size: memory.refusal(policy, size),
+        chosen=chosen,
+        seed=seed,
+        say=say,
+    ) as sweep:
+        list(sweep.warm_up(Setting(ALONE, size) for size in measured))
+        list(sweep.go_on(ALONE, larger))
+        alone = sweep.timed(ALONE)
+        list(sweep.warm_up(Setting(TOGETHER, one.size) for one in alone))
+        sweep.run()
+        sizes = dict.fromkeys([*measured, *(one.size for one in alone)])
+        asked = [Setting(series, size) for size in sizes for series in (ALONE, TOGETHER)]
+        updates = [sweep.found(s) for s in asked if s.series == ALONE or s in sweep.blocks]
+    notes = [*memory.notes, run.note]
     if whole is not None and measured[0] < whole:
         rows = data.sample(rows_to_compare(), run.model, fewest=1)
         notes.append(parts_note(run.model, rows))
@@ -159,7 +163,7 @@ def profile_training(
         model_name=run.model.name,
         dtype_policy=policy,
         jit_compile=bool(run.model.jit_compile),
-        updates=tuple(timed.found(one) for one in pairs if one in asked or one in timed.blocks),
+        updates=tuple(updates),
         memory=memory.records,
         memory_limit_bytes=memory.limit_bytes or None,
         noted=tuple(dict.fromkeys(note for note in notes if note)),
@@ -171,3 +175,141 @@ def _default_sizes(batch_size: int | None) -> tuple[int, ...]:
     if batch_size is None:
         return DEFAULT_SIZES
     return tuple(sorted({*powers_of_two(1, batch_size), batch_size}))
+
+
+# The series of a sweep; its sizes are micro-batches.
+ALONE, TOGETHER = "one step an execution", "several steps an execution"
+
+
+@contextlib.contextmanager
+def update_sweep(
+    model: keras.Model, batch_of: Callable[[int], Any], timing: TimingPlan, **settings: Any
+) -> "Iterator[UpdateSweep]":
+    """Open the train steps of a model for timing; it is returned as it was."""
+    check_one_device(model)
+    steps = model.steps_per_execution
+    try:
+        with kept_state(model):
+            yield UpdateSweep(TrainSteps(model), batch_of, timing, **settings)
+    finally:
+        model.steps_per_execution = steps
+
+
+class UpdateSweep(Sweep):
+    """Train steps of a model that are open for timing."""
+
+    def __init__(
+        self,
+        steps: "TrainSteps",
+        batch_of: Callable[[int], Any],  # Returns a batch of so many examples, on the device.
+        timing: TimingPlan,
+        *,
+        batch_size: int | None = None,  # Examples of an update; None for those of a micro-batch.
+        # Whether also as many an execution as a search would run: then all are fed from a dataset.
+        together: bool = False,
+        examples: int | None = None,  # Of the data, which end an epoch.
+        refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
+        **settings: Any,
+    ):
+        super().__init__(timing, **settings)
+        self.steps, self._batch_of, self._examples = steps, batch_of, examples
+        self._batch_size, self._refused = batch_size, refused
+        self._together = together and steps.can_run_together
+
+    def prepare(self, setting: Setting) -> Callable[[], None]:
+        """Make the step of a setting, or its execution of several."""
+        batch = self._batch_of(self._batch_size or setting.size)
+        steps = int(self.shares(setting)) if self._together else None
+        return self.steps.step(batch, setting.size, steps)
+
+    def refusal(self, setting: Setting) -> str | None:
+        """Return why a size is not run, or several steps an execution not beside one."""
+        alike = setting.series == TOGETHER and self.shares(setting) == 1
+        words = "one step an execution takes as long as several would"
+        return self._refused(setting.size) or (words if alike else None)
+
+    def shares(self, setting: Setting) -> float:
+        """Return how many steps an execution of a setting runs, by the time of one step."""
+        alone = self.warm_ups.get(Setting(ALONE, setting.size))
+        if setting.series == ALONE or not self._together or alone is None:
+            return 1
+        update = self._batch_size or setting.size
+        epoch = None if self._examples is None else -(-self._examples // update)
+        return execution_steps(alone.call_s, epoch)
+
+    def found(self, setting: Setting) -> TimedUpdate:
+        """Return what was timed of a setting, or why it was not."""
+        blocks, steps = self.blocks.get(setting, []), int(self.shares(setting))
+        return TimedUpdate(
+            self._batch_size or setting.size,
+            setting.size,
+            tuple(block.round for block in blocks),
+            tuple(round(block.median_s / steps, 9) for block in blocks),
+            steps,
+            self.outcome(setting),
+            self.warm_ups[setting].first_call_s if blocks else None,
+        )
+
+
+class TrainSteps:
+    """Makes train steps of a model, each with a micro-batch size and a batch of its own."""
+
+    # Keras's own where the batch goes through at once, else one that accumulates. Those of all
+    # micro-batch sizes share one graph, unless XLA compiles it.
+
+    def __init__(self, model: keras.Model):
+        self._model: Any = model
+        # A step of the user's own stays; one that accumulates gives way to those asked for.
+        stays = accumulation_of(model) is None
+        self._whole = vars(model).get("train_step") if stays else None
+        self._cut: tuple[Any, tf.Variable | None] | None = None  # A step, with a size that varies.
+        # What Keras made of a step, for one or several an execution.
+        self._functions: dict[tuple[Any, bool], Any] = {}
+        if stays and model.train_function is not None:
+            self._functions[self._whole, False] = model.train_function
+        self._count: Any = None  # Of the functions that run several steps.
+
+    @property
+    def can_run_together(self) -> bool:
+        """Whether an execution may run several steps."""
+        return not self._model.run_eagerly and user_step(self._model) is None
+
+    def step(
+        self, batch: Any, micro_batch_size: int, steps: int | None = None
+    ) -> Callable[[], None]:
+        """Make the step of a batch, or an execution of steps; the first call compiles."""
+        train_step, size = self._whole, None
+        if micro_batch_size < rows_of(batch):
+            train_step, size = self._accumulating(micro_batch_size)
+        key = train_step, steps is not None
+        batches = None
+        if steps is not None:
+            batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+
+        def run() -> None:
+            model = self._model
+            function: Any = self._functions.get(key)
+            if steps is not None:
+                self._count = (self._count or counted_steps(model, 1)).changed(steps)
+                model.steps_per_execution = self._count
+            if function is None or model.train_function is not function:
+                vars(model).pop("train_step", None)
+                if train_step is not None:
+                    model.train_step = train_step
+                model.train_function = function
+                model.make_train_function()
+                function = self._functions[key] = model.train_function
+            if size is not None:
+                size.assign(micro_batch_size)
+            # A Python iterator gives one step, a dataset's as many as the model is set to.
+            wait_for(function(batches or iter((batch,))))
+
+        return run
+
+    def _accumulating(self, micro_batch_size: int) -> tuple[Any, tf.Variable | None]:
+        xla = self._model.jit_compile
+        if self._cut is None or xla:
+            Accumulation(micro_batch_size).apply(self._model)
+            size = None if xla else varying_micro_batch(self._model)
+            self._cut = self._model.train_step, size
+        return self._cut

@@ -6,24 +6,17 @@ import statistics
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
-from kbatch.analysis.line_fit import Line
-from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY, Row, timed_columns
 from kbatch.analysis.scaling_curve import (
+    MEASURED,
     Latency,
+    Row,
     efficient_batch_size,
-    fastest_batch_size,
     fit_latency,
+    timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.memory.search import predict_memory
-from kbatch.page.numbers import (
-    format_number,
-    in_brackets,
-    memory_text,
-    percent,
-)
+from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
 from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
@@ -184,9 +177,9 @@ class TrainingProfile(Result):
     @property
     def line_text(self) -> str:
         """The fitted line in words, and how far times are off where it does not hold."""
-        fit = self.step_time
+        fit = self.latency.line
         fixed, each = (format_number(1e3 * max(s, 0.0)) for s in (fit.intercept, fit.slope))
-        off = "" if fit.holds is not False else f", off by up to {percent(fit.departure.worst)}"
+        off = "" if fit.holds is not False else f", off by up to {percent(fit.worst)}"
         return f"{fixed} ms + {each} ms x B{off}"
 
     @property
@@ -228,19 +221,9 @@ class TrainingProfile(Result):
         return len(ways) >= 2 and sum(len(way.rounds) for way in ways) >= 3
 
     @property
-    def step_time(self) -> Line:
-        """The fit t = a + b B of the seconds of a micro-batch, its share of the update included."""
-        return self.latency.line
-
-    @property
     def efficient(self) -> Estimate[float | None]:
         """The smallest size with 90 % of the peak throughput, where the plateau begins."""
         return efficient_batch_size(self.latency)
-
-    @property
-    def fastest(self) -> Estimate[float | None]:
-        """The measured size of the largest throughput; its interval holds those that tie."""
-        return fastest_batch_size(self.latency)
 
     @property
     def latency(self) -> Latency:
@@ -253,16 +236,6 @@ class TrainingProfile(Result):
     def memory_bytes(self) -> dict[int, int]:
         """Most bytes held at once, weights included, of each size where it is known."""
         return peaks_under(self.dtype_policy, self.memory)
-
-    def predict_memory_bytes(self, micro_batch_size: int) -> float:
-        """Estimate the bytes of a micro-batch from the line through two known sizes or more."""
-        size = check_size(micro_batch_size, "micro_batch_size")
-        return predict_memory(self.memory_bytes, size)
-
-    @property
-    def out_of_memory(self) -> tuple[int, ...]:
-        """The sizes that ran out of memory."""
-        return tuple(u.micro_batch_size for u in self.updates if u.outcome == OUT_OF_MEMORY)
 
 
 def choose_micro_batch(

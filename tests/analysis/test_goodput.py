@@ -89,17 +89,6 @@ def test_at_the_critical_size_both_are_twice_their_least():
     np.testing.assert_allclose(size * fit.steps(size), 2 * fit.fewest_examples)
 
 
-def test_the_interval_covers_the_critical_size_in_95_of_100_cases():
-    rng = np.random.default_rng(0)
-    sizes = np.repeat(SIZES, 2)
-    covered = []
-    for _ in range(150):
-        found = fit_steps_to_target(sizes, steps(sizes) * rng.lognormal(0, 0.1, len(sizes)))
-        interval = found.critical_batch_size
-        covered.append(interval.low <= 128 <= interval.high)
-    assert 0.90 < np.mean(covered) < 0.97
-
-
 def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
     rng = np.random.default_rng(0)
     sizes = np.repeat([4, 8, 16, 32], 3)
@@ -117,7 +106,10 @@ def test_the_digits_curve_has_a_critical_size_near_its_bend():
     np.testing.assert_allclose([fit.steps(size) for size in SIZES], updates, rtol=0.25)
 
 
-@pytest.mark.parametrize("sizes", [[4, 8, 0], [4, 8, -1], [4, 8, np.inf]])
-def test_a_batch_size_must_be_positive(sizes):
-    with pytest.raises(ValueError, match="`batch_sizes` must be positive and finite"):
-        fit_steps_to_target(sizes, [300, 200, 100])
+@pytest.mark.parametrize(
+    ("sizes", "steps"),
+    [([4, 8, 0], [3, 2, 1]), ([4, 8, np.inf], [3, 2, 1]), ([4, 8, 9], [3, 2])],
+)
+def test_trials_must_be_positive_and_as_many_as_their_sizes(sizes, steps):
+    with pytest.raises(ValueError, match="`batch_sizes` and `steps` must be positive and finite"):
+        fit_steps_to_target(sizes, steps)

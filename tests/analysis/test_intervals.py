@@ -111,11 +111,6 @@ def test_probabilities_lie_between_zero_and_one(change):
         quantile_upper_bound([1.0], **({"quantile": 0.95} | change))
 
 
-def test_a_value_that_is_no_number_is_refused():
-    with pytest.raises(ValueError, match="`values` must be one number a call"):
-        quantile_upper_bound([1.0, math.nan], quantile=0.95)
-
-
 COVARIANCE = np.array([[0.04, 0.01], [0.01, 0.02]])
 
 

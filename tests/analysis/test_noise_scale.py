@@ -6,7 +6,6 @@ import pytest
 from kbatch.analysis.noise_scale import (
     gradient_moments,
     gradient_noise_scale,
-    noise_scale_of_epochs,
     noise_scale_of_runs,
 )
 
@@ -187,32 +186,20 @@ def test_fewer_than_three_steps_are_unresolved(steps):
 def test_epochs_agree_with_the_steps_they_are_the_means_of():
     m, batch = norms(steps=1000)
     variance, squared = (m - batch) * 32 / 3, batch - (m - batch) / 3
-    by_epoch = noise_scale_of_epochs(
-        # The early half is another story, and left out.
-        [1e9] * 10 + [part.mean() for part in np.split(variance, 10)],
-        [1e-9] * 10 + [part.mean() for part in np.split(squared, 10)],
+    # The early half is another story, and left out.
+    means = (
+        [early] * 10 + [part.mean() for part in np.split(values, 10)]
+        for early, values in ((1e9, variance), (1e-9, squared))
     )
+    by_epoch = noise_scale_of_runs([(*means, 1.0)])
     by_step = gradient_noise_scale(m, batch, **SIZES)
     np.testing.assert_allclose(by_epoch.value, by_step.value)
     assert 0.4 < by_epoch.high / by_step.high < 2.5
 
 
 def test_epochs_count_by_their_measured_updates():
-    heavy = noise_scale_of_epochs([20.0, 20, 41], [1.0, 1, 0.99], weights=[1, 1, 2])
+    heavy = noise_scale_of_runs([([20.0, 20, 41], [1.0, 1, 0.99], [1, 1, 2])])
     np.testing.assert_allclose(heavy.value, (20.0 + 20 + 2 * 41) / (1 + 1 + 2 * 0.99))
-
-
-@pytest.mark.parametrize(
-    ("arguments", "weights", "message"),
-    [
-        (([1.0], [1.0, 2.0]), 1.0, r"shapes \(1,\) and \(2,\)"),
-        (([1.0, 2.0], [1.0, 2.0]), [1.0, 0.0], r"weights=\[1.0, 0.0\]"),
-        (([1.0, 2.0], [1.0, 2.0]), [1.0, 1.0, 1.0], "each of the 2 epochs"),
-    ],
-)
-def test_epochs_that_do_not_match_are_refused(arguments, weights, message):
-    with pytest.raises(ValueError, match=message):
-        noise_scale_of_epochs(*arguments, weights=weights)
 
 
 def test_runs_are_pooled_by_their_late_halves():
@@ -241,7 +228,7 @@ def share_covered(found):
 def test_epochs_that_resemble_their_neighbours_count_as_fewer(late):
     # As independent ones they cover in about 60 of 100 cases.
     moments = correlated_moments(np.random.default_rng(0), 2 * late, 0.7, (200,))
-    found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
+    found = [noise_scale_of_runs([(*pair, 1.0)]) for pair in zip(*moments, strict=True)]
     assert share_covered(found) > 0.8
 
 
@@ -256,7 +243,7 @@ def test_steps_that_resemble_their_neighbours_count_as_fewer():
 
 def test_epochs_unlike_their_neighbours_keep_their_number():
     moments = correlated_moments(np.random.default_rng(0), 40, 0.0, (200,))
-    found = [noise_scale_of_epochs(*pair) for pair in zip(*moments, strict=True)]
+    found = [noise_scale_of_runs([(*pair, 1.0)]) for pair in zip(*moments, strict=True)]
     assert 0.92 < share_covered(found) < 0.98
     widths = [scale.high - scale.low for scale in found]
     assert np.median(widths) < 1.1 * 2 * 2.09 * 100 * np.hypot(0.2, 0.1) / np.sqrt(20)

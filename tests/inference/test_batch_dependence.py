@@ -7,9 +7,9 @@ from small_models import mlp
 
 import kbatch
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import call_paths_of
-from kbatch.inference.inputs import inference_inputs
+from kbatch.inference.call_paths import inference_inputs, open_path
 from kbatch.inference.variants import variant
+from kbatch.timing import Setting
 
 layers, ops = keras.layers, keras.ops
 SIZES = (1, 2, 8, 64, 1024)
@@ -26,13 +26,12 @@ def dependence(model, x, *, path="compiled", policy=None, sizes=SIZES):
         model = variant(model, policy)
     name = policy or "float32"
     inputs = inference_inputs(model, x)
-    (found_path,) = call_paths_of(path)
-    seen = BatchDependence({name: model}, inputs, time_budget_s=60.0)
-    with found_path.open(model, inputs) as run:
+    seen = BatchDependence({name: model}, inputs)
+    with open_path(path, model, inputs) as run:
         for size in sizes:
-            examples = 64 if found_path.bulk else size
+            examples = 64 if path == "predict" else size
             outputs = run(inputs.batch(examples), size)
-            seen.see((path, name), size, outputs, examples=examples, run=run, call_s=1e-3)
+            seen.see(Setting((path, name), size), outputs, examples=examples, run=run)
     return seen
 
 
@@ -101,7 +100,7 @@ PLANTED = {
 def test_planted_dependence_is_named_with_its_layer(name):
     build, x, policy = PLANTED[name]
     seen = dependence(build(), x, policy=policy)
-    differing = [size for (*_, size), effect in seen.found.items() if effect.depends]
+    differing = [size for (_, size), effect in seen.found.items() if effect.depends]
     if name == "overflow":
         assert differing == [1024]
     else:
@@ -206,10 +205,11 @@ def test_a_sound_net_is_not_accused(name):
 
 def test_classes_that_change_beyond_rounding_are_counted():
     """Centring over the batch moves what is largest; at size 1 nothing is left to be largest."""
+    keras.utils.set_random_seed(0)
     seen = dependence(mean_over_examples(), NUMBERS, sizes=(2, 64))
-    effect = seen.found["compiled", "float32", 64]
+    effect = seen.found[Setting(("compiled", "float32"), 64)]
     assert 0 < effect.changed_argmax <= 1
-    sound = dependence(mlp(), NUMBERS[:, :8]).found["compiled", "float32", 64]
+    sound = dependence(mlp(), NUMBERS[:, :8]).found[Setting(("compiled", "float32"), 64)]
     assert sound.changed_argmax == 0
     assert sound.difference < 1e-5
 

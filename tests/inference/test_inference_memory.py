@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import tensorflow as tf
 
-from kbatch.inference.inputs import InferenceInputs, inference_inputs
+from kbatch.inference.call_paths import InferenceInputs, inference_inputs
 from kbatch.inference.measure import measure_predict_memory
 from kbatch.memory.find import memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes

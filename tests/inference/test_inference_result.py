@@ -15,8 +15,8 @@ from inference_factory import (
 )
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.inference.measure import expected_drift
 from kbatch.inference.result import InferenceAnswer, SizeEffect, TargetTooLow
+from kbatch.inference.target_search import expected_drift
 from kbatch.page.table import shown_columns
 
 

@@ -1,17 +1,18 @@
 """The sweep on a clock that only its calls move: which settings are timed, and what is kept."""
 
 import functools
+import itertools
 
 import numpy as np
 import pytest
 from inference_factory import HALF_PEAK, make_profile, time_s
 
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.inputs import InferenceInputs
-from kbatch.inference.sweep import InferenceSweep, Series, spaced_calls
+from kbatch.inference.call_paths import InferenceInputs
+from kbatch.inference.measure import InferenceSweep, Series
 from kbatch.memory.find import MemoryPass
 from kbatch.memory.result import MemoryRecord
-from kbatch.timing.rounds import TimingPlan
+from kbatch.timing import TimingPlan
 
 BULK = 64
 NOT_MEASURED = MemoryPass((), 0, ())
@@ -53,7 +54,7 @@ def swept(
     )
     list(sweep.warm_up_all(sizes, larger))
     sweep.run()
-    records = sweep.records(sizes, larger, BatchDependence({}, INPUTS, time_budget_s=1.0))
+    records = sweep.records(sizes, larger, BatchDependence({}, INPUTS))
     return {(r.call_path, r.batch_size): r for r in records}
 
 
@@ -85,9 +86,9 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
 
 def test_the_first_path_is_timed_at_two_sizes_however_short_the_time():
     plan = {"time_budget_s": 1.0}
-    found = swept(compiled=lambda size: 1.0, call=lambda size: 1.0, chosen=True, plan=plan)
+    found = swept(compiled=lambda size: 1.0, xla=lambda size: 1.0, chosen=True, plan=plan)
     assert [record.measured for record in found.values()] == [True, True] + [False] * 6
-    assert "half of the time budget was spent on preparing" in found["call", 1].outcome
+    assert "half of the time budget was spent on preparing" in found["xla", 1].outcome
 
 
 def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
@@ -123,23 +124,14 @@ def test_a_sweep_goes_no_further_than_memory_is_known(changed, largest):
     assert max(sizes_of(gone_on(**changed), "compiled")) == largest
 
 
-def test_enough_calls_are_kept_in_order_and_not_many_more():
-    for count in (1, 50, 99, 100, 101, 199, 200, 999, 2995, 100_000):
-        kept = spaced_calls(range(count), least=100, seed=1)
-        assert min(count, 100) <= len(kept) < 200 or count == len(kept)
-        assert kept == sorted(set(kept))
+def test_of_many_calls_some_are_kept_of_slow_and_fast_blocks_alike():
+    """Five hundred fast calls, then a hundred slow ones, over and over: one in six is slow."""
+    turns = itertools.count()
 
+    def call_s(size):
+        return 1e-4 if next(turns) % 600 < 500 else 5e-4
 
-@pytest.mark.parametrize("length", [128, 997])
-def test_each_place_of_a_block_is_kept_equally_often(length):
-    places = [place for _ in range(20) for place in range(length)]
-    shares = [
-        np.mean(np.array(spaced_calls(places, least=1280, seed=seed)) == 0) for seed in range(200)
-    ]
-    assert np.mean(shares) == pytest.approx(1 / length, rel=0.15)
-
-
-def test_slow_blocks_with_few_calls_count_by_their_calls():
-    durations_s = ([0.001] * 500 + [0.004] * 50) * 10
-    kept = spaced_calls(durations_s, least=640, seed=0)
-    assert np.mean(np.array(kept) == 0.004) == pytest.approx(1 / 11, abs=0.03)
+    plan = {"needed_calls": 5000, "block_s": 0.05}
+    (record,) = swept(compiled=call_s, sizes=(1,), chosen=True, plan=plan).values()
+    assert len(record.latencies_s) == 5000 < next(turns)
+    assert np.mean(np.array(record.latencies_s) > 2e-4) == pytest.approx(1 / 6, abs=0.03)

@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from inference_factory import make_profile, make_timing, time_s
 
-from kbatch.inference.inputs import InferenceInputs
-from kbatch.inference.measure import check_reachable, verify_target
+from kbatch.inference.call_paths import InferenceInputs
+from kbatch.inference.measure import InferenceSweep, Series
 from kbatch.inference.result import TargetTooLow
-from kbatch.inference.sweep import InferenceSweep, Series
+from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.memory.find import MemoryPass
-from kbatch.timing.rounds import TimingPlan
-from kbatch.timing.sweep import Setting
+from kbatch.timing import Setting, TimingPlan
 
 FIRST = Series("compiled", "float32")
 
@@ -48,7 +47,9 @@ class Machine(InferenceSweep):
 def verified(profile, machine):
     asked = dataclasses.replace(profile, target_ms=machine.target)
     budget_s = machine.time_budget_s
-    return verify_target(asked, machine, time_budget_s=budget_s, say=lambda line: None)
+    return verify_target(
+        asked, machine, machine.largest_allowed, time_budget_s=budget_s, say=lambda line: None
+    )
 
 
 @pytest.mark.parametrize("room", [3, 20, 50])

@@ -21,23 +21,19 @@ def profile(model=None, x=X, **changed):
 
 @pytest.fixture(scope="module")
 def whole(tmp_path_factory):
-    """Several paths and policies with memory and a target, saved and loaded."""
+    """Several paths and policies with a target, saved and loaded."""
     told = []
     model = mlp()
     before = model.get_weights()
-    with shared_worker():  # Else a process a policy.
-        found = kbatch.profile_inference(
-            model,
-            X,
-            batch_sizes=(1, 8, 64),
-            call_paths=("compiled", "predict"),
-            dtype_policies=("float32", "bfloat16"),
-            latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
-            quantile=np.float64(0.95),
-            time_budget_s=np.float32(7.0),
-            memory_limit_bytes=np.int64(2**28),
-            on_progress=told.append,
-        )
+    found = profile(
+        model,
+        call_paths=("compiled", "predict"),
+        dtype_policies=("float32", "bfloat16"),
+        latency_slo_ms=np.float32(10_000),  # Numbers of NumPy are numbers, in its file as well.
+        quantile=np.float64(0.95),
+        time_budget_s=np.float32(2.0),
+        on_progress=told.append,
+    )
     for now, then in zip(model.get_weights(), before, strict=True):
         np.testing.assert_array_equal(now, then)
     path = tmp_path_factory.mktemp("profile") / "p.json"
@@ -63,13 +59,24 @@ def test_every_path_and_policy_has_a_record_a_size(whole):
     assert all(t.measured for t in first)
 
 
-def test_memory_was_measured_for_each_policy_and_size(whole):
-    found, _ = whole
+@pytest.mark.slow
+def test_memory_was_measured_for_each_policy_and_size():
+    told = []
+    policies = ("float32", "bfloat16")
+    with shared_worker():  # Else a process a policy.
+        found = profile(
+            dtype_policies=policies,
+            measure_memory=True,
+            memory_limit_bytes=np.int64(2**28),
+            on_progress=told.append,
+        )
     assert {(m.dtype_policy, m.batch_size) for m in found.memory} == {
-        (policy, size) for policy in ("float32", "bfloat16") for size in (1, 8, 64)
+        (policy, size) for policy in policies for size in (1, 8, 64)
     }
     assert all(m.outcome == "fits" and m.peak_bytes > 0 for m in found.memory)
     assert found.memory_limit_bytes == 2**28
+    assert told[0] == "measuring memory in a worker process"
+    assert any(line.startswith("memory of batch 8 under bfloat16: ") for line in told)
 
 
 def test_the_change_of_the_outputs_stands_beside(whole):
@@ -88,15 +95,8 @@ def test_a_loose_target_is_verified_by_fresh_calls(whole):
 
 def test_it_tells_what_happens(whole):
     found, told = whole
-    assert told[0] == "measuring memory in a worker process"
-    for words in (
-        "memory of batch 8 under bfloat16: ",
-        "compiled under float32, size 1",
-        "round 1: ",
-        "checked batch 64",
-    ):
+    for words in ("compiled under float32, size 1", "round 1: ", "checked batch 64"):
         assert any(line.startswith(words) for line in told), words
-    assert any(line.endswith(" of at most 4 s") for line in told)
     assert found.environment.versions["keras"] == keras.__version__
 
 
@@ -106,24 +106,6 @@ def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
     assert sizes == [2**k for k in range(13)]
     assert found.timings[0].measured
     assert [note.code for note in found.notes] == ["inputs_made"]
-
-
-def test_a_target_that_the_calls_miss_is_told_and_not_verified():
-    calls = []
-
-    def first_fast_then_slow(batch):
-        calls.append(1)
-        if len(calls) > 150:
-            import time
-
-            time.sleep(0.008)
-        return batch
-
-    found = profile(
-        call_paths=(first_fast_then_slow,), latency_slo_ms=5, batch_sizes=(1, 2), time_budget_s=1
-    )
-    assert found.verified is None
-    assert "target_not_verified" in [note.code for note in found.notes]
 
 
 def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
@@ -141,12 +123,17 @@ def test_a_subclassed_model_that_was_never_called_is_built_by_its_data():
 
 
 def test_want_of_memory_in_a_call_is_a_result():
-    def runs_out(batch):
-        if len(batch) > 8:
-            raise tf.errors.ResourceExhaustedError(None, None, "no memory for that")
-        return batch
+    class RunsOut(keras.layers.Layer):
+        def call(self, x):
+            return tf.ensure_shape(tf.numpy_function(self.checked, [x], x.dtype), x.shape)
 
-    found = profile(call_paths=(runs_out,), time_budget_s=1.0)
+        def checked(self, x):
+            if len(x) > 8:
+                raise MemoryError("no memory for that")
+            return x
+
+    inputs = keras.Input((X.shape[1],))
+    found = profile(keras.Model(inputs, RunsOut()(inputs)), time_budget_s=1.0)
     assert [t.outcome for t in found.timings] == ["measured", "measured", "out of memory"]
 
 
@@ -164,17 +151,14 @@ def of_four_rows():
         ({"quantile": "0.9"}, ValueError, "between 0 and 1"),
         ({"time_budget_s": "5"}, InputError, "time_budget_s"),
         ({"memory_limit_bytes": 0}, ValueError, "at least one MiB"),
-        ({"call_paths": (lambda b: b, lambda b: b)}, InputError, "different names"),
         ({"call_paths": "onnx"}, InputError, "call_paths"),
-        ({"call_paths": 3}, InputError, "functions of a batch.*Received"),
-        ({"call_paths": len, "dtype_policies": "bfloat16"}, InputError, "without `dtype_policies`"),
         ({"call_paths": ("predict",), "latency_slo_ms": 5}, InputError, "name another call path"),
         ({"dtype_policies": "float8"}, ValueError, "dtype_polic"),
         ({"dtype_policies": ("float16", "float16")}, InputError, "dtype_polic"),
         ({"bulk_examples": 0}, ValueError, "bulk_examples"),
         ({"model": "model.keras"}, TypeError, "load it first"),
         ({"model": of_four_rows()}, InputError, r"batches of any size.*batches of 4 only"),
-        ({"x": X[:, 1:]}, InputError, r"`x` must have the shapes.*Received: x with rows"),
+        ({"x": X[:, 1:]}, InputError, r"`x` must hold rows.*Received: x with rows"),
         ({"latency_slo_ms": 1e-3}, TargetTooLow, "at least what batch size 1 takes"),
     ],
 )
@@ -204,5 +188,5 @@ def test_what_a_call_changes_in_the_model_is_put_back():
     inputs = keras.Input((X.shape[1],))
     model = keras.Model(inputs, layer(inputs))
     layer.count.assign(7.0)
-    profile(model, batch_sizes=(1, 2), time_budget_s=0.3, call_paths=("compiled", "call"))
+    profile(model, batch_sizes=(1, 2), time_budget_s=0.3, call_paths=("compiled", "saved_model"))
     assert float(layer.count) == 7.0

@@ -15,22 +15,16 @@ from kbatch.recommendation.limits import (
     NOISE,
     SATURATION,
     binding_limits,
-    fastest_of_each,
     most_at_once,
-    relative_time,
     sizes_to_search,
     starting_size,
+    times_to_goal,
     with_more_memory,
 )
-from kbatch.throughput.result import TimedUpdate
 
 SIZES = [2**k for k in range(13)]
 SCALES = [0.0, 0.1, 1, 5, 20, 60, 200, 700, 3000, 1e5, 1e9, math.inf]
 PER_EXAMPLE_S = 1e-5
-
-
-def timed(batch_size, micro_batch_size, seconds):
-    return TimedUpdate(batch_size, micro_batch_size, (0,), (seconds,))
 
 
 def noise_scale(value=None, low=None, high=None, *, at_least=None):
@@ -38,28 +32,23 @@ def noise_scale(value=None, low=None, high=None, *, at_least=None):
 
 
 def device(n_half, *, fits=SIZES[-1]):
-    """Whole batches as far as they fit, and accumulated ones at the rate of the largest."""
-
-    def time_s(size):
-        return PER_EXAMPLE_S * (n_half + size)
-
-    whole = [timed(b, b, time_s(b)) for b in SIZES if b <= fits]
-    parts = [timed(b, fits, b // fits * time_s(fits)) for b in SIZES if b > fits]
-    return whole + parts
+    """Seconds of whole batches as far as they fit, and of parts at the rate of the largest."""
+    return {b: b // min(b, fits) * PER_EXAMPLE_S * (n_half + min(b, fits)) for b in SIZES}
 
 
-def random_updates(seed):
+def random_times(seed):
     times = np.cumsum(np.random.default_rng(seed).uniform(0.1, 3, len(SIZES)))
-    return [timed(b, b, float(t)) for b, t in zip(SIZES, times, strict=True)]
+    return dict(zip(SIZES, times.tolist(), strict=True))
 
 
-def limits(updates, noise, *, saturation=None, input_rate=None):
+def limits(times_s, noise, *, fits=SIZES[-1], saturation=None, input_rate=(math.inf,)):
+    whole_s = {size: time_s for size, time_s in times_s.items() if size <= fits}
     return binding_limits(
-        updates,
+        times_s,
         noise,
         saturation=saturation,
-        rates=input_rate or (),
-        without_memory_limit=with_more_memory(updates, largest_batch_size=SIZES[-1]),
+        rates=input_rate,
+        without_memory_limit=with_more_memory(whole_s, largest_batch_size=SIZES[-1]),
     )
 
 
@@ -81,27 +70,29 @@ def test_what_the_intervals_do_not_tell_apart_is_named_together():
     assert vague == (SATURATION, INPUT)
 
 
+def least(times_s, scale, rate):
+    return min(times_to_goal(times_s, noise_scale=scale, rate=rate).values())
+
+
 def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way():
     bound = set()
     cases = itertools.product(
         [1, 30, 1000], [2, 100, 5000], [2, 64, 4096], [500.0, 20_000.0, 95_000.0, 1e7]
     )
-    as_slow = device(500, fits=4)[2].samples_per_second  # As the device with so little memory.
+    as_slow = 4 / device(500, fits=4)[4]  # As the device with so little memory.
     for n_half, scale, fits, rate in [*cases, (500, 1000, 4, as_slow)]:
-        updates, free = device(n_half, fits=fits), device(n_half)
-        found = limits(
-            updates, noise_scale(scale), saturation=exactly(n_half), input_rate=exactly(rate)
-        )
-
-        def least(ways, rate, scale=scale):
-            return min(relative_time(w, noise_scale=scale, rate=rate) for w in ways)
-
-        now = least(updates, rate)
-        gains = {MEMORY: now / least(free, rate), INPUT: now / least(updates, math.inf)}
+        times_s, free_s = device(n_half, fits=fits), device(n_half)
+        known = {"saturation": exactly(n_half), "input_rate": exactly(rate)}
+        found = limits(times_s, noise_scale(scale), fits=fits, **known)
+        now = least(times_s, scale, rate)
+        gains = {
+            MEMORY: now / least(free_s, scale, rate),
+            INPUT: now / least(times_s, scale, math.inf),
+        }
         if max(gains.values()) > 1.05:
             assert len(found) == 1
             assert gains[found[0]] == max(gains.values())
-        elif now / least(free, math.inf) > 1.05:
+        elif now / least(free_s, scale, math.inf) > 1.05:
             assert found == (MEMORY, INPUT)
         else:
             assert found == ((SATURATION,) if n_half < scale else (NOISE,))
@@ -110,15 +101,11 @@ def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way()
 
 
 def test_more_memory_goes_on_as_the_last_two_sizes_do():
-    updates = device(100, fits=64)
-    found = with_more_memory(updates, largest_batch_size=300)
-    assert [u.batch_size for u in found] == [128, 256]
-    for update in found:
-        assert update.micro_batch_size == update.batch_size
-        assert update.median_s == pytest.approx(PER_EXAMPLE_S * (100 + update.batch_size))
-    assert with_more_memory(updates[:1], largest_batch_size=300) == ()
-    falling = [timed(1, 1, 2.0), timed(2, 2, 1.9)]
-    assert with_more_memory(falling, largest_batch_size=300) == ()
+    whole_s = {size: time_s for size, time_s in device(100).items() if size <= 64}
+    found = with_more_memory(whole_s, largest_batch_size=300)
+    assert found == pytest.approx({size: PER_EXAMPLE_S * (100 + size) for size in (128, 256)})
+    assert with_more_memory({1: 1.0}, largest_batch_size=300) == {}
+    assert with_more_memory({1: 2.0, 2: 1.9}, largest_batch_size=300) == {}
 
 
 def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_closed_form():
@@ -127,17 +114,17 @@ def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_close
         start = starting_size(device(n_half), noise_scale=scale)
         assert -2 <= math.log2(start / min(exact, SIZES[-1])) <= 0.6
     for seed, scale, rate in itertools.product(range(20), SCALES, [0.5, 20.0, math.inf]):
-        ways = random_updates(seed)
-        times = {w.batch_size: relative_time(w, noise_scale=scale, rate=rate) for w in ways}
-        start = starting_size(ways, noise_scale=scale, rate=rate)
-        assert start == next(b for b, t in times.items() if t <= 1.05 * min(times.values()))
+        times_s = random_times(seed)
+        goal = times_to_goal(times_s, noise_scale=scale, rate=rate)
+        start = starting_size(times_s, noise_scale=scale, rate=rate)
+        assert start == next(b for b, t in goal.items() if t <= 1.05 * min(goal.values()))
 
 
 def test_the_start_falls_neither_with_the_noise_nor_with_the_rate_of_the_data():
     rates = [0.5, 2.0, 20.0, 400.0, math.inf]
     for seed in range(20):
         sizes = [
-            [starting_size(random_updates(seed), noise_scale=s, rate=r) for s in SCALES]
+            [starting_size(random_times(seed), noise_scale=s, rate=r) for s in SCALES]
             for r in rates
         ]
         assert sizes == [sorted(row) for row in sizes]
@@ -146,39 +133,37 @@ def test_the_start_falls_neither_with_the_noise_nor_with_the_rate_of_the_data():
 
 def test_the_range_holds_the_base_size_and_one_more_than_the_starts_at_each_end():
     for seed, base in itertools.product(range(10), (1, 32, 2048)):
-        ways, noise = random_updates(seed), noise_scale(60.0, 40.0, 300.0)
-        found = sizes_to_search(ways, noise, base_batch_size=base)
-        starts = [starting_size(ways, noise_scale=scale) for scale in (15, 40, 60, 240, 300)]
+        times_s, noise = random_times(seed), noise_scale(60.0, 40.0, 300.0)
+        found = sizes_to_search(times_s, noise, base_batch_size=base)
+        starts = [starting_size(times_s, noise_scale=scale) for scale in (15, 40, 60, 240, 300)]
         around = {max(1, min(starts) // 2), min(SIZES[-1], 2 * max(starts))}
         assert {base, *starts, *around} <= set(found)
         assert list(found) == [b for b in SIZES if found[0] <= b <= found[-1]]
     # A wide interval counts more than the factor of four.
-    ways = device(100)
-    found = sizes_to_search(ways, noise_scale(100.0), base_batch_size=64)
-    wide = sizes_to_search(ways, noise_scale(100.0, 1.0, 1e6), base_batch_size=64)
+    times_s = device(100)
+    found = sizes_to_search(times_s, noise_scale(100.0), base_batch_size=64)
+    wide = sizes_to_search(times_s, noise_scale(100.0, 1.0, 1e6), base_batch_size=64)
     assert wide[0] < found[0] < found[-1] < wide[-1]
     slow, fast, both = (
-        sizes_to_search(ways, noise_scale(2000.0), base_batch_size=64, rates=rates)
+        sizes_to_search(times_s, noise_scale(2000.0), base_batch_size=64, rates=rates)
         for rates in ([5e3], [1e6], [5e3, 1e6])
     )
     assert both == tuple(b for b in SIZES if slow[0] <= b <= fast[-1])
 
 
 def test_times_are_one_over_goodput_and_a_pipeline_makes_an_update_last():
-    for update, scale in itertools.product(device(100), [0.0, 3.0, 500.0]):
-        value = goodput(update.batch_size, update.median_s, noise_scale=scale, base_batch_size=1)
-        assert relative_time(update, noise_scale=scale) == pytest.approx(1 / value)
-    update = timed(100, 100, 0.5)
-    plain = relative_time(update, noise_scale=7.0)
-    assert relative_time(update, noise_scale=math.inf) == pytest.approx(0.005)
-    assert relative_time(update, noise_scale=7.0, rate=201.0) == plain
-    assert relative_time(update, noise_scale=7.0, rate=100.0) == pytest.approx(2 * plain)
+    times_s = device(100)
+    for scale in (0.0, 3.0, 500.0):
+        values = [goodput(b, s, noise_scale=scale, base_batch_size=1) for b, s in times_s.items()]
+        found = list(times_to_goal(times_s, noise_scale=scale).values())
+        assert found == pytest.approx(1 / np.array(values))
 
+    def one(**given):
+        return times_to_goal({100: 0.5}, **given)[100]
 
-def test_the_fastest_micro_batch_stands_for_a_size_and_the_larger_of_equals():
-    updates = [timed(64, 64, 1.0), timed(64, 16, 0.5), timed(64, 32, 0.505), timed(32, 32, 0.4)]
-    found = [(u.batch_size, u.micro_batch_size) for u in fastest_of_each(updates)]
-    assert found == [(32, 32), (64, 32)]
+    assert one(noise_scale=math.inf) == pytest.approx(0.005)
+    assert one(noise_scale=7.0, rate=201.0) == one(noise_scale=7.0)
+    assert one(noise_scale=7.0, rate=100.0) == pytest.approx(2 * one(noise_scale=7.0))
 
 
 def memory(*peaks, ended=None):

@@ -9,8 +9,8 @@ from own_steps import Here
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.recommendation.measure import Budget, reason_kept
-from kbatch.training.data.training_data import DataEnded
+from kbatch.recommendation.measure import reason_kept, time_updates
+from kbatch.training.data.training_data import DataEnded, TrainingData
 
 STEPS = [MEMORY, NOISE, SATURATION, INPUT]
 
@@ -166,13 +166,14 @@ def test_data_and_memory_that_do_not_allow_it_are_a_reason_and_other_errors_are_
         raise RuntimeError("a mistake")
 
 
-def test_each_part_is_a_share_of_what_is_left_and_never_nothing(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    budget = Budget(100.0, None)
-    assert budget.begin(MEMORY) == pytest.approx(30)
-    now[0] = 30.0
-    assert budget.begin(NOISE) == pytest.approx(30)
-    assert budget.begin(INPUT) == pytest.approx(70)
-    now[0] = 300.0
-    assert [budget.begin(name) for name in (MEMORY, NOISE, INPUT)] == [5.0, 5.0, 5.0]
+@pytest.mark.parametrize("fits", [16, 32])
+def test_only_memory_cuts_a_batch_and_parts_take_the_time_of_the_largest(monkeypatch, fits):
+    # An update takes a millisecond to it, so that none is too slow to be timed.
+    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
+    model, sizes, data = models.linear(), (8, 16, 32), TrainingData(X, Y)
+    model.build((None, 8))
+    found = time_updates(model, data, sizes, largest_whole=fits, budget_s=2.0, first=16)
+    assert [one.batch_size for one in found] == [8, 16, 32]
+    assert [one.micro_batch_size for one in found] == [8, 16, min(fits, 32)]
+    if fits == 16:
+        assert found[2].median_s == pytest.approx(2 * found[1].median_s)

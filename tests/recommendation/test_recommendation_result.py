@@ -6,7 +6,6 @@ import pytest
 from input_profile_factory import make_long_run, make_profile
 from recommendation_factory import (
     NOTHING,
-    PER_EXAMPLE_S,
     SIZES,
     make_memory,
     make_pilot,
@@ -14,7 +13,7 @@ from recommendation_factory import (
     make_timings,
 )
 
-from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.plotting.canvas import ALARM_TEXT
 from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
 from kbatch.recommendation.result import useful_stretches
@@ -103,15 +102,17 @@ def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
     pilot = make_pilot()
     useful = useful_stretches(pilot.losses)
     assert 6 < useful < len(pilot.losses)
-    expected = noise_scale_of_epochs(
-        pilot.gradient_variances[:useful], pilot.gradient_squared_norms[:useful]
-    )
+
+    def first(found, count):
+        moments = found.gradient_variances[:count], found.gradient_squared_norms[:count]
+        return noise_scale_of_runs([(*moments, 1.0)])
+
+    expected = first(pilot, useful)
     assert pilot.noise_scale.value == pytest.approx(expected.value)
     assert pilot.noise_scale.value == pytest.approx(200, rel=0.1)
     # Six stretches at least.
     fast = make_pilot(losses=(2.0, *[0.1] * 39))
-    expected = noise_scale_of_epochs(fast.gradient_variances[:6], fast.gradient_squared_norms[:6])
-    assert fast.noise_scale == expected
+    assert fast.noise_scale.value == pytest.approx(first(fast, 6).value)
     unmeasured = make_pilot(gradient_variances=(None,) * 40)
     assert unmeasured.noise_scale.value is None
 
@@ -182,20 +183,6 @@ def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
     assert noise.low > 32
     assert found.batch_size > 32
     assert "or more wastes half" in outcome("gradient noise")(found)
-
-
-def test_parts_that_run_faster_than_the_whole_batch_are_the_way():
-    whole = make_timings()
-    halves = [
-        TimedUpdate(t.batch_size, 32, t.rounds, tuple(s / 2 for s in t.durations_s))
-        for t in whole
-        if t.batch_size > 32
-    ]
-    found = make_recommendation(noise_scale=2000.0, updates=(*whole, *halves))
-    assert found.micro_batch_size == 32 < found.batch_size
-    assert str(found).startswith(f"Start with batch size {found.batch_size} in micro-batches of 32")
-    rates = {way.batch_size: way.samples_per_second for way in found.fastest}
-    assert rates[256] == pytest.approx(2 * 256 / (PER_EXAMPLE_S * 356), rel=0.02)
 
 
 def test_progress_is_throughput_times_worth():

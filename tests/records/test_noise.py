@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
-from kbatch.analysis.noise_scale import noise_scale_of_epochs
+from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.records.json_codec import read_record
 from kbatch.study.study import Study
 
@@ -25,7 +25,7 @@ def measured(variances=VARIANCES, norms=NORMS, updates=23, batch_size=64):
 def test_it_is_that_of_the_late_half():
     expected = VARIANCES[6:].mean() / NORMS[6:].mean()
     assert measured().noise_scale.value == pytest.approx(expected)
-    assert measured().noise_scale == noise_scale_of_epochs(VARIANCES, NORMS, weights=23)
+    assert measured().noise_scale == noise_scale_of_runs([(VARIANCES, NORMS, 23.0)])
 
 
 def test_the_curve_has_a_point_an_epoch():

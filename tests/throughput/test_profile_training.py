@@ -39,7 +39,7 @@ def sizes_of(found):
 def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     lines = []
     found = kbatch.profile_training(
-        Here(models.linear), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
+        Here(models.linear), *models.rows(20), time_budget_s=4.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
     assert any("when warm" in line for line in lines)
@@ -57,7 +57,6 @@ def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     peaks = found.memory_bytes.values()
     assert len(peaks) >= 2
     assert 0 < min(peaks) <= max(peaks) < found.memory_limit_bytes
-    assert found.predict_memory_bytes(128) > 0
 
 
 def test_a_batch_is_cut_into_micro_batches_of_each_size():

@@ -7,13 +7,12 @@ from training_profile_factory import (
     HICCUPS,
     in_executions,
     left_out,
-    memory_of,
     training_profile,
     update,
 )
 
 import kbatch
-from kbatch.analysis.rows import OUT_OF_MEMORY, Row
+from kbatch.analysis.scaling_curve import OUT_OF_MEMORY, Row
 
 
 def test_a_row_is_the_median_with_its_interval_and_its_rate():
@@ -29,28 +28,26 @@ def test_a_row_is_the_median_with_its_interval_and_its_rate():
 def test_the_fit_of_accumulated_updates_is_that_of_their_micro_batches():
     plain = [update(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
     parts = [update(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
-    one, other = (training_profile(*updates).step_time for updates in (plain, parts))
+    one, other = (training_profile(*updates).latency.line for updates in (plain, parts))
     assert one.intercept == pytest.approx(other.intercept)
     assert one.slope == pytest.approx(other.slope)
 
 
 def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     profile = training_profile()
-    fit = profile.step_time
+    fit = profile.latency.line
     assert fit.intercept == pytest.approx(2e-3, rel=0.02)
     assert fit.slope == pytest.approx(1e-4, rel=0.02)
     assert fit.holds
     assert profile.latency.peak_throughput.value == pytest.approx(1e4, rel=0.02)
     assert profile.efficient.value == pytest.approx(180, abs=6)
-    assert profile.fastest.value == 256
 
 
 def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
     """A cache that ends at 32 examples: beyond, an example takes twice as long."""
     times_s = {8: 9e-3, 16: 16e-3, 32: 30e-3, 64: 120e-3, 128: 240e-3}
     profile = training_profile(*(update(b, s) for b, s in times_s.items()))
-    assert profile.step_time.holds is False
-    assert profile.fastest.value == 32
+    assert profile.latency.line.holds is False
     assert profile.efficient.value <= 16
     assert profile.micro_batch_size == 32
     assert "off by up to 33 %" in profile.line_text
@@ -83,24 +80,13 @@ def test_what_was_not_measured_takes_no_part():
     profile = training_profile(left_out(1), update(2, 1.0), left_out(4, OUT_OF_MEMORY))
     assert [u.micro_batch_size for u in profile.measured] == [2]
     assert profile.micro_batch_size == 2
-    assert profile.out_of_memory == (4,)
-    for answer in ("step_time", "efficient", "fastest"):
-        with pytest.raises(ValueError, match=r"two or more sizes.*7 at 1 sizes"):
-            getattr(profile, answer)
+    with pytest.raises(ValueError, match=r"two or more sizes.*7 at 1 sizes"):
+        _ = profile.efficient
     nothing = training_profile(left_out(8, OUT_OF_MEMORY))
     assert nothing.answer == "No step could be timed."
     assert nothing.figures() == ()
     with pytest.raises(ValueError, match=r"nothing to plot.*Received: 1 updates"):
         kbatch.plot_training_profile(nothing)
-
-
-def test_memory_is_predicted_by_the_line():
-    profile = training_profile()
-    assert profile.predict_memory_bytes(100) == pytest.approx(13e6, rel=1e-6)
-    assert 1024 not in profile.memory_bytes
-    bare = training_profile(update(2, 1.0), memory=memory_of(2))
-    with pytest.raises(ValueError, match=r"memory of two sizes.*Received: .*\[2\]"):
-        bare.predict_memory_bytes(4)
 
 
 def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():

@@ -1,7 +1,8 @@
-"""One sweep over sizes: grow, time all in shuffled rounds, and stop where memory or time end.
+"""Timing: calls in shuffled rounds, and one sweep over sizes that memory and time end.
 
-Settings take turns, so that a machine that drifts slows all alike. One that runs out of memory
-leaves, and the others go on.
+A sweep warms sizes up, small ones first, as far as memory, data and half of the time allow. Then
+all take turns, so that a machine that drifts slows all alike, each until its median is known well.
+One that runs out of memory leaves, and the others go on.
 """
 
 import abc
@@ -9,39 +10,158 @@ import dataclasses
 import gc
 import itertools
 import math
+import numbers
 import random
+import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.batch_sizes import powers_of_two
-from kbatch.analysis.rows import MEASURED, OUT_OF_MEMORY
-from kbatch.analysis.scaling_curve import is_saturated
+from kbatch.analysis.intervals import FEWEST_VALUES_OF_A_MEDIAN, median_interval
+from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY, is_saturated
 from kbatch.device.failures import ran_out_of_memory
+from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, pluralize
-from kbatch.timing.rounds import (
-    Block,
-    Call,
-    Clock,
-    TimingPlan,
-    WarmUp,
-    timed_calls,
-    timed_enough,
-    warm_up_calls,
-)
 from kbatch.training.data.training_data import DataEnded
+
+# Two calls in a row that differ by less than this share agree.
+_AGREEMENT = 0.1
+_MOST_WARM_UP_CALLS = 12
+# Long calls need no more than two of them to be warm.
+_LONG_WARM_UP_S = 1.0
+
+Result = TypeVar("Result")
+Call = Callable[[], object]
+Clock = Callable[[], float]
+
+
+def check_seconds(**given: float) -> None:
+    """Check that what an experiment may take is a number of seconds, by its argument's name."""
+    for name, seconds in given.items():
+        real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
+        if not (real and 0 < seconds < math.inf):
+            raise InputError(
+                f"`{name}` must be a positive number of seconds. Received: {name}={seconds!r}."
+            )
+
+
+class WarmUp(NamedTuple):
+    """The calls before the first that counts."""
+
+    first_call_s: float  # With tracing and compiling.
+    call_s: float  # That an undisturbed call takes about.
+    returned: Any  # By the last of them; not kept, as it may be large.
+
+
+def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
+    """Call a contender until two calls in a row agree, of which none is the first."""
+    durations_s: list[float] = []
+    returned = None
+    while len(durations_s) <= _MOST_WARM_UP_CALLS:
+        returned = None  # Never two of them in memory.
+        began_s = clock()
+        returned = call()
+        durations_s.append(clock() - began_s)
+        if len(durations_s) >= 3:
+            one_s, other_s = durations_s[-2:]
+            if abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s):
+                break
+            if sum(durations_s[1:]) > _LONG_WARM_UP_S:
+                break
+    return WarmUp(durations_s[0], min(durations_s[1:]), returned)
+
+
+def timed_calls(
+    call: Call, calls: int, *, least_s: float = 0.0, clock: Clock = time.perf_counter
+) -> tuple[float, ...]:
+    """Time calls in a row, as many and as long as asked, without Python's garbage collection."""
+    durations_s: list[float] = []
+    was_on = gc.isenabled()
+    gc.disable()
+    try:
+        began_s = before_s = clock()
+        while len(durations_s) < calls or before_s - began_s < least_s:
+            call()
+            now_s = clock()
+            durations_s.append(now_s - before_s)
+            before_s = now_s
+    finally:
+        if was_on:
+            gc.enable()
+    return tuple(durations_s)
+
+
+FEWEST_ROUNDS = 3
+
+
+def interleaved(
+    contenders: Mapping[str, Callable[[], Result]],
+    *,
+    until_s: float,
+    most_rounds: int,
+    now: Clock = time.perf_counter,
+) -> dict[str, list[Result]]:
+    """Call contenders that measure themselves once a round, in another order each round."""
+    found: dict[str, list[Result]] = {name: [] for name in contenders}
+    order, longest_s = random.Random(0), 0.0
+    for number in range(most_rounds):
+        began_s = now()
+        if number >= FEWEST_ROUNDS and began_s + longest_s > until_s:
+            break
+        for name in order.sample(sorted(contenders), len(contenders)):
+            found[name].append(contenders[name]())
+        longest_s = max(longest_s, now() - began_s)
+    return found
+
+
+@dataclasses.dataclass(frozen=True)
+class TimingPlan:
+    """How long a sweep takes, and when one of its settings has been timed enough."""
+
+    time_budget_s: float = 60.0
+    needed_calls: int = 59  # That the asked quantile needs.
+    block_s: float = 0.05  # Least seconds that a setting runs in a round.
+    precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
+    rounds_beyond: int = 30  # Most rounds after the needed calls were made.
+    first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
+
+
+class Block(NamedTuple):
+    """One turn of a setting."""
+
+    round: int  # From 0.
+    durations_s: tuple[float, ...]  # Of each call.
+
+    @property
+    def median_s(self) -> float:
+        """Median seconds of a call, to the nanosecond."""
+        return round(statistics.median(self.durations_s), 9)
+
+
+def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
+    """Return whether a setting has the needed calls, and the precision or many rounds more."""
+    made = itertools.accumulate(len(block.durations_s) for block in blocks)
+    with_calls = next((n for n, calls in enumerate(made, 1) if calls >= plan.needed_calls), None)
+    if with_calls is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
+        return False
+    if len(blocks) >= with_calls + plan.rounds_beyond:
+        return True
+    found = median_interval([block.median_s for block in blocks])
+    assert found is not None and found.ends is not None
+    return found.ends[1] - found.ends[0] <= 2 * plan.precision * found.value
+
 
 # The sizes that a sweep tries unless a person chose others, and those to go on with while
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)
-# Share of the time after which no more settings are warmed up: the rest is for the rounds.
+# Share of the time after which no more settings are warmed up; the rounds have the rest, or as much
+# again where one that compiled was late.
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time: without two sizes there is no fit, and no answer.
 _FEWEST_SETTINGS = 2
 BEYOND_TARGET = "batches beyond the latency target"
-# A size that is expected to take more than so many times the target is not called.
-_FAR_BEYOND = 1.5
 
 
 class Setting(NamedTuple):
@@ -75,13 +195,13 @@ class Sweep(abc.ABC):
     def prepare(self, setting: Setting) -> Call:
         """Make a setting ready to be called."""
 
+    @abc.abstractmethod
     def refusal(self, setting: Setting) -> str | None:
         """Return why a setting is not to be called."""
-        return None
 
+    @abc.abstractmethod
     def shares(self, setting: Setting) -> float:
         """Return how many times its size a call has examples."""
-        return 1.0
 
     def target_s(self, setting: Setting) -> float:
         """Return the seconds that its examples may take: larger sizes are left out."""
@@ -93,21 +213,11 @@ class Sweep(abc.ABC):
         free_s = 0.0 if self.timing.first_calls_count else self._first_calls_s
         return self._clock() - self._began_s - free_s
 
-    @property
-    def rest_s(self) -> float:
-        return self.timing.time_budget_s - self.spent_s
-
-    def allow(self, rest_s: float) -> None:
-        """Let so many seconds be left, whatever was spent before."""
-        self.timing = dataclasses.replace(self.timing, time_budget_s=self.spent_s + rest_s)
-
     def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm settings up, and yield each that was called and had memory enough."""
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
             reason = end if setting.size > last else self._reason_not_to_run(setting)
-            if reason is None and self._is_far_beyond(setting):
-                reason = self._end(setting, BEYOND_TARGET)
             if reason is None:
                 try:
                     warm_up = self.admit(setting)
@@ -157,10 +267,11 @@ class Sweep(abc.ABC):
 
     def run(self) -> None:
         """Time all in rounds, each until it was timed enough."""
-        live = list(self._calls)
+        live, budget_s = list(self._calls), self.timing.time_budget_s
+        ends_s = max(budget_s, self.spent_s + (1 - _SHARE_TO_WARM_UP) * budget_s)
         for number in itertools.count():
             for setting in self._order.sample(live, len(live)):
-                if number > 0 and self.rest_s <= 0:
+                if number > 0 and self.spent_s >= ends_s:
                     return
                 durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
@@ -174,7 +285,7 @@ class Sweep(abc.ABC):
                 return
             self._say(
                 f"round {number + 1}: {pluralize(len(live), 'setting')} to go on, "
-                f"{self.spent_s:.0f} of at most {self.timing.time_budget_s:.0f} s"
+                f"{self.spent_s:.0f} of at most {ends_s:.0f} s"
             )
 
     def fresh_calls(
@@ -217,25 +328,16 @@ class Sweep(abc.ABC):
         if self._chosen:
             return
         time_s, contenders = self.time_s(setting), len({one.series for one in self.warm_ups})
+        rest_s = self.timing.time_budget_s - self.spent_s
         if time_s > self.target_s(setting):
             self._end(setting, BEYOND_TARGET)
             if len(self.timed(setting.series)) > 2:
                 self.withdraw(setting)
                 self.not_run[setting] = BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
-        elif 4 * time_s * self.timing.needed_calls * contenders > self.rest_s:
+        elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
             self._end(setting, "too slow for the time budget")
 
     def _end(self, setting: Setting, reason: str) -> str:
         self._ended[setting.series] = setting.size, reason
         return reason
-
-    def _is_far_beyond(self, setting: Setting) -> bool:
-        """Return whether the line through the two sizes before is far above the target there."""
-        before = self.timed(setting.series)[-2:]
-        if self._chosen or len(before) < 2:
-            return False
-        (small, large), (small_s, large_s) = before, map(self.time_s, before)
-        slope_s = (large_s - small_s) / (large.size - small.size)
-        expected_s = large_s + slope_s * (setting.size - large.size)
-        return expected_s > _FAR_BEYOND * self.target_s(setting)

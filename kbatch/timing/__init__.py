@@ -1,1 +1,0 @@
-"""Contenders timed in shuffled rounds."""

@@ -1,0 +1,386 @@
+"""Lines and curves of times, the sizes that are read off them, and which rounds are left out."""
+
+import numpy as np
+import pytest
+
+from kbatch.analysis.scaling_curve import (
+    batch_size_within,
+    departure,
+    efficient_batch_size,
+    fastest_batch_size,
+    fit_latency,
+    fit_line,
+    knee_batch_size,
+    without_slow_rounds,
+)
+
+SIZES = 2.0 ** np.arange(9)
+A, B = 2e-3, 5e-5
+
+
+def measured(rng, x, noise):
+    return (A + B * x) * (1 + noise * rng.normal(size=len(x)))
+
+
+def least_squares(x, y):
+    """The naive reference: least squares in units of the median at each x."""
+    unit = np.array([np.median(y[x == place]) for place in x])
+    design = np.stack([1 / unit, x / unit], axis=1)
+    inverse = np.linalg.inv(design.T @ design)
+    coefficients = inverse @ design.T @ (y / unit)
+    residuals = y / unit - design @ coefficients
+    return coefficients, inverse * (residuals @ residuals) / (len(x) - 2)
+
+
+def test_a_line_is_found_exactly():
+    line = fit_line(SIZES, A + B * SIZES)
+    np.testing.assert_allclose([line.intercept, line.slope], [A, B])
+    np.testing.assert_allclose([line.slope_interval.low, line.slope_interval.high], [B, B])
+    np.testing.assert_allclose(line.intercept_in_x.value, A / B)
+    np.testing.assert_allclose(line.slope_over_intercept.value, B / A)
+    np.testing.assert_allclose(line.reaches(line(100.0)).value, 100.0)
+
+
+def test_without_outliers_it_is_weighted_least_squares():
+    # Residuals of one size, so that none is cut.
+    x = np.repeat(SIZES, 2)
+    y = (A + B * x) * (1 + 0.01 * np.tile([1.0, -1.0], len(SIZES)))
+    line = fit_line(x, y)
+    coefficients, covariance = least_squares(x, y)
+    np.testing.assert_allclose([line.intercept, line.slope], coefficients, rtol=1e-6)
+    np.testing.assert_allclose(line.covariance, covariance, rtol=1e-6)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_with_outliers_it_solves_hubers_equations(seed):
+    x = np.repeat(SIZES, 3)
+    y = (A + B * x) * np.exp(0.03 * np.random.default_rng(seed).standard_t(2, size=len(x)))
+    line = fit_line(x, y)
+    unit = np.array([np.median(y[x == place]) for place in x])
+    residuals = (y - line.intercept - line.slope * x) / unit
+    limit = 2 * np.median(np.abs(residuals)) / 0.67449 * np.sqrt(len(x) / (len(x) - 2))
+    psi = np.clip(residuals, -limit, limit)
+    assert np.any(psi != residuals)
+    np.testing.assert_allclose([psi @ (1 / unit), psi @ (x / unit / 256)], 0, atol=1e-3)
+
+
+@pytest.mark.parametrize(("x_unit", "y_unit"), [(1e3, 1.0), (1.0, 1e-6), (1e-4, 1e9)])
+def test_units_pass_through(x_unit, y_unit):
+    x = np.repeat(SIZES, 3)
+    y = measured(np.random.default_rng(0), x, 0.05)
+    plain, other = fit_line(x, y), fit_line(x * x_unit, y * y_unit)
+    np.testing.assert_allclose(other.intercept, plain.intercept * y_unit)
+    np.testing.assert_allclose(other.slope, plain.slope * y_unit / x_unit)
+    np.testing.assert_allclose(other.intercept_in_x.high, plain.intercept_in_x.high * x_unit)
+    np.testing.assert_allclose(other.noise, plain.noise)
+
+
+@pytest.mark.parametrize(("x", "noise"), [(SIZES, 0.05), (np.repeat(SIZES, 5), 0.1)])
+def test_intervals_cover_the_truth_in_95_of_100_cases(x, noise):
+    rng = np.random.default_rng(0)
+    lines = [fit_line(x, measured(rng, x, noise)) for _ in range(300)]
+    target = A + B * 100
+
+    def covered(interval, truth):
+        return interval is not None and interval.low <= truth <= interval.high
+
+    for found in (
+        [covered(line.slope_interval, B) for line in lines],
+        [covered(line.intercept_in_x, A / B) for line in lines],
+        [covered(line.slope_over_intercept, B / A) for line in lines],
+        [covered(line.reaches(target), 100) for line in lines],
+    ):
+        assert 0.90 < np.mean(found) < 0.97
+
+
+def test_one_hiccup_moves_it_by_less_than_its_noise():
+    x = np.repeat(SIZES, 5)
+    y = measured(np.random.default_rng(0), x, 0.02)
+    disturbed = y.copy()
+    disturbed[7] *= 20
+    line = fit_line(x, disturbed)
+    np.testing.assert_allclose([line.intercept, line.slope], [A, B], rtol=0.02)
+    assert abs(least_squares(x, disturbed)[0][0] / A - 1) > 0.1
+    assert line.holds
+
+
+def test_too_few_measurements_give_no_line():
+    with pytest.raises(ValueError, match="3 at 1 sizes"):
+        fit_line([4, 4, 4], [1.0, 2.0, 1.0])
+
+
+GROUPS = np.repeat(np.arange(8), 4)
+
+
+def noise(seed, places=GROUPS, size=0.05):
+    return size * np.random.default_rng(seed).normal(size=len(places))
+
+
+@pytest.mark.parametrize("repetitions", [2, 3, 10])
+def test_the_noise_is_found_whatever_the_repetitions(repetitions):
+    places = np.repeat(np.arange(8), repetitions)
+    found = [departure(places, noise(seed, places))[0] for seed in range(200)]
+    np.testing.assert_allclose(np.mean(found), 0.05, rtol=0.05)
+
+
+@pytest.mark.parametrize(("count", "repetitions"), [(3, 2), (8, 2), (8, 10)])
+def test_a_right_curve_is_seldom_refused(count, repetitions):
+    places = np.repeat(np.arange(count), repetitions)
+    refused = [departure(places, noise(s, places))[2] is False for s in range(300)]
+    assert np.mean(refused) < 0.06
+
+
+def test_a_wrong_curve_is_refused_and_a_hiccup_here_and_there_or_a_small_departure_is_none():
+    bent = np.where(GROUPS == 3, 0.3, 0.0)
+    found = [departure(GROUPS, noise(seed) + bent) for seed in range(60)]
+    assert np.mean([holds is False for *_, holds in found]) > 0.95
+    np.testing.assert_allclose(np.mean([worst for _, worst, _ in found]), 0.3, rtol=0.05)
+    small = noise(0, size=1e-5)
+    assert departure(GROUPS, small + 0.05 * bent)[2]
+    assert departure(GROUPS, small + 0.1 * bent)[2] is False
+    residuals = noise(0)
+    residuals[[0, 9, 22]] += [5.0, 3.0, 9.0]
+    scatter, _, holds = departure(GROUPS, residuals)
+    assert holds
+    assert scatter < 0.1
+
+
+PEAK_RATE, HALF_PEAK = 10_000.0, 10.0
+
+
+def rounds_of(seed, *, noise, slower=1.0, counts=(8, 31)):
+    """Rounds of nine sizes on a line, 40 % of them beside a neighbour."""
+    rng = np.random.default_rng(seed)
+    groups = []
+    for size in SIZES:
+        count = rng.integers(*counts)
+        times_s = (size + HALF_PEAK) / PEAK_RATE * (1 + noise * rng.normal(size=count)).clip(0.3)
+        groups.append(times_s * rng.choice([1.0, slower], p=[0.6, 0.4], size=count))
+    return groups
+
+
+def test_rounds_beside_a_neighbour_are_left_out_in_whatever_order_they_come():
+    rng = np.random.default_rng(0)
+    calm = 1 + 0.02 * rng.normal(size=12)
+    slowed = calm[:9] * rng.uniform(1.3, 3.0, size=9)
+    for seed in range(10):
+        values = np.random.default_rng(seed).permutation([*calm, *slowed])
+        (kept,) = without_slow_rounds([list(values)])
+        assert sorted(kept) == sorted(calm)
+
+
+@pytest.mark.parametrize("values", [(3.0,), (3.0, 9.0), (1.0, 1.1, 1.0), (1.0,) * 5])
+def test_few_or_equal_values_are_all_kept(values):
+    assert without_slow_rounds([values]) == [values]
+    assert without_slow_rounds([]) == []
+
+
+def kept_share(profiles):
+    kept = sum(sum(map(len, without_slow_rounds(groups))) for groups in profiles)
+    return kept / sum(sum(map(len, groups)) for groups in profiles)
+
+
+@pytest.mark.parametrize("noise", [0.05, 0.20])
+def test_plain_noise_is_kept(noise):
+    assert kept_share([rounds_of(seed, noise=noise) for seed in range(20)]) > 0.99
+
+
+@pytest.mark.parametrize(("noise", "slower"), [(0.10, 1.0), (0.10, 1.5)])
+def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
+    held, found = [], []
+    for seed in range(30):
+        kept = without_slow_rounds(rounds_of(seed, noise=noise, slower=slower))
+        pairs = [(size, time_s) for size, one in zip(SIZES, kept, strict=True) for time_s in one]
+        rate = fit_latency(*zip(*pairs, strict=True)).peak_throughput
+        held.append(rate.low <= PEAK_RATE <= rate.high)
+        found.append(rate.value / PEAK_RATE)
+    assert np.mean(held) > 0.88
+    assert np.mean(found) == pytest.approx(1, abs=0.01)
+
+
+PLACES = 2 ** np.arange(9)
+SCALED = np.repeat(PLACES, 3)
+R_INF, N_HALF = 5000.0, 20.0
+
+
+def hockney(sizes):
+    return (sizes + N_HALF) / R_INF
+
+
+def stairs(sizes):
+    """A kernel that takes 32 examples at a time, and memory that runs short past 128."""
+    sizes = np.asarray(sizes)
+    return 0.004 * np.ceil(sizes / 32) ** np.where(sizes > 128, 1.3, 0.9)
+
+
+def scattered(times, noise=0.01, seed=0):
+    return times * (1 + noise * np.random.default_rng(seed).normal(size=len(times)))
+
+
+def exact(law):
+    return fit_latency(SCALED, law(SCALED) * np.tile([0.999, 1.0, 1.001], len(PLACES)))
+
+
+def test_the_knee_of_a_line_is_the_largest_throughput_over_latency():
+    sizes = np.arange(1, 300)
+    expected = sizes[np.argmax(sizes / hockney(sizes) ** 2)]
+    assert knee_batch_size(exact(hockney)).value == expected == N_HALF
+
+
+@pytest.mark.parametrize("share", [0.5, 0.8, 0.9])
+def test_the_efficient_size_of_a_line_is_the_smallest_with_its_share_of_the_peak(share):
+    sizes = np.arange(1, 1000)
+    expected = sizes[np.argmax(sizes / hockney(sizes) >= share * R_INF)]
+    found = efficient_batch_size(exact(hockney), share=share).value
+    assert abs(found - expected) <= 1
+
+
+@pytest.mark.parametrize("law", [hockney, stairs])
+@pytest.mark.parametrize("latency_s", [0.0043, 0.0061, 0.0111, 0.0301])
+def test_the_size_within_a_target_is_the_largest_that_keeps_to_it(law, latency_s):
+    latency = exact(law)
+    sizes = np.arange(1, 257)
+    expected = max(b for b in sizes if latency.latency_s(b) <= latency_s)
+    answer = batch_size_within(latency, latency_s=latency_s)
+    assert answer.value == expected
+    assert answer.low <= expected + 1
+    assert answer.high >= expected
+
+
+def test_past_the_measured_sizes_a_line_extrapolates():
+    answer = batch_size_within(exact(hockney), latency_s=0.1)
+    assert 470 <= answer.value <= 490
+    assert efficient_batch_size(exact(hockney), share=0.99).value > 256
+
+
+def test_intervals_of_a_line_cover_the_size_in_95_of_100_cases():
+    covered = []
+    for seed in range(150):
+        latency = fit_latency(SCALED, scattered(hockney(SCALED), 0.05, seed))
+        answers = {
+            N_HALF: knee_batch_size(latency),
+            9 * N_HALF: efficient_batch_size(latency),
+            130: batch_size_within(latency, latency_s=0.03),
+        }
+        if latency.follows_line:
+            covered.append([a.low <= n <= a.high for n, a in answers.items()])
+    assert len(covered) > 142
+    shares = np.mean(covered, axis=0)
+    assert np.all((shares > 0.90) & (shares < 0.97))
+
+
+def test_intervals_of_an_interpolation_mostly_cover_the_size():
+    # Where the true curve is the interpolation's own: straight pieces in logarithms.
+    def law(sizes):
+        return np.exp(np.interp(np.log2(sizes), [0, 4, 8], np.log([0.004, 0.005, 0.08])))
+
+    truth = float(np.exp2(np.interp(np.log(0.02), np.log([0.005, 0.08]), [4, 8])))
+    found = [fit_latency(SCALED, scattered(law(SCALED), 0.03, seed)) for seed in range(80)]
+    assert not any(latency.follows_line for latency in found)
+    answers = [batch_size_within(latency, latency_s=0.02) for latency in found]
+    covered = [a.low <= truth <= a.high for a in answers]
+    # It takes both neighbours to be off at once, so it covers somewhat more than 95 %.
+    assert np.mean(covered) > 0.93
+
+
+def test_on_a_staircase_the_same_is_read_off_the_measured_sizes():
+    latency = exact(stairs)
+    assert not latency.follows_line
+    rates = PLACES / stairs(PLACES)
+    assert knee_batch_size(latency).value == PLACES[np.argmax(rates / stairs(PLACES))] == 32
+    assert fastest_batch_size(latency).value == PLACES[np.argmax(rates)] == 128
+    size = efficient_batch_size(latency).value
+    assert size / latency.latency_s(size) >= 0.9 * np.max(rates) * 0.999
+    assert (size - 1) / latency.latency_s(size - 1) < 0.9 * np.max(rates)
+
+
+def test_sizes_that_noise_does_not_tell_apart_share_the_interval():
+    plateau = 2.0 ** np.maximum(np.log2(SCALED), 4) / 1000
+    answer = fastest_batch_size(fit_latency(SCALED, scattered(plateau, 0.02)))
+    assert (answer.low, answer.high) == (16, 256)
+
+
+def test_an_interval_of_what_was_measured_once_is_unknown_unless_a_line_holds():
+    latency = fit_latency(PLACES, np.full(len(PLACES), 0.004))
+    assert fastest_batch_size(latency).ends is None
+    assert batch_size_within(latency, latency_s=0.01).ends is None
+    assert efficient_batch_size(latency).ends is None
+
+
+SCATTER = 1 + 0.01 * np.tile([-1.0, 0.0, 1.0], 9)
+
+
+def test_both_parameters_are_found():
+    latency = fit_latency(SCALED, hockney(SCALED) * SCATTER)
+    assert latency.follows_line
+    peak, half = latency.peak_throughput, latency.half_peak_batch_size
+    np.testing.assert_allclose([peak.value, half.value], [R_INF, N_HALF], rtol=1e-3)
+    assert peak.low < R_INF < peak.high
+    assert half.low < N_HALF < half.high
+
+
+def test_a_staircase_is_interpolated():
+    stairs = np.where(SCALED > 32, 0.02, 0.004) * SCATTER
+    latency = fit_latency(SCALED, stairs)
+    assert not latency.follows_line
+    np.testing.assert_allclose([latency.latency_s(16), latency.latency_s(64)], [0.004, 0.02])
+    assert latency.latency_s(512) == latency.latency_s(256)  # It does not extrapolate.
+
+
+def test_a_flat_latency_has_no_peak_but_bounds():
+    flat = 0.004 * (1 + 0.01 * np.random.default_rng(0).normal(size=len(SCALED)))
+    latency = fit_latency(SCALED, flat)
+    assert not latency.follows_line
+    assert latency.peak_throughput.value is None
+    assert latency.half_peak_batch_size.value is None
+    assert latency.half_peak_batch_size.low > 256
+    assert latency.peak_throughput.low > 256 / 0.004
+
+
+MEASURED = [1, 2, 4, 8, 16]
+LATENCIES = [1.0, 1.1, 1.2, 4.0, 9.0]
+
+
+def is_best_not_descending(values, fitted):
+    """Whether the fit is the projection on the non-descending sequences."""
+    rng = np.random.default_rng(0)
+    rivals = np.sort(values + rng.normal(size=(5000, len(values))), axis=1)
+    return np.sum((fitted - values) ** 2) <= np.min(np.sum((rivals - values) ** 2, axis=1))
+
+
+def test_between_sizes_it_is_straight_in_logarithms():
+    curve = fit_latency(MEASURED, LATENCIES)
+    np.testing.assert_allclose(curve.latency_s(np.sqrt(4 * 8)), np.sqrt(1.2 * 4.0))
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_it_never_descends_and_is_the_nearest_such(seed):
+    values = np.random.default_rng(seed).normal(size=6)
+    curve = fit_latency(2 ** np.arange(6), np.exp(values))
+    fitted = np.log(curve.latencies_s)
+    assert np.all(np.diff(fitted) >= 0)
+    assert is_best_not_descending(values, fitted)
+
+
+def test_pools_are_weighted_by_their_measurements():
+    curve = fit_latency([1, 2, 2, 2, 4], np.exp([1.0, 0.6, 0.6, 0.6, 2.0]))
+    np.testing.assert_allclose(np.log(curve.latencies_s), [0.7, 0.7, 2.0])
+
+
+@pytest.mark.parametrize("size", [1, 1.5, 3, 7.9, 15.9])
+def test_inverting_gives_the_size_back(size):
+    curve = fit_latency(MEASURED, LATENCIES)
+    np.testing.assert_allclose(curve.largest_within(curve.latency_s(size)), size)
+    assert curve.largest_within(0.99) is None
+    assert curve.largest_within(100.0) == 16
+
+
+def test_the_smallest_size_of_a_rate_has_it_and_no_smaller_one():
+    curve = fit_latency(MEASURED, LATENCIES)
+    for rate in (1.5, 2.5, 3.3):
+        size = curve.smallest_of_rate(rate)
+        np.testing.assert_allclose(size / curve.latency_s(size), rate)
+        below = np.linspace(1, size * 0.999, 50)
+        assert all(b / curve.latency_s(b) < rate for b in below)
+    assert curve.smallest_of_rate(0.5) == 1
+    assert curve.smallest_of_rate(10.0) is None

@@ -1,0 +1,242 @@
+import keras
+import numpy as np
+import pytest
+import tensorflow as tf
+from small_models import mlp, rows
+
+from kbatch.errors import InputError
+from kbatch.inference.call_paths import (
+    InferenceInputs,
+    check_call_paths,
+    inference_inputs,
+    open_path,
+)
+
+NAMES = ("compiled", "xla", "saved_model")
+
+
+def two_inputs():
+    left, right = keras.Input((3,), name="left"), keras.Input((2,), dtype="int32", name="right")
+    embedded = keras.layers.Flatten()(keras.layers.Embedding(5, 4)(right))
+    joined = keras.layers.Concatenate()([left, embedded])
+    outputs = {"a": keras.layers.Dense(2)(joined), "b": keras.layers.Dense(1)(joined)}
+    return keras.Model({"left": left, "right": right}, outputs)
+
+
+def outputs_by_path(model, inputs, path, batch_size, bulk_examples=10):
+    with open_path(path, model, inputs) as run:
+        batch = inputs.batch(bulk_examples if path == "predict" else batch_size)
+        run(batch, batch_size)
+        return run(batch, batch_size)
+
+
+@pytest.mark.parametrize("make", [mlp, two_inputs])
+@pytest.mark.parametrize("name", NAMES)
+def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, name):
+    model = make()
+    inputs = inference_inputs(model)
+    with open_path(name, model, inputs) as run:
+        for batch_size in (1, 7, 100):
+            batch = inputs.batch(batch_size)
+            run(batch, batch_size)
+            found, expected = run(batch, batch_size), model(batch, training=False)
+            keras.tree.assert_same_structure(found, expected)
+            leaves = zip(keras.tree.flatten(found), keras.tree.flatten(expected), strict=True)
+            for one, other in leaves:
+                assert isinstance(one, np.ndarray)
+                np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("name", (*NAMES, "predict"))
+def test_every_call_begins_with_the_array_of_the_caller(name):
+    """A copy to a device before the clock starts would hold the values of the first call."""
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
+    held = np.ones((8, 3), "float32")
+    with open_path(name, model, InferenceInputs(held, None)) as run:
+        np.testing.assert_array_equal(run(held, 8), 2.0)
+        held[:] = 5.0
+        np.testing.assert_array_equal(run(held, 8), 10.0)
+
+
+@pytest.mark.parametrize("name", (*NAMES, "predict"))
+def test_every_path_takes_whole_numbers_for_inputs_of_floats(name):
+    model = mlp()
+    whole = np.arange(4 * model.inputs[0].shape[1], dtype="uint8").reshape(4, -1) % 5
+    found = outputs_by_path(model, InferenceInputs(whole, None), name, 4, 4)
+    expected = model(whole.astype("float32"), training=False)
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+
+
+TEXT = [np.array([["a", "b"], ["c", "d"]], dtype=object), np.ones((2, 2), "float32")]
+
+
+def hashed_words():
+    words, numbers = keras.Input((2,), dtype="string"), keras.Input((2,))
+    hashed = keras.layers.Hashing(11)(words)
+    return keras.Model([words, numbers], keras.ops.cast(hashed, "float32") + numbers)
+
+
+@pytest.mark.parametrize("name", ("compiled", "saved_model", "predict"))
+def test_every_path_but_one_takes_text(name):
+    model = hashed_words()
+    found = outputs_by_path(model, InferenceInputs(TEXT, None), name, 2, 2)
+    np.testing.assert_array_equal(found, model([tf.constant(part) for part in TEXT]))
+
+
+def test_a_model_that_xla_cannot_compile_is_told_what_to_leave_out():
+    with pytest.raises(InputError, match=r'leave "xla" out of `call_paths`.*Received: model='):
+        outputs_by_path(hashed_words(), InferenceInputs(TEXT, None), "xla", 2)
+
+
+def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
+    traced = []
+
+    class Counting(keras.layers.Layer):
+        def call(self, x):
+            traced.append(x.shape)
+            return x
+
+    inputs = keras.Input((3,))
+    model = keras.Model(inputs, Counting()(inputs))
+    rows = inference_inputs(model)
+    traced.clear()
+    with open_path("compiled", model, rows) as run:
+        for batch_size in (1, 2, 5):
+            run(rows.batch(batch_size), batch_size)
+    assert [shape[0] for shape in traced] == [None]
+
+
+def test_training_behaviour_is_off_on_every_path():
+    inputs = keras.Input((50,))
+    model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
+    rows = InferenceInputs(np.ones((4, 50), "float32"), None)
+    for path in (*NAMES, "predict"):
+        np.testing.assert_array_equal(outputs_by_path(model, rows, path, 4, 4), 1.0)
+
+
+@pytest.mark.parametrize("given", ["onnx", (), ("xla", "xla"), 3, (len,)])
+def test_other_paths_are_refused(given):
+    with pytest.raises(InputError, match=r"`call_paths` must be at least one of.*Received"):
+        check_call_paths(given)
+
+
+def test_rows_of_the_data_are_repeated_into_batches():
+    x, _ = rows(5)
+    inputs = inference_inputs(mlp(), x)
+    np.testing.assert_array_equal(inputs.batch(12), x[[0, 1, 2, 3, 4] * 2 + [0, 1]])
+    np.testing.assert_array_equal(inputs.batch(2), x[:2])
+    assert inputs.note is None
+
+
+@pytest.mark.parametrize("batched", [False, True])
+@pytest.mark.parametrize("targets", [False, True])
+def test_a_dataset_gives_its_inputs_without_its_targets(batched, targets):
+    x, y = rows(6)
+    data = tf.data.Dataset.from_tensor_slices((x, y) if targets else x)
+    inputs = inference_inputs(mlp(), data.batch(6) if batched else data)
+    np.testing.assert_array_equal(inputs.batch(1), x[:1])
+
+
+def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
+    given = {
+        "a": keras.Input((3, 2), name="a"),
+        "b": keras.Input((4,), dtype="int32", name="b"),
+        "c": keras.Input((1,), dtype="bool", name="c"),
+    }
+    embedded = keras.layers.Embedding(7, 3)(given["b"])
+    model = keras.Model(given, embedded)
+    inputs = inference_inputs(model)
+    batch = inputs.batch(200)
+    assert {name: (leaf.shape, leaf.dtype.name) for name, leaf in batch.items()} == {
+        "a": ((200, 3, 2), "float32"),
+        "b": ((200, 4), "int32"),
+        "c": ((200, 1), "bool"),
+    }
+    assert set(np.unique(batch["b"])) == set(range(7))
+    assert "random" in inputs.note
+
+
+def test_an_embedding_of_float_inputs_gets_numbers_that_it_knows():
+    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Embedding(4, 2)])
+    batch = inference_inputs(model).batch(64)
+    assert set(np.unique(batch)) == {0.0, 1.0, 2.0, 3.0}
+
+
+@pytest.mark.parametrize("shape", [(None,), (None, 3)])
+def test_unknown_shapes_need_data(shape):
+    inputs = keras.Input(shape)
+    model = keras.Model(inputs, keras.layers.Activation("relu")(inputs))
+    with pytest.raises(InputError, match="fixed shape: give `x`"):
+        inference_inputs(model)
+
+
+@pytest.mark.parametrize(
+    "x",
+    [
+        3,
+        [[1.0, 2.0], [3.0]],
+        len,
+        np.array([[1, 2], [3]], dtype=object),
+        tf.ragged.constant([[1, 2], [3]]),
+        np.float32(3.0),
+    ],
+)
+def test_what_are_no_arrays_is_refused(x):
+    with pytest.raises(InputError, match="Received: ") as caught:
+        inference_inputs(mlp(), x)
+    assert " at 0x" not in str(caught.value)
+
+
+def test_a_dataset_of_ragged_rows_is_refused_and_one_of_ragged_targets_is_not():
+    ragged = tf.data.Dataset.from_tensors(tf.ragged.constant([[1.0], [1.0, 2.0]]))
+    with pytest.raises(InputError, match=r"RaggedTensor: convert.*Received"):
+        inference_inputs(mlp(), ragged)
+    x, _ = rows(2)
+    both = tf.data.Dataset.zip(tf.data.Dataset.from_tensors(x), ragged)
+    np.testing.assert_array_equal(inference_inputs(mlp(), both).batch(2), x)
+
+
+def test_of_arrays_in_a_file_only_the_first_rows_are_read():
+    class Stored:
+        """As h5py has it: rows are read by slices, and all of them by `np.asarray`."""
+
+        shape, ndim, dtype = (1000, 8), 2, np.dtype("float32")
+
+        def __len__(self):
+            return 1000
+
+        def __getitem__(self, rows):
+            return np.ones((1000, 8), "float32")[rows]
+
+        def __array__(self, *settings, **more):
+            raise AssertionError("all of it was read")
+
+    assert inference_inputs(mlp(), Stored()).rows.shape == (64, 8)
+
+
+def pair(structure):
+    a, b = keras.Input((3,), name="a"), keras.Input((1,), name="b")
+    return keras.Model(structure(a, b), keras.layers.Concatenate()([a, b]))
+
+
+A, B = np.arange(6.0, dtype="float32").reshape(2, 3), np.ones((2, 1), "float32")
+
+
+@pytest.mark.parametrize("rows", [{"a": A, "b": B}, {"a": A, "b": B[:, 0]}])
+def test_named_inputs_pass_in_the_order_of_the_model(rows):
+    for structure in (lambda a, b: {"b": b, "a": a}, lambda a, b: [b, a]):
+        assert inference_inputs(pair(structure), rows).batch(5)["a"].shape == (5, 3)
+
+
+@pytest.mark.parametrize(
+    ("x", "received"),
+    [
+        (A[:, :2], r"an array for each.*rows of shape \(2,\)"),
+        ({"a": A, "c": B}, "an array for each"),
+        ({"a": A[:, :2], "b": B}, r"x\[None\].*rows of shape \(2,\), \(1,\)"),
+    ],
+)
+def test_rows_of_other_shapes_or_names_are_told_with_what_to_give(x, received):
+    with pytest.raises(InputError, match=received):
+        inference_inputs(pair(lambda a, b: {"b": b, "a": a}), x)

@@ -1,0 +1,298 @@
+"""How calls are timed, and which sizes a sweep times, on a clock that only its calls move."""
+
+import gc
+import math
+
+import pytest
+import tensorflow as tf
+
+from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY
+from kbatch.timing import (
+    FEWEST_ROUNDS,
+    Block,
+    Setting,
+    Sweep,
+    TimingPlan,
+    interleaved,
+    timed_calls,
+    timed_enough,
+    warm_up_calls,
+)
+from kbatch.training.data.training_data import DataEnded
+
+SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
+
+
+class Clock:
+    """Seconds that pass only when somebody works."""
+
+    def __init__(self):
+        self.now_s = 0.0
+
+    def __call__(self):
+        return self.now_s
+
+    def worker(self, *durations_s):
+        """A call that takes the durations in turn, the last one for ever."""
+        left = list(durations_s)
+
+        def work():
+            self.now_s += left.pop(0) if len(left) > 1 else left[0]
+
+        return work
+
+
+class Calls(Sweep):
+    """Sizes of one series or more; a call takes `call_s(size)`, and has no room above a size."""
+
+    def __init__(
+        self,
+        call_s=lambda size: (10 + size) / 1000,
+        *,
+        room=10**6,
+        rows=10**6,
+        refused=10**6,
+        examples=None,
+        target_s=math.inf,
+        chosen=False,
+        seed=0,
+        **plan,
+    ):
+        self.clock, self.room, self.rows, self.call_s = Clock(), room, rows, call_s
+        self.refused, self.examples, self.target, self.called = refused, examples, target_s, []
+        plan = {"time_budget_s": 1e6, "needed_calls": 6, "rounds_beyond": 0} | plan
+        super().__init__(TimingPlan(**plan), chosen=chosen, seed=seed, clock=self.clock)
+
+    def prepare(self, setting):
+        if setting.size > self.rows:
+            raise DataEnded(self.rows)
+        return lambda: self.take(setting)
+
+    def refusal(self, setting):
+        return "too large" if setting.size > self.refused else None
+
+    def shares(self, setting):
+        return (self.examples or setting.size) / setting.size
+
+    def target_s(self, setting):
+        return self.target
+
+    def take(self, setting):
+        self.called.append(setting)
+        if setting.size > self.room:
+            raise MemoryError("no room")
+        self.clock.now_s += self.call_s(setting.size)
+
+
+def swept(calls, *, sizes=SIZES, larger=()):
+    list(calls.warm_up(Setting("only", size) for size in sizes))
+    list(calls.go_on("only", larger))
+    calls.run()
+    return {size: calls.outcome(Setting("only", size)) for size in (*sizes, *larger)}
+
+
+def measured(found):
+    return tuple(size for size, outcome in found.items() if outcome == MEASURED)
+
+
+@pytest.mark.parametrize(
+    ("changed", "added"),
+    [
+        ({}, (16, 32, 64, 128)),  # 90 % of the peak are reached at 90 examples.
+        ({"room": 32}, (16, 32)),  # 64 ran out of memory, which is a result.
+        ({"rows": 32}, (16, 32)),
+        ({"time_budget_s": 0.7}, (16,)),
+        ({"time_budget_s": 0.01}, ()),
+    ],
+)
+def test_it_goes_on_until_throughput_is_flat_or_time_memory_or_data_end(changed, added):
+    found = swept(Calls(**changed), larger=LARGER)
+    start = SIZES if changed.get("time_budget_s", 1) > 0.1 else (1,)
+    assert measured(found) == (*start, *added)
+    if "room" in changed:
+        assert found[64] == OUT_OF_MEMORY
+    if "rows" in changed:
+        assert found[64] == "the data function gave 32 examples"
+
+
+def test_what_ran_out_of_memory_ends_larger_sizes_and_not_smaller_ones():
+    assert swept(Calls(room=4), sizes=(8, 1, 2, 16)) == {
+        8: OUT_OF_MEMORY,
+        1: MEASURED,
+        2: MEASURED,
+        16: "memory ran out at size 8",
+    }
+
+
+def test_what_is_refused_is_not_called():
+    calls = Calls(refused=2)
+    assert swept(calls) == {1: MEASURED, 2: MEASURED, 4: "too large", 8: "too large"}
+    assert {size for _, size in calls.called} == {1, 2}
+
+
+@pytest.mark.parametrize("chosen", [True, False])
+def test_sizes_too_slow_for_the_time_are_left_out_unless_they_were_chosen(chosen):
+    calls = Calls(lambda size: 0.01 * size, time_budget_s=10.0, chosen=chosen)
+    found = swept(calls, sizes=(1, 8, 64, 512))
+    assert measured(found) == ((1, 8, 64, 512) if chosen else (1, 8, 64))
+    assert chosen or found[512] == "too slow for the time budget"
+
+
+def test_two_are_timed_however_short_the_time():
+    found = swept(Calls(lambda size: 1.0, time_budget_s=1.0, chosen=True))
+    assert measured(found) == (1, 2)
+    assert "half of the time budget was spent" in found[4]
+
+
+def test_sizes_beyond_a_target_are_left_out_and_a_share_of_a_call_counts():
+    calls = Calls(lambda size: 0.002 * size, target_s=0.06)
+    found = swept(calls, sizes=(1, 8, 64, 512))
+    assert measured(found) == (1, 8)
+    assert found[64] == found[512] == "batches beyond the latency target"
+    assert 512 not in {size for _, size in calls.called}
+    calls = Calls(lambda size: 0.1, examples=64, target_s=0.02)
+    assert measured(swept(calls, sizes=(1, 8, 64))) == (1, 8)
+
+
+def rounds(durations_s, **plan):
+    """The blocks of calls by name, each of which takes its seconds in turn, and the sweep."""
+    plan = {"needed_calls": 59, "rounds_beyond": 30} | plan
+    calls = Calls(chosen=True, **plan)
+    workers = {name: calls.clock.worker(*each) for name, each in durations_s.items()}
+    calls.take = lambda setting: (calls.called.append(setting.series), workers[setting.series]())
+    for name in durations_s:
+        calls.admit(Setting(name, 1))
+    calls.called.clear()
+    spent_s = calls.spent_s
+    calls.run()
+    return {setting.series: blocks for setting, blocks in calls.blocks.items()}, calls, spent_s
+
+
+def test_each_round_has_one_block_of_every_live_setting_in_changing_order():
+    blocks, calls, _ = rounds({"a": (0.06,), "b": (0.07,), "c": (0.08,)}, needed_calls=100, seed=3)
+    turns = [tuple(calls.called[i : i + 3]) for i in range(0, len(calls.called), 3)]
+    assert all(sorted(turn) == ["a", "b", "c"] for turn in turns)
+    assert len(set(turns)) == 6
+    assert [block.round for block in blocks["a"]] == list(range(len(blocks["a"])))
+
+
+@pytest.mark.parametrize("duration_s", [0.0004, 0.049, 0.3])
+def test_a_block_lasts_at_least_50_ms_and_no_call_longer_than_needed(duration_s):
+    for block in rounds({"a": (duration_s,)})[0]["a"]:
+        assert math.fsum(block.durations_s) >= 0.05 - 1e-9
+        assert math.fsum(block.durations_s[:-1]) < 0.05
+
+
+def test_a_steady_setting_leaves_with_the_calls_that_the_quantile_needs():
+    blocks, *_ = rounds({"fast": (0.001,), "slow": (0.1,)})
+    assert {name: len(each) for name, each in blocks.items()} == {"fast": 6, "slow": 59}
+
+
+def test_the_median_is_known_to_5_percent_or_many_rounds_were_made():
+    def blocks(spread):
+        return [Block(i, (1 + spread * (-1) ** i,) * 20) for i in range(8)]
+
+    assert timed_enough(blocks(0.049), TimingPlan())
+    assert not timed_enough(blocks(0.051), TimingPlan())
+    quiet = [Block(i, (1.0 + 0.001 * (i % 3),) * 20) for i in range(10)]
+    assert timed_enough([*quiet, Block(10, (4.0,) * 20), Block(11, (7.0,) * 20)], TimingPlan())
+    wild = [Block(i, (1.0,) if i % 2 else (3.0,)) for i in range(100)]
+    assert not timed_enough(wild[:39], TimingPlan(needed_calls=10))
+    assert timed_enough(wild[:40], TimingPlan(needed_calls=10))
+
+
+@pytest.mark.parametrize(("budget_s", "ends_s"), [(60, 60), (40, 53), (1, 34)])
+def test_the_rounds_have_half_of_the_time_at_least_and_each_setting_had_a_block(budget_s, ends_s):
+    blocks, calls, spent_s = rounds({"a": (1.0,), "b": (10.0,)}, time_budget_s=budget_s)
+    assert spent_s == 33
+    assert all(blocks.values())
+    assert ends_s <= calls.clock.now_s < ends_s + 11
+
+
+@pytest.mark.parametrize(("counted", "spent_s"), [(True, 102.0), (False, 2.0)])
+def test_first_calls_that_compile_are_charged_to_the_budget_unless_told(counted, spent_s):
+    assert rounds({"a": (100.0, 1.0)}, first_calls_count=counted)[2] == spent_s
+
+
+def test_fresh_calls_and_who_is_withdrawn_take_no_part():
+    calls = Calls(lambda size: 0.01, chosen=True)
+    one, two = Setting("a", 1), Setting("a", 2)
+    calls.admit(one)
+    calls.admit(two)
+    assert calls.fresh_calls(one, 7) == pytest.approx([0.01] * 7)
+    calls.withdraw(two)
+    assert calls.blocks == {one: []}
+    calls.run()
+    assert set(calls.blocks) == {one}
+
+
+def test_memory_that_runs_out_later_ends_one_setting_and_other_errors_come_as_they_are():
+    calls = Calls(lambda size: 0.1, chosen=True)
+    one, two = Setting("a", 1), Setting("a", 2)
+    calls.admit(one)
+    calls.admit(two)
+    calls.room = 1
+    calls.run()
+    assert (len(calls.blocks[one]), calls.blocks[two]) == (6, [])
+    assert calls.not_run == {two: OUT_OF_MEMORY}
+    assert calls.fresh_calls(two, 7) is None
+    calls.call_s = lambda size: 1 / 0
+    with pytest.raises(ZeroDivisionError):
+        calls.admit(Setting("a", 1))
+
+
+def test_an_error_may_be_want_of_memory_only_where_another_setting_ran():
+    error = tf.errors.InternalError(None, None, "failed to create cublas handle")
+
+    def call_s(size):
+        if size > 1:
+            raise error
+        return 0.1
+
+    with pytest.raises(tf.errors.InternalError, match="cublas"):
+        Calls(call_s).admit(Setting("a", 2))
+    calls = Calls(call_s)
+    assert calls.admit(Setting("a", 1)) is not None
+    assert calls.admit(Setting("a", 2)) is None
+
+
+def test_the_first_call_is_kept_apart_and_the_warm_up_ends_when_two_calls_agree():
+    def warm(*durations_s):
+        clock = Clock()
+        found = warm_up_calls(clock.worker(*durations_s), clock=clock)
+        return found.first_call_s, found.call_s, clock.now_s
+
+    assert warm(2.0, 0.4, 0.2, 0.1, 0.105, 9.0) == pytest.approx((2.0, 0.1, 2.805))
+    assert warm(1.0, 1.0, 1.0) == (1.0, 1.0, 3.0)
+    assert warm(1.0, 0.9, 0.5, 0.2) == pytest.approx((1.0, 0.5, 2.4))  # Long calls are warm.
+    doubling = [1e-6 * 2.0**k for k in range(100)]
+    assert warm(*doubling)[2] == pytest.approx(sum(doubling[:13]))
+
+
+def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
+    seen = set()
+    timed_calls(lambda: seen.add(gc.isenabled()), 2)
+    assert seen == {False}
+    assert gc.isenabled()
+
+
+@pytest.mark.parametrize("until_s", [0.0, 15.0, 16.0, 43.9, 1e9])
+def test_contenders_take_turns_and_no_round_beyond_the_third_ends_after_the_budget(until_s):
+    clock, order = Clock(), []
+
+    def contender(name):
+        def run():
+            order.append(name)
+            clock.now_s += 1.0
+            return clock.now_s
+
+        return run
+
+    contenders = {name: contender(name) for name in "abcd"}
+    found = interleaved(contenders, until_s=until_s, most_rounds=20, now=clock)
+    count = len(found["a"])
+    assert count == min(20, max(FEWEST_ROUNDS, until_s // 4))
+    turns = [order[i : i + 4] for i in range(0, len(order), 4)]
+    assert all(sorted(turn) == list("abcd") for turn in turns)
+    assert count < 20 or len({tuple(turn) for turn in turns}) > 5
+    assert found["a"] == sorted(found["a"])
