@@ -201,16 +201,3 @@ def free_memory(log: str) -> FreeMemory | None:
     unit = 1024 ** ("B", "KiB", "MiB", "GiB", "TiB").index(untaken[2])
     blocks.append(int(float(untaken[1]) * unit))
     return FreeMemory(int(requested[1]), sum(blocks), max(blocks))
-
-
-def reset_memory_use() -> None:
-    """Begin a new peak, where the device keeps one."""
-    if tf.config.list_logical_devices("GPU"):
-        tf.config.experimental.reset_memory_stats("GPU:0")
-
-
-def memory_use_bytes() -> int:
-    """Read the peak of the first GPU's memory, or the memory of this process without one."""
-    if tf.config.list_logical_devices("GPU"):
-        return int(tf.config.experimental.get_memory_info("GPU:0")["peak"])
-    return psutil.Process().memory_info().rss

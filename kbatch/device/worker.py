@@ -161,17 +161,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         except FileNotFoundError:
             return ""
 
-    def call(
-        self,
-        function: Callable[..., Any],
-        *arguments: Any,
-        on_event: Callable[[Any], None] | None = None,
-    ) -> Any:
+    def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
         if self._process is None or self._process.ended:
             self._start()
-        kind = "call" if on_event is None else "call with events"
-        return self._ask(kind, function, arguments, on_event)
+        return self._ask("call", function, arguments)
 
     def restart(self) -> None:
         """End the process: the next call gets a fresh one."""
@@ -196,22 +190,14 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 self.restart()  # Without its subject it is of no use.
                 raise
 
-    def _ask(
-        self,
-        kind: str,
-        function: Callable[..., Any],
-        arguments: tuple[Any, ...] = (),
-        on_event: Callable[[Any], None] | None = None,
-    ) -> Any:
+    def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
         process = self._process
         if process is None:  # Another thread ended it just as it had started.
             raise WorkerDied(-signal.SIGKILL, "ended while it started")
         message = self._pickles.dumps((kind, function, arguments))
         try:
             process.requests.send_bytes(message)
-            while (answer := pickle.loads(_read_message(process.answers)))[0] == "event":
-                if on_event is not None:
-                    on_event(answer[1])
+            answer = pickle.loads(_read_message(process.answers))
         except (EOFError, BrokenPipeError):
             self._process = None
             raise WorkerDied(process.wait(), self.output[-_TAIL_CHARACTERS:]) from None
@@ -265,7 +251,7 @@ def main() -> None:
             # The pipe of a parent that was killed closes somewhat before the parent is gone.
             watching.join(2 * _PARENT_CHECK_S)
             return
-        answers.send_bytes(_answer(message, subject, answers))
+        answers.send_bytes(_answer(message, subject))
 
 
 def _end_with_parent(parent: int, folder: str) -> None:
@@ -275,7 +261,7 @@ def _end_with_parent(parent: int, folder: str) -> None:
     os.killpg(0, signal.SIGKILL)  # With what was started here.
 
 
-def _answer(message: bytes, subject: list[Any], answers: Connection) -> bytes:
+def _answer(message: bytes, subject: list[Any]) -> bytes:
     """Run what was asked for; `subject` holds what the calls are about."""
     try:
         kind, function, arguments = pickle.loads(message)
@@ -286,15 +272,11 @@ def _answer(message: bytes, subject: list[Any], answers: Connection) -> bytes:
             gc.freeze()  # What was imported stays: no collection need look at it.
             gc.enable()
 
-    def tell(event: Any) -> None:
-        answers.send_bytes(_pickled("event", event))
-
     try:
         if kind == "subject":
             subject[:] = [function()]
             return _pickled("result", None)
-        told = [tell] if kind == "call with events" else []
-        return _pickled("result", function(*subject, *told, *arguments))
+        return _pickled("result", function(*subject, *arguments))
     except Exception as error:
         return _error(error, "error")
     finally:

@@ -47,12 +47,7 @@ class TaskResult(NamedTuple):
     host: str = ""
 
 
-def run_task(
-    search: bytes,
-    task: Task,
-    worker: Worker | None = None,
-    tell: Callable[[Mapping[str, Any]], None] = lambda progress: None,
-) -> TaskResult:
+def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
     """Run a task in a process of its own, in a temporary folder; an engine calls it."""
     kills_before = read_memory_kills()
     exit_code, out_of_memory = 0, False
@@ -63,7 +58,7 @@ def run_task(
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_bytes(content)
         try:
-            status, text = own.call(train, str(project), search, task, on_event=tell)
+            status, text = own.call(train, str(project), search, task)
         except WorkerDied as error:
             status, text, exit_code = "died", error.tail, error.exit_code
             if -exit_code in _ENDED_BY:
@@ -80,9 +75,7 @@ def run_task(
         return TaskResult(changed, status, text, exit_code, out_of_memory, socket.gethostname())
 
 
-def train(
-    tell: Callable[[Mapping[str, Any]], None], project: str, search: bytes, task: Task
-) -> tuple[str, str]:
+def train(project: str, search: bytes, task: Task) -> tuple[str, str]:
     """Run a task in this process, where TensorFlow starts; return its status, and an error."""
     try:
         execute, *given = pickle.loads(search)
@@ -101,7 +94,7 @@ def train(
             f"itself, which travel with it. Received: {type(error).__name__}: {error} on "
             f"{socket.gethostname()}."
         )
-    return execute(tell, Path(project), task, *given)
+    return execute(Path(project), task, *given)
 
 
 class LocalExecutor:
@@ -111,8 +104,6 @@ class LocalExecutor:
         gpus, cores = usable_gpus(), usable_cores()
         most = len(gpus) or max(1, cores // 2)
         self.workers = min(workers or most, most)
-        # How far the task is, where one runs at a time.
-        self.told: queue.SimpleQueue[Mapping[str, Any]] = queue.SimpleQueue()
         self._environments: queue.SimpleQueue[Mapping[str, str]] = queue.SimpleQueue()
         for variables in device_environments(self.workers, gpus):
             threads = str(max(1, cores // self.workers))
@@ -123,7 +114,7 @@ class LocalExecutor:
         self._running: set[Worker] = set()
 
     def submit(self, function: Callable[..., Any], *arguments: Any) -> "Future[Any]":
-        """Run `function(*arguments, worker, tell)` in a thread, when a worker is free."""
+        """Run `function(*arguments, worker)` in a thread, when a worker is free."""
         return self._threads.submit(self._run, function, arguments)
 
     def close(self) -> None:
@@ -141,8 +132,7 @@ class LocalExecutor:
             worker = Worker(variables)
             self._running.add(worker)
             stack.callback(self._running.discard, worker)
-            tell = self.told.put if self.workers == 1 else lambda progress: None
-            return function(*arguments, worker, tell)
+            return function(*arguments, worker)
 
 
 def ray_executor(**options: Any) -> Any:

@@ -1,13 +1,11 @@
 """The figure of a search while it runs, in a notebook or a file."""
 
 import base64
-import contextlib
 import dataclasses
 import functools
 import importlib
 import time
-import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +18,7 @@ from kbatch.plotting.canvas import detached_axes, panels, shortened, write_messa
 from kbatch.plotting.saving import figure_bytes
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.search.progress import NotebookLine
+from kbatch.search.progress import NotebookLine, ending_nothing
 from kbatch.search.trial_files import TrialFiles
 from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
 from kbatch.study.study import Study, load_study
@@ -80,14 +78,11 @@ class LivePlot(keras.callbacks.Callback):
         self._now = now
         self._is_own_display = display is None
         self._place = None if display is None else NotebookLine(display)
-        # Whether others may clear the cell's output: then the figure must be shown again.
-        self._wiped = True
-        self._at_end: Callable[[], None] | None = None
+        self._waits_for_end = False  # Of the cell.
         # Of the trial that runs, the number of its execution, and the record of that so far.
         self._followed: tuple[TrialFiles, int, Callable[[], ExecutionRecord]] | None = None
         self._next_s = 0.0
         self._epoch = 0
-        self._warned: set[str] = set()
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LivePlot":
         """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
@@ -103,27 +98,23 @@ class LivePlot(keras.callbacks.Callback):
     ) -> None:
         """Begin an execution, whose record so far is `so_far()`; a search calls it."""
         self._followed = files, number, so_far
-        with self._ending_nothing():
-            in_notebook = self._is_seen() and self._place is not None and self._is_own_display
-            # The cell ends after the last clearing.
-            if in_notebook and self._wiped and self._at_end is None:
-                _events().register("post_run_cell", self._end_cell)
-        self._at_end = lambda: self.show_ended(files.project)
-
-    def stay(self) -> None:
-        """Keep to one place: nobody clears the output of the cell; a search calls it."""
-        self._wiped = False
+        with ending_nothing("`LivePlot`"):
+            if self._is_seen() and self._place is not None and not files.of_kbatch_tuner:
+                # keras-tuner clears the output of the cell after each trial, also after the last
+                # one: the figure must be shown again.
+                self._place.close()
+                if self._is_own_display and not self._waits_for_end:
+                    self._waits_for_end = True
+                    _events().register("post_run_cell", self._end_cell)
 
     def show_ended(self, project: Path) -> None:
         """Show the trials that a project directory holds; a search calls it."""
-        with self._ending_nothing():
+        with ending_nothing("`LivePlot`"):
             if self._is_seen():
                 self._draw(load_study(project), None)
 
     def on_train_begin(self, logs: Any = None):
         self._epoch = 0
-        with self._ending_nothing():
-            self._leave_wiped_place()
         self._draw_running()
 
     def on_epoch_begin(self, epoch: int, logs: Any = None):
@@ -136,36 +127,20 @@ class LivePlot(keras.callbacks.Callback):
         self._epoch += 1
         self._draw_running()
 
-    @contextlib.contextmanager
-    def _ending_nothing(self) -> Iterator[None]:
-        """Warn where the figure cannot be shown, once for each cause: the search goes on."""
-        try:
-            yield
-        except Exception as error:  # Whatever a disk, a display or a figure raises.
-            cause = f"{type(error).__name__}: {shortened(str(error), 300)}"
-            if cause not in self._warned:
-                self._warned.add(cause)
-                warnings.warn(
-                    f"`LivePlot` could not be shown, and the search goes on: {cause}", stacklevel=2
-                )
-
     def _draw_running(self) -> None:
-        with self._ending_nothing():
-            if self._followed is not None and self._is_seen():
-                self._draw_followed(*self._followed)
-
-    def _draw_followed(
-        self, files: TrialFiles, number: int, so_far: Callable[[], ExecutionRecord]
-    ) -> None:
-        study, execution = load_study(files.project), so_far()
-        # Its file has the record of when it began.
-        trials = tuple(
-            dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
-            if trial.trial_id == files.trial_id
-            else trial
-            for trial in study.trials
-        )
-        self._draw(dataclasses.replace(study, trials=trials), files.trial_id)
+        with ending_nothing("`LivePlot`"):
+            if self._followed is None or not self._is_seen():
+                return
+            files, number, so_far = self._followed
+            study, execution = load_study(files.project), so_far()
+            # Its file has the record of when it began.
+            trials = tuple(
+                dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
+                if trial.trial_id == files.trial_id
+                else trial
+                for trial in study.trials
+            )
+            self._draw(dataclasses.replace(study, trials=trials), files.trial_id)
 
     def _draw(self, study: Study, running: str | None) -> None:
         ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
@@ -195,25 +170,16 @@ class LivePlot(keras.callbacks.Callback):
             self._place = NotebookLine(importlib.import_module("IPython.display").display)
         return self._path is not None or self._place is not None
 
-    def _leave_wiped_place(self) -> None:
-        if self._place is not None and self._wiped:
-            self._place.close()
-
     def _end_cell(self, result: Any = None) -> None:
         _events().unregister("post_run_cell", self._end_cell)
-        show, self._at_end = self._at_end, None
-        with self._ending_nothing():
-            self._leave_wiped_place()
-        if show is not None:
-            show()
+        self._waits_for_end = False
+        if self._place is not None and self._followed is not None:
+            self._place.close()
+            self.show_ended(self._followed[0].project)
 
 
 def _events() -> Any:
     return importlib.import_module("IPython").get_ipython().events
-
-
-def live_plots(callbacks: Sequence[Any]) -> list[LivePlot]:
-    return [one for one in callbacks if isinstance(one, LivePlot)]
 
 
 def draw_live(study: Study, *, running: str | None, status: str) -> Axes:

@@ -11,7 +11,7 @@ import textwrap
 import time
 import uuid
 from asyncio import CancelledError
-from collections.abc import Callable, Generator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -73,7 +73,6 @@ class ParallelTrials:
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[tuple[Any, Run]] = []  # Each with the future of its task.
         self._waiting: list[tuple[Task, Run]] = []
-        self._part = 0.0  # Of its trial, what the last task that was submitted will have done.
 
     def close(self) -> None:
         for future, _ in self._open:
@@ -133,7 +132,8 @@ class ParallelTrials:
                 errors.append(self._engine_error("does not answer", error))
         if not ended and not errors:
             time.sleep(_CHECK_S)
-        self._show()
+        ended_trials = len(self._tuner.oracle.ended_trials)
+        self._tuner._progress.show_counts(len(self._open), ended=ended_trials)
         # All that has completed is written before more is asked of an executor that may fail.
         for future, run in ended:
             self._open = [one for one in self._open if one[1] is not run]
@@ -146,17 +146,6 @@ class ParallelTrials:
         if errors:
             raise errors[0]
 
-    def _show(self) -> None:
-        """Show how far the one trial is that this host runs, or how many there are."""
-        progress = self._tuner._progress
-        if self._own is None or self._own.workers > 1:
-            progress.show_counts(len(self._open), ended=len(self._tuner.oracle.ended_trials))
-            return
-        while not self._own.told.empty():
-            told = self._own.told.get()
-            # Its process knows of no later execution.
-            progress.show(**{**told, "share": told["share"] * self._part})
-
     def _trial(self, trial: Any) -> Run:
         """Ask for the executions of a trial, one after the other, and keep what each gave."""
         tuner = self._tuner
@@ -165,7 +154,6 @@ class ParallelTrials:
         completed, lost, result = len(files.begin_attempt()), None, TaskResult({})
         tuner.on_trial_begin(trial)
         while completed < files.executions:
-            self._part = (completed + 1) / files.executions
             attempt = 0 if lost is None else 1
             sent = self._files_for(files, trial)
             result = self._result_of(
@@ -310,7 +298,6 @@ def _lost_twice(*lost: TaskResult) -> Exception:
 
 
 def execute(
-    tell: Callable[[Mapping[str, Any]], None],
     project: Path,
     task: Task,
     tuner: Any,
@@ -328,7 +315,7 @@ def execute(
     if trial is None:
         return "failed", f"The state of trial {task.trial_id} could not be read."
     try:
-        tuner._run_executions(tell, trial, arguments, keywords)
+        tuner._run_executions(trial, arguments, keywords)
     except Exception as error:
         TrialFiles(tuner, trial).record_failure(hypermodel, trial.hyperparameters, error)
         mistake = isinstance(error, (InputError, keras_tuner.errors.FatalError))

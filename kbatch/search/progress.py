@@ -3,6 +3,7 @@
 import contextlib
 import importlib
 import time
+import types
 import warnings
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -11,7 +12,6 @@ import keras
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from kbatch.device.memory import memory_use_bytes, reset_memory_use
 from kbatch.page.numbers import percent
 from kbatch.study.names import outcome, value_text
 from kbatch.study.trial import TrialRecord
@@ -91,57 +91,19 @@ def live_line() -> ConsoleLine | NotebookLine:
     return ConsoleLine(console)
 
 
-class FitReporter(keras.callbacks.Callback):
-    """Tells how far training is, as `SearchProgress.show` takes it, a few times a second."""
-
-    def __init__(
-        self,
-        tell: Callable[[Mapping[str, Any]], None],
-        *,
-        execution: int,
-        executions: int,
-        now: Callable[[], float] = time.monotonic,
-    ):
-        super().__init__()
-        self._tell = tell
-        self._execution = execution
-        self._executions = executions
-        self._now = now
-        self._metrics: dict[str, float] = {}
-        self._epoch = 0
-        self._told_s = 0.0
-
-    def on_train_begin(self, logs: Any = None):
-        reset_memory_use()
-        self._told_s = self._now()
-
-    def on_epoch_begin(self, epoch: int, logs: Any = None):
-        self._epoch = epoch
-
-    def on_train_batch_end(self, batch: int, logs: Any = None):
-        if self._now() - self._told_s >= _SHORTEST_PAUSE_S:
-            steps = (self.params or {}).get("steps")
-            self._report((batch + 1) / steps if steps else 0.0)
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        self._metrics = numbers_of(logs)
-        self._report(1.0, epoch_ended=True)
-
-    def _report(self, share_of_epoch: float, *, epoch_ended: bool = False) -> None:
-        self._told_s = self._now()
-        epochs = (self.params or {}).get("epochs") or 1
-        share = (self._epoch + min(share_of_epoch, 1.0)) / epochs
-        self._tell(
-            {
-                "share": (self._execution + share) / self._executions,
-                "ended": f"epoch {self._epoch + 1}/{epochs}" if epoch_ended else None,
-                "memory_bytes": memory_use_bytes(),
-                "metrics": self._metrics,
-            }
-        )
+@contextlib.contextmanager
+def ending_nothing(what: str) -> Iterator[None]:
+    """Warn where something cannot be shown: a console, a notebook, a disk or a figure fails."""
+    try:
+        yield
+    except Exception as error:  # Whatever these raise.
+        cause = f"{type(error).__name__}: {str(error)[:300]}"
+        warnings.warn(f"{what} could not be shown, and the search goes on: {cause}", stacklevel=2)
 
 
 class SearchProgress:
+    """What a search shows: nothing, a line a trial that stays and one that changes, or more."""
+
     def __init__(
         self,
         verbose: int,  # 0 for nothing, 1 for trials, 2 for epochs too.
@@ -159,43 +121,24 @@ class SearchProgress:
         self._begun_s = 0.0
         self._at_once = 1  # Trials that run beside each other.
         self._first: tuple[float, float] | None = None
-        self._memory_bytes: int | None = None
 
     def __enter__(self) -> "SearchProgress":
         if self._verbose:
-            with self._ending_nothing():
+            with ending_nothing("The progress"):
                 self._line = self._open_line()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with self._ending_nothing():
+        with ending_nothing("The progress"):
             if self._line is not None:
                 self._line.close()
         self._line = None
 
-    @contextlib.contextmanager
-    def _ending_nothing(self) -> Iterator[None]:
-        """Show nothing more where a console or a notebook fails: the search goes on."""
-        try:
-            yield
-        except Exception as error:  # A full disk, a closed pipe, or what a notebook raises.
-            self._line = None
-            warnings.warn(
-                "The progress of the search cannot be shown any more, and the search goes on: "
-                f"{type(error).__name__}: {error}",
-                stacklevel=2,
-            )
-
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        if self._line is not None:
-            with self._ending_nothing():
+        with ending_nothing("The progress"):
+            if self._line is not None:
                 self._line.print(text)
-
-    def _update(self, name: str, share: float | None, figures: str) -> None:
-        if self._line is not None:
-            with self._ending_nothing():
-                self._line.update(name, share, figures)
 
     def trial_begins(
         self,
@@ -208,14 +151,13 @@ class SearchProgress:
         where: str = "",
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        number = total = None
-        if ended is not None and left is not None:
-            number, total = ended + 1, ended + left
-        self._name = trial_name(values, number, total) + where
+        place = "trial" if ended is None or left is None else f"trial {ended + 1}/{ended + left}"
+        others = (f"{n} {value_text(v)}" for n, v in values.items() if n != "batch_size")
+        self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others]) + where
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)
         self._at_once = at_once
         if took_s is None:
-            self._first, self._memory_bytes = None, None
+            self._first = None
             self._update(self._name, None, "starting")
 
     def show_counts(self, submitted: int, *, ended: int) -> None:
@@ -225,22 +167,11 @@ class SearchProgress:
         known += [] if left is None else [f"{duration(left)} left"]
         self._update("search", None, ", ".join(known))
 
-    def show(
-        self,
-        *,
-        share: float,  # From 0 to 1, by whole epochs where their steps are not known.
-        ended: str | None,  # The epoch that has just ended.
-        memory_bytes: int,  # Of the GPU or of the process.
-        metrics: Mapping[str, float],  # Of the last epoch that ended.
-    ) -> None:
-        """Show how far the training of a trial is."""
-        self._memory_bytes = max(self._memory_bytes or 0, memory_bytes)
+    def show(self, share: float, metrics: Mapping[str, float], *, ended: str | None = None) -> None:
+        """Show what share of a trial is done, the metrics of its last epoch, and which that was."""
         if self._line is None:
             return
-        figures = [
-            *_speed(metrics.get("samples_per_second"), memory_bytes),
-            *(f"{name} {value:.4f}" for name, value in _shown(metrics).items()),
-        ]
+        figures = _figures(metrics.get("samples_per_second"), metrics)
         if ended is not None and self._verbose > 1:
             self.say(", ".join([self._name, ended, *figures]))
         if self._first is None:
@@ -261,14 +192,17 @@ class SearchProgress:
         duration_s = self._now() - self._begun_s
         # Later trials have the plan already.
         executions = record.executions if record else ()
-        plan_s = sum(execution.plan_s or 0.0 for execution in executions)
-        self._durations_s.append(duration_s - plan_s)
+        self._durations_s.append(duration_s - sum(one.plan_s or 0.0 for one in executions))
         if self._line is None:
             return
-        memory_bytes = self._memory_bytes
-        text = trial_line(self._name, record, duration_s=duration_s, memory_bytes=memory_bytes)
+        text = f"{self._name}, {duration_s:5.1f} s, {ending(record)}"
         left = None if self._line.changes else self._search_left_s(trial_left_s=0.0)
         self.say(text + (f"; about {duration(left)} left" if left else ""))
+
+    def _update(self, name: str, share: float | None, figures: str) -> None:
+        with ending_nothing("The progress"):
+            if self._line is not None:
+                self._line.update(name, share, figures)
 
     def _search_left_s(self, trial_left_s: float | None) -> float | None:
         """Extrapolate from the trials that this search has finished."""
@@ -280,32 +214,53 @@ class SearchProgress:
         return trial_left_s + mean_s * (self._trials_left - 1) / self._at_once
 
 
-def trial_name(values: Mapping[str, Any], number: int | None, total: int | None) -> str:
-    place = "trial" if number is None else f"trial {number}/{total}"
-    others = [
-        f"{name} {value_text(value)}" for name, value in values.items() if name != "batch_size"
-    ]
-    return ", ".join([place, f"batch {values['batch_size']:>5}", *others])
+class FitReporter(keras.callbacks.Callback):
+    """Shows how far an execution of a trial is, a few times a second."""
+
+    def __init__(self, progress: SearchProgress, *, execution: int, executions: int):
+        super().__init__()
+        self._progress, self._execution, self._executions = progress, execution, executions
+        self._metrics: dict[str, float] = {}
+        self._epoch = 0
+        self._shown_s = 0.0
+
+    def on_epoch_begin(self, epoch: int, logs: Any = None):
+        self._epoch = epoch
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        steps = (self.params or {}).get("steps")
+        if steps and time.monotonic() - self._shown_s >= _SHORTEST_PAUSE_S:
+            self._show(min((batch + 1) / steps, 1.0))
+
+    def on_epoch_end(self, epoch: int, logs: Any = None):
+        self._metrics = numbers_of(logs)
+        self._show(1.0, ended=f"epoch {epoch + 1}/{self._epochs}")
+
+    @property
+    def _epochs(self) -> int:
+        return (self.params or {}).get("epochs") or 1
+
+    def _show(self, share_of_epoch: float, *, ended: str | None = None) -> None:
+        self._shown_s = time.monotonic()
+        share = (self._epoch + share_of_epoch) / self._epochs
+        share = (self._execution + share) / self._executions
+        self._progress.show(share, self._metrics, ended=ended)
 
 
-def trial_line(
-    name: str, record: TrialRecord | None, *, duration_s: float, memory_bytes: int | None
-) -> str:
+def ending(record: TrialRecord | None) -> str:
     """Say how a trial ended: its figures, or the cause of its failure."""
-    parts = [name, f"{duration_s:5.1f} s"]
     if record is None:
-        return ", ".join([*parts, "failed: nothing was recorded"])
+        return "failed: nothing was recorded"
     if record.status != "completed":
-        return ", ".join([*parts, f"{outcome(record)}: {record.failure}"])
-    parts += _speed(record.samples_per_second, memory_bytes)
-    for metric, value in _shown(record.metrics).items():
-        interval = record.metric(metric)
-        ends = interval and interval.ends
-        half_width = f" ± {(ends[1] - ends[0]) / 2:.2g}" if ends else ""
-        parts.append(f"{metric} {value:.4f}{half_width}")
+        return f"{outcome(record)}: {record.failure}"
+    widths = {}
+    for name in record.metrics:
+        if (interval := record.metric(name)) and (ends := interval.ends):
+            widths[name] = f" ± {(ends[1] - ends[0]) / 2:.2g}"
+    figures = _figures(record.samples_per_second, record.metrics, widths)
     count = len(record.executions)
     which = "best epoch" if count == 1 else f"best epochs, mean of {count} executions"
-    return f"{', '.join(parts)} ({which})"
+    return f"{', '.join(figures)} ({which})"
 
 
 def duration(seconds: float) -> str:
@@ -315,14 +270,13 @@ def duration(seconds: float) -> str:
     return f"{hours}:{minutes:02}:{whole % 60:02}" if hours else f"{minutes}:{whole % 60:02}"
 
 
-def _speed(samples_per_second: float | None, memory_bytes: int | None) -> list[str]:
-    memory = [] if memory_bytes is None else [f"{memory_bytes / 1e6:,.0f} MB"]
-    if samples_per_second is None:
-        return memory
-    return [*memory, f"{samples_per_second:,.0f} samples/s"]
-
-
-def _shown(metrics: Mapping[str, float]) -> dict[str, float]:
-    """Return the metrics of the validation, or without one those of training."""
+def _figures(
+    samples_per_second: float | None,
+    metrics: Mapping[str, float],
+    widths: Mapping[str, str] = types.MappingProxyType({}),
+) -> list[str]:
+    """Write the speed and the metrics of the validation, or without one those of training."""
     validation = {n: v for n, v in metrics.items() if n.startswith("val_")}
-    return validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}
+    shown = validation or {n: v for n, v in metrics.items() if n not in _NO_QUALITY}
+    speed = [] if samples_per_second is None else [f"{samples_per_second:,.0f} samples/s"]
+    return [*speed, *(f"{name} {v:.4f}{widths.get(name, '')}" for name, v in shown.items())]

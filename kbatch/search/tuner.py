@@ -32,7 +32,7 @@ from kbatch.records.json_codec import RecordError
 from kbatch.records.search import RECORD_NAME, SearchIdentity
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.live_plot import LivePlot, live_plots
+from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel_search import ParallelTrials, explored_space
 from kbatch.search.plain_epochs import measure_plain_epochs
@@ -249,7 +249,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 batches are joined and cut to each size, or a function of the batch size that
                 returns one, as for batches that are padded to lengths of their own. Validation
                 batches of such lengths are used as they are.
-            verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too.
+            verbose: 0 for silence, 1 for a line a trial and a live bar, 2 for a line an epoch too,
+                where trials run in this process.
             **kwargs: What `keras.Model.fit` takes.
 
         Raises:
@@ -268,9 +269,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self.hypermodel = hypermodel
             self._populate_initial_space()
             self._declare_rates()
-        self._live = live_plots(call.callbacks)
-        for plot in self._live:
-            plot.stay()
+        self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         try:
             with self._progress, search_lock(project), self._elsewhere(call) as parallel:
@@ -351,7 +350,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
         self._plan_executions(trial)
-        self._run_executions(lambda told: self._progress.show(**told), trial, args, kwargs)
+        self._run_executions(trial, args, kwargs)
 
     def on_trial_begin(self, trial: Any) -> None:
         super().on_trial_begin(trial)
@@ -399,8 +398,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def __getstate__(self) -> dict[str, Any]:
         """Leave the display and the executor behind where a copy travels."""
-        left = dict.fromkeys(("_progress", "_executor"))
-        return self.__dict__ | left | {"_live": []}
+        silent = {"_progress": SearchProgress(verbose=0), "_executor": None, "_live": []}
+        return self.__dict__ | silent
 
     def _populate_initial_space(self) -> None:
         if self.hypermodel is None:  # Until `search` knows the data.
@@ -418,18 +417,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
         return space, (identity.space_facts(space) | facts, values)
 
     def _run_executions(
-        self,
-        tell: Callable[[Mapping[str, Any]], None],
-        trial: Any,
-        arguments: Sequence[Any],
-        keywords: Mapping[str, Any],
+        self, trial: Any, arguments: Sequence[Any], keywords: Mapping[str, Any]
     ) -> None:
         """Train the model of a trial in the executions that have not completed, until one fails."""
         files, keywords = TrialFiles(self, trial), dict(keywords)
         given = keras.tree.flatten(keywords.pop("callbacks", None) or [])
         while (number := len(files.begin_attempt())) < files.executions:
             callbacks = trial_callbacks(self, trial, given, number)
-            reporter = FitReporter(tell, execution=number, executions=files.executions)
+            reporter = FitReporter(self._progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
             self.hypermodel._begin_execution(trial.hyperparameters, number)
             halved = True

@@ -57,14 +57,6 @@ def test_what_a_function_prints_does_not_disturb_the_answer(worker):
     assert "hello" in worker.output
 
 
-def test_events_arrive_in_order_before_the_result(worker):
-    seen = []
-    result = worker.call(
-        lambda tell, n: [tell(i) for i in range(n)] and "done", 3, on_event=seen.append
-    )
-    assert (seen, result) == ([0, 1, 2], "done")
-
-
 def test_an_exception_comes_with_its_class_and_the_traceback_of_the_worker(worker):
     def fails():
         return {}["missing"]

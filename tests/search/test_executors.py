@@ -239,7 +239,7 @@ def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(mo
     executor = LocalExecutor()
     both = threading.Barrier(2)
 
-    def device(worker, tell):
+    def device(worker):
         both.wait(600)
         return worker.call(lambda: os.environ["CUDA_VISIBLE_DEVICES"])
 
@@ -247,7 +247,7 @@ def test_the_workers_of_this_host_share_its_devices_and_end_with_the_executor(mo
     assert sorted(future.result() for future in futures) == ["GPU-a", "GPU-b"]
     started = threading.Event()
 
-    def sleeps(worker, tell):
+    def sleeps(worker):
         started.set()
         worker.call(time.sleep, 600)
 
@@ -268,7 +268,7 @@ class Ends:
     def __init__(self, folder, number):
         self.folder, self._number, self.closed = folder, number, False
 
-    def call(self, function, project, search, task, on_event):
+    def call(self, function, project, search, task):
         (self.folder / "project" / "kbatch.json").write_text("{}")
         raise WorkerDied(-self._number, "the end of its output")
 
@@ -323,7 +323,7 @@ def test_large_arrays_are_read_from_the_project_directory(tmp_path):
     (travelling,) = set(executor.searches)
     assert len(travelling) < 1e6
     # The directory is gone by now, as it is for a worker on another host.
-    status, text = train(print, tmp_path / "project", travelling, Task({}, "0000"))
+    status, text = train(tmp_path / "project", travelling, Task({}, "0000"))
     assert (status, "`directory`" in text) == ("mistake", True)
 
 
@@ -352,5 +352,5 @@ def test_a_module_that_a_worker_lacks_is_named(tmp_path, monkeypatch):
     search(tmp_path, executor, hypermodel=hypermodel)
     monkeypatch.undo()
     monkeypatch.delitem(sys.modules, "only_here")
-    status, text = train(print, tmp_path / "project", executor.searches[0], Task({}, "0000"))
+    status, text = train(tmp_path / "project", executor.searches[0], Task({}, "0000"))
     assert (status, "No module named 'only_here'" in text) == ("mistake", True)

@@ -41,29 +41,10 @@ class Kills(keras.callbacks.Callback):
 
 
 def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_search(tmp_path, capfd):
-    events = []
-
-    class Watched(kbatch.BatchSizeTuner):
-        def on_search_begin(self):
-            show = self._progress.show
-
-            def watched(**event):
-                assert event["memory_bytes"] > 1e8
-                if event["ended"] and self.trials[-1].hyperparameters.get("batch_size") == 32:
-                    assert {"val_accuracy", "loss"} <= event["metrics"].keys()
-                    events.append(event["share"])
-                show(**event)
-
-            self._progress.show = watched
-
-        def on_trial_begin(self, trial):
-            self.trials = [trial]
-            super().on_trial_begin(trial)
-
     hypermodel = searches.stock(batch_sizes=(8, 32))
     same = {"data": (a_function,), "executions_per_trial": 2}
     fit = {"callbacks": [Kills()]}
-    tuner = search(tmp_path, hypermodel, Watched, fit=fit | {"verbose": 1}, **same, **LOCAL)
+    tuner = search(tmp_path, hypermodel, fit=fit | {"verbose": 1}, **same, **LOCAL)
     here = search(tmp_path, hypermodel, project_name="here", fit=fit, **same)
     (killed, isolated), (_, trial) = (kbatch.load_study(t).trials for t in (tuner, here))
     assert killed.status == "failed"
@@ -75,9 +56,8 @@ def test_an_isolated_search_goes_on_after_a_killed_process_and_is_the_same_searc
     assert len(isolated.executions) == 2
     scores = [t.oracle.get_trial(trial.trial_id).score for t in (tuner, here)]
     assert scores[0] == scores[1]
-    assert events == [0.25, 0.5, 0.75, 1.0]
     (line,) = [text for text in capfd.readouterr().out.splitlines() if "trial 2/2" in text]
-    assert re.search(r"batch    32, .* \d+ MB, .*val_accuracy", line)
+    assert re.search(r"batch    32, .*val_accuracy", line)
     assert len(tuner.get_best_models()) == 1
     # In this process it is no other search, and at its end.
     assert search(tmp_path, hypermodel, fit=fit, **same).remaining_trials == 0

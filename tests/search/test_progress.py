@@ -16,15 +16,13 @@ from kbatch.search.progress import (
     FitReporter,
     NotebookLine,
     SearchProgress,
-    trial_line,
+    ending,
 )
 
 
 def progress(**changes):
     given = {
         "share": 0.25,
-        "ended": None,
-        "memory_bytes": 412_000_000,
         "metrics": {"loss": 0.5, "val_accuracy": 0.91, "samples_per_second": 8123.4},
     }
     return given | changes
@@ -70,7 +68,7 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     shown.show(**progress(share=0.05))
     clock.now_s = 110.0
     shown.show(**progress(share=0.25))
-    figures = "412 MB, 8,123 samples/s, val_accuracy 0.9100"
+    figures = "8,123 samples/s, val_accuracy 0.9100"
     assert line.live[-2:] == [f"5 %, {figures}", f"25 %, 0:38 left, {figures}"]
     # That of the search comes from the trials that ended.
     clock.now_s = 160.0
@@ -81,7 +79,7 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     assert line.live[-1].startswith("5 %, search ")
     clock.now_s = 190.0
     shown.show(**progress(share=0.25))
-    assert re.match(r"25 %, 0:38 left, search \d:\d\d left, 412 MB", line.live[-1])
+    assert re.match(r"25 %, 0:38 left, search \d:\d\d left, 8,123", line.live[-1])
 
 
 def test_what_the_plan_took_is_not_taken_again(clock):
@@ -99,28 +97,23 @@ def test_a_trial_of_several_executions_has_its_mean_and_interval():
     values = (0.90, 0.92, 0.94)
     executions = (records_factory.make_execution(32, accuracies=(v,)) for v in values)
     several = records_factory.make_trial(32, *executions)
-    text = trial_line("trial", several, duration_s=1.0, memory_bytes=None)
+    text = ending(several)
     half_width = 4.303 * 0.02 / 3**0.5
     assert f"val_accuracy 0.9200 ± {half_width:.2g}" in text
     assert text.endswith("(best epochs, mean of 3 executions)")
 
 
-def test_the_reporter_tells_the_share_of_the_trial_and_not_each_step(clock):
-    told = []
-    reporter = FitReporter(told.append, execution=1, executions=2, now=clock)
+def test_the_reporter_shows_the_share_of_the_trial(shown, line):
+    reporter = FitReporter(shown, execution=1, executions=2)
     reporter.set_params({"epochs": 2, "steps": 10})
-    reporter.on_train_begin()
     for epoch in range(2):
         reporter.on_epoch_begin(epoch)
         for step in range(10):
-            clock.now_s += 0.05
             reporter.on_train_batch_end(step)
         reporter.on_epoch_end(epoch, {"loss": 0.5})
-    shares = [event["share"] for event in told]
-    assert shares == sorted(shares)
-    assert shares[-1] == 1.0
-    assert [event["ended"] for event in told if event["ended"]] == ["epoch 1/2", "epoch 2/2"]
-    assert 4 <= len(told) <= 8
+    shares = [figures.split(" %")[0] for figures in line.live]
+    assert shares[:2] + shares[-1:] == ["52", "75", "100"]
+    assert len(shares) < 20  # Not each step.
 
 
 def test_a_log_file_gets_lines_without_control_characters():
