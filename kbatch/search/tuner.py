@@ -2,14 +2,13 @@
 
 import contextlib
 import dataclasses
-import functools
 import gc
 import re
 import secrets
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal, TypeVar, cast
+from typing import Any, Literal
 
 import keras
 import keras_tuner
@@ -20,9 +19,8 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import (
     device_is_lost,
-    drop_library_frames,
-    failure_text,
     failure_traceback,
+    told_shortly,
 )
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError
@@ -61,23 +59,6 @@ _GPU_IN_USE = (
 
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
-
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _told_shortly(method: Method) -> Method:
-    """Let errors leave a method without frames of libraries, unless Keras is told to show them."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            if keras.config.is_traceback_filtering_enabled():
-                drop_library_frames(error)
-            raise
-
-    return cast(Method, called)
 
 
 class BatchSizeTuner(keras_tuner.Tuner):
@@ -142,7 +123,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
 
-    @_told_shortly
+    @told_shortly
     def __init__(
         self,
         build: BuildFunction | keras_tuner.HyperModel,
@@ -240,7 +221,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """The trials so far, read from their files, as `kbatch.load_study` does."""
         return load_study(self)
 
-    @_told_shortly
+    @told_shortly
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
 
@@ -339,13 +320,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         with warnings.catch_warnings():
             # The weights are what is wanted; the optimizer begins again.
             warnings.filterwarnings("ignore", message="Skipping variable loading for optimizer")
-            try:
-                return super().load_model(trial)
-            except (OSError, KeyError, RuntimeError, ValueError) as error:  # Of h5py and Keras.
-                raise RuntimeError(
-                    f"{checkpoint} is damaged, or of another model: train a model of "
-                    f"`get_best_hyperparameters()` instead. Received: {failure_text(error)}"
-                ) from error
+            return super().load_model(trial)
 
     def run_trial(self, trial: Any, *args: Any, **kwargs: Any) -> None:
         """Run the executions of a trial that have not completed; keras-tuner calls it."""
@@ -385,12 +360,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             files = TrialFiles(self, trial)
             record = files.record()
             assert record is not None
-            if files.objective != record.objective:
-                raise InputError(
-                    f"The project directory {self.project_dir} holds a search with another "
-                    "objective: give another `project_name`, or `overwrite=True` to start over. "
-                    f"Received: objective={files.objective}, there: {record.objective}."
-                )
             completed = sum(run.status == "completed" for run in record.executions)
             # Further executions were asked for.
             if completed < files.executions and trial.status == TrialStatus.COMPLETED:
@@ -491,11 +460,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         trial.status = TrialStatus.COMPLETED
 
     def _best_trials(self, number: int) -> list[Any]:
-        if self.hypermodel is None:
-            raise RuntimeError(
-                "The batch sizes follow from the data: call `search` first, or give `batch_sizes`. "
-                "Received: batch_sizes=None."
-            )
         found = self.oracle.get_best_trials(10**6)
         decided = self._decided()
         # It may lack an execution yet, as where a race was interrupted.

@@ -137,14 +137,6 @@ def test_a_damaged_project_file_names_its_remedy_which_helps(finished):
     assert contents(finished, "trial_*/kbatch.json") == trials
 
 
-def test_a_damaged_checkpoint_is_named(finished):
-    for checkpoint in finished.glob("trial_*/checkpoint.weights.h5"):
-        checkpoint.write_bytes(checkpoint.read_bytes()[:100])
-    told = f"{finished}/trial_0.*/checkpoint.weights.h5 is damaged.*get_best_hyperparameters"
-    with pytest.raises(RuntimeError, match=told):
-        run(finished.parent).get_best_models()
-
-
 READS = """
 import sys
 sys.path[:0] = {path}
