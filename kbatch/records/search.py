@@ -1,4 +1,4 @@
-"""What holds for all trials of a search: settings, identity, plan, and plain epochs after it."""
+"""What holds for all trials of a search: settings, facts, plan, and plain epochs after it."""
 
 import dataclasses
 from collections.abc import Mapping
@@ -9,7 +9,6 @@ from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 
 RECORD_NAME = "kbatch.json"
-IDENTITY_NAME = "kbatch-search.json"
 PLAN_NAME = "kbatch-plan.json"
 PLAIN_NAME = "kbatch-plain-epochs.json"
 SETTINGS_REMEDY = (
@@ -35,37 +34,35 @@ class SearchRecord:
 
     settings: Mapping[str, object]  # Of the hypermodel, and what its tuner decides by.
     environment: EnvironmentRecord
+    #: What was given and decides the results; "optimizer.epsilon" is a part of "optimizer".
+    facts: Mapping[str, str] = dataclasses.field(default_factory=dict)
+    #: Those that the model was built with which the facts describe.
+    hyperparameters: Mapping[str, bool | int | float | str | None] = dataclasses.field(
+        default_factory=dict
+    )
 
     def __post_init__(self):
         for name in _READ_SETTINGS.keys() & self.settings.keys():
             json_codec.decode(_READ_SETTINGS[name], self.settings[name])
 
-    def difference(self, settings: Mapping[str, Any]) -> str | None:
-        """Return how other settings differ, None if they do not; more batch sizes extend these."""
-        differing = []
+    def difference(
+        self, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
+    ) -> str | None:
+        """Return how another search differs, None if it does not; more batch sizes extend this."""
+        told = []
         for name, here in settings.items():
             there: Any = self.settings.get(name)
             extends = name == "batch_sizes" and set(there or ()) <= set(here)
             if there != here and not extends:
-                differing.append(f"{name}: {there} there, {here} here")
-        return "; ".join(differing) or None
-
-
-@dataclasses.dataclass(frozen=True)
-class SearchIdentity:
-    """What decides the results of a search, written once when it begins."""
-
-    facts: Mapping[str, str]  # What was given; "optimizer.epsilon" is a part of "optimizer".
-    hyperparameters: Mapping[str, bool | int | float | str | None]  # That the model was built with.
-
-    def difference(self, present: "SearchIdentity") -> str | None:
-        """Return how the present search differs from this one, None where it does not."""
-        names = [*self.facts, *(name for name in present.facts if name not in self.facts)]
-        differing = [n for n in names if self.facts.get(n) != present.facts.get(n)]
-        # Another optimizer has other parts.
-        told = [n for n in differing if n.rpartition(".")[0] not in differing]
-        pairs = [(n, self.facts.get(n, "none"), present.facts.get(n, "none")) for n in told]
-        return "; ".join(f"{n}: {then} then, {now} now" for n, then, now in pairs) or None
+                told.append(f"{name}: {there} there, {here} here")
+        if facts and self.facts:
+            names = dict.fromkeys((*self.facts, *facts))
+            differing = [name for name in names if self.facts.get(name) != facts.get(name)]
+            for name in differing:
+                if name.rpartition(".")[0] not in differing:  # Another optimizer has other parts.
+                    then, now = self.facts.get(name, "none"), facts.get(name, "none")
+                    told.append(f"{name}: {then} then, {now} now")
+        return "; ".join(told) or None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -21,13 +21,12 @@ from kbatch.device.failures import refusal
 from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.library_internals import build_again, metrics_in_float32
-from kbatch.records.json_codec import RecordError, load_if_readable
+from kbatch.records.json_codec import RecordError
 from kbatch.records.notes import Note
-from kbatch.records.search import IDENTITY_NAME, SearchIdentity
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
-from kbatch.search.identity import check_identity, fit_facts, model_facts, objective_facts
+from kbatch.search.identity import fit_facts, model_facts, objective_facts
 from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan
 from kbatch.search.steps_per_execution import Steps, check_steps
 from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
@@ -176,7 +175,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
-        self._compared_in: Path | None = None  # The project of one of keras-tuner's own tuners.
+        # The identity of a search of one of keras-tuner's own tuners, by its project.
+        self._told: tuple[Path, tuple[dict[str, str], dict[str, Any]]] | None = None
         self.graph = self._search.graph  # Of all trials whose models train alike.
         self._feed = SearchFeed()
 
@@ -278,8 +278,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         files, number, policy = trial_files(call.callbacks), self._number(hp), self._declare(hp)[1]
         search, notes = self._search, ()
         if files is not None:
-            self._check_identity(files, hp, call)
-            files.check_settings(self.settings)
+            files.check_search(self.settings, *self._identity(files, hp, call))
             notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
         search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
         search.read(files and files.project)
@@ -342,8 +341,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
 
     def _described(self, project: Path) -> tuple[dict[str, Any], dict[str, str]]:
         """Describe the model built with the values of the identity, or with the first ones."""
-        known = load_if_readable(SearchIdentity, project / IDENTITY_NAME)
-        values = known and known.hyperparameters
+        known = recorded_search(project)
+        values = (known and known.hyperparameters) or None
         if self._first is None or (values is not None and values != self._first[0]):
             hp = keras_tuner.HyperParameters()
             hp.values = dict(values or {})
@@ -403,16 +402,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         whole = whole and self.learning_rate_scaling in (None, "auto")
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
 
-    def _check_identity(self, files: TrialFiles, hp: Any, call: FitCall) -> None:
-        """Compare what a trial trains with the search of the directory, unless its tuner has."""
+    def _identity(
+        self, files: TrialFiles, hp: Any, call: FitCall
+    ) -> tuple[dict[str, str], dict[str, Any]]:
+        """Return the facts of the search, and the hyperparameters of the model that they are of."""
         if files.of_kbatch_tuner:
-            return
-        values, facts = self._described(files.project)
-        given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
-        objective = objective_facts(files.tuner.oracle.objective)
-        present = SearchIdentity(objective | facts | given, values)
-        check_identity(files.project, files.tuner.oracle, present)
-        self._compared_in = files.project
+            return files.tuner.identity
+        if self._told is None or self._told[0] != files.project:
+            values, facts = self._described(files.project)
+            given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
+            objective = objective_facts(files.tuner.oracle.objective)
+            self._told = files.project, (objective | facts | given, values)
+        return self._told[1]
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""

@@ -17,10 +17,6 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.errors import InputError
-from kbatch.records.json_codec import RecordError, read_record
-from kbatch.records.search import IDENTITY_NAME, SearchIdentity
-from kbatch.search.trial_files import ENDED, completed_trials, write_needed
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
 from kbatch.training.fingerprint import config_of, model_description, name_of
@@ -92,28 +88,6 @@ def fit_facts(call: FitCall, *, scheduled: bool = False) -> dict[str, str]:
 def objective_facts(objective: Any) -> dict[str, str]:
     parts = getattr(objective, "objectives", [objective])
     return {"objective": " and ".join(f"{part.name} ({part.direction})" for part in parts)}
-
-
-def check_identity(project: Path, oracle: Any, present: SearchIdentity) -> None:
-    """Write the identity of a search, or compare it with the one that has trials there."""
-    known, damage, file = None, None, project / IDENTITY_NAME
-    try:
-        known = read_record(SearchIdentity, file) if file.exists() else None
-    except RecordError as error:
-        damage = str(error)
-    difference = None if known is None else known.difference(present)
-    ended = any(trial.status in ENDED for trial in getattr(oracle, "trials", {}).values())
-    if not ended and not any(completed_trials(project)):
-        write_needed(present, file)
-    elif known is None or difference is not None:
-        holds = "another search"
-        if known is None:
-            holds = "trials of a search that this one cannot be compared with"
-        raise InputError(
-            f"The project directory {project} holds {holds}: give another `project_name` or "
-            "`directory`, or `overwrite=True` to start over. Received: "
-            f"{difference or damage or f'there is no {IDENTITY_NAME}'}."
-        )
 
 
 def _given_to(callback: Any) -> dict[str, Any]:

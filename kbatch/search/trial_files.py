@@ -71,13 +71,15 @@ class TrialFiles:
         numbers = numbers_of(trial_metrics(results, self.tuner.oracle.objective))
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
-    def check_settings(self, settings: Mapping[str, Any]) -> None:
-        """Write the settings of the search, or compare them with those found."""
-        known = compare_settings(self.project, settings)
+    def check_search(
+        self, settings: Mapping[str, Any], facts: Mapping[str, str], values: Mapping[str, Any]
+    ) -> None:
+        """Write what holds for all trials of the search, or compare it with what is there."""
+        known = compare_search(self.tuner, settings, facts)
         environment = read_environment() if known is None else known.environment
         # What a tuner of kbatch's decides by stands beside what its trials train with.
         settings = {**settings, **getattr(self.tuner, "decides_by", {})}
-        found = SearchRecord(settings, environment)
+        found = SearchRecord(settings, environment, facts, values)
         if found != known:
             write_needed(found, self.project / RECORD_NAME)
 
@@ -192,13 +194,20 @@ def write_needed(record: object, file: Path) -> None:
         raise RecordError(str(error)) from error
 
 
-def compare_settings(project: Path, settings: Mapping[str, object]) -> SearchRecord | None:
+def compare_search(
+    tuner: Any, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
+) -> SearchRecord | None:
+    """Read what holds for all trials of a project; refuse to go on with another search there."""
+    project, trials = Path(tuner.project_dir), getattr(tuner.oracle, "trials", {})
+    ended = any(trial.status in ENDED for trial in trials.values())
     found = recorded_search(project)
-    difference = None if found is None else found.difference(settings)
+    # As long as there is no result, its data and its model may change.
+    told = facts if ended or any(completed_trials(project)) else None
+    difference = None if found is None else found.difference(settings, told)
     if difference:
         raise InputError(
-            f"The project directory {project} holds a search with other settings: give another "
-            f"`project_name`, or `overwrite=True` to start over. Received: {difference}."
+            f"The project directory {project} holds another search: give another `project_name` or "
+            f"`directory`, or `overwrite=True` to start over. Received: {difference}."
         )
     return found
 

@@ -27,7 +27,7 @@ from kbatch.errors import DeviceLostError, InputError
 from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
-from kbatch.records.search import RECORD_NAME, SearchIdentity
+from kbatch.records.search import RECORD_NAME
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.search.live_plot import LivePlot
@@ -195,8 +195,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
         self._live: list[LivePlot] = []
-        # The facts of the space and the model, and the hyperparameters that it was built with.
-        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        # The facts of the space, the model and later of the data, and the hyperparameters that the
+        # model was built with.
+        self.identity: tuple[dict[str, str], dict[str, Any]] = ({}, {})
         # What it holds is looked at before keras-tuner deletes or reads it.
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
@@ -354,7 +355,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Do nothing: the trials' own files are the state."""
 
     def reload(self) -> None:
-        trial_files.compare_settings(Path(self.project_dir), self.hypermodel.settings)
+        trial_files.compare_search(self, self.hypermodel.settings)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
             files = TrialFiles(self, trial)
@@ -374,12 +375,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self.hypermodel is None:  # Until `search` knows the data.
             return
         explore = BatchSizeTuner._explore if self._executor is None else explored_space
-        space, self._explored = explore(self)
+        space, self.identity = explore(self)
         self.oracle.update_space(space)
         self.reload()
 
     def _explore(self) -> Any:
-        """Build the model to find the space; return that, and what `_explored` holds."""
+        """Build the model to find the space; return that, and what `identity` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel._described(Path(self.project_dir))
         space = self.oracle.get_space()
@@ -506,17 +507,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _compare_search(self, call: FitCall) -> None:
         """Compare the search with the one in the directory."""
-        project, (facts, values) = Path(self.project_dir), self._explored
-        given = facts | identity.fit_facts(call)
-        present = SearchIdentity(identity.objective_facts(self.oracle.objective) | given, values)
-        identity.check_identity(project, self.oracle, present)
-        known = trial_files.recorded_search(project)
+        facts, values = self.identity
+        objective = identity.objective_facts(self.oracle.objective)
+        self.identity = objective | facts | identity.fit_facts(call), values
+        known = trial_files.compare_search(self, self.hypermodel.settings, self.identity[0])
         settings = {**self.hypermodel.settings, **self.decides_by}
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
-            trial_files.write_needed(
-                dataclasses.replace(known, settings=settings), project / RECORD_NAME
-            )
+            file = Path(self.project_dir) / RECORD_NAME
+            trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
 
     def _elsewhere(self, call: FitCall) -> contextlib.AbstractContextManager[ParallelTrials | None]:
         """Open what runs trials in other processes, where they run there."""

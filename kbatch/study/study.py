@@ -15,14 +15,12 @@ from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 from kbatch.records.search import (
-    IDENTITY_NAME,
     PLAIN_NAME,
     PLAN_NAME,
     RECORD_NAME,
     SETTINGS_REMEDY,
     PlainEpochs,
     Plan,
-    SearchIdentity,
     SearchRecord,
 )
 from kbatch.study.caveats import caveats
@@ -329,10 +327,9 @@ def _read_project(path: Path) -> Study:
             problems.append(f"{error}{remedy}")
 
     search = read(SearchRecord, path / RECORD_NAME)
-    read(SearchIdentity, path / IDENTITY_NAME)
     plain = read(PlainEpochs, path / PLAIN_NAME)
     # Those of keras-tuner alone have no record.
-    searched = any((path / name).exists() for name in (RECORD_NAME, IDENTITY_NAME))
+    searched = (path / RECORD_NAME).exists()
     before, trials, failed = len(problems), [], []
     for folder in sorted(path.glob("trial_*")):
         file = folder / RECORD_NAME

@@ -14,7 +14,6 @@ from records_factory import make_search, make_study, make_trial
 import kbatch
 from kbatch.cli.study import load_result
 from kbatch.records.json_codec import RecordError, write_record
-from kbatch.records.search import SearchIdentity
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import load_study
 
@@ -76,7 +75,6 @@ def project(folder, study):
     write_record(search, folder / "kbatch.json")
     for trial in study.trials:
         write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
-    write_record(SearchIdentity({"model": "x"}, {"units": 8}), folder / "kbatch-search.json")
     return sorted(folder.glob("trial_*/kbatch.json"))
 
 
@@ -126,7 +124,7 @@ def test_damage_is_named_or_harmless(name, tmp_path):
     assert 0 < harmless < count
 
 
-@pytest.mark.parametrize("name", ["kbatch.json", "kbatch-search.json", "study.json"])
+@pytest.mark.parametrize("name", ["kbatch.json", "study.json"])
 def test_damage_to_what_holds_for_all_trials_is_named_or_harmless(name, tmp_path):
     trials = project(tmp_path, learned_study(2, sizes=(16, 64)))
     load_study(tmp_path).save(tmp_path / "study.json")

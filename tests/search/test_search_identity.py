@@ -16,7 +16,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.records.search import IDENTITY_NAME
+from kbatch.records.search import RECORD_NAME
 from kbatch.search.identity import fit_facts, model_facts
 from kbatch.search.trial_files import search_lock
 from kbatch.training.data.training_data import FitCall
@@ -124,11 +124,11 @@ ELSEWHERE = (
 
 @pytest.mark.slow
 def test_the_same_search_is_no_other_one_in_another_process(found):
-    before = (found / "search" / IDENTITY_NAME).read_text()
+    before = (found / "search" / RECORD_NAME).read_text()
     paths = [str(Path(__file__).parent), *filter(None, sys.path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(paths), "PYTHONHASHSEED": "7"}
     subprocess.run([sys.executable, "-c", ELSEWHERE, str(found)], env=environment, check=True)
-    assert (found / "search" / IDENTITY_NAME).read_text() == before
+    assert (found / "search" / RECORD_NAME).read_text() == before
     assert kbatch.load_study(found / "search").problems == ()
 
 
@@ -189,19 +189,6 @@ def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_
     with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
         kbatch.load_study(again)
     assert len(kbatch.load_study(tmp_path / "search").trials) == 1
-
-
-def test_a_search_without_identity_is_begun_anew(tmp_path):
-    search(tmp_path)
-    identity = tmp_path / "search" / IDENTITY_NAME
-    identity.unlink()
-    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
-    with pytest.raises(ValueError, match=r"project_name.*overwrite=True.*there is no"):
-        search(tmp_path)
-    identity.write_text("{")
-    with pytest.raises(ValueError, match="is damaged"):
-        search(tmp_path)
-    assert len(kbatch.load_study(search(tmp_path, overwrite=True)).trials) == 1
 
 
 def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
