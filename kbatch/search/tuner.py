@@ -195,9 +195,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if strategy == "race":
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
         self._live: list[LivePlot] = []
-        # The facts of the space, the model and later of the data, and the hyperparameters that the
-        # model was built with.
-        self.identity: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        # The facts of the space and the model, and the hyperparameters that it was built with;
+        # `identity` has those of a call of `search` too.
+        self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
+        self.identity = self._explored
         # What it holds is looked at before keras-tuner deletes or reads it.
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
@@ -375,12 +376,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self.hypermodel is None:  # Until `search` knows the data.
             return
         explore = BatchSizeTuner._explore if self._executor is None else explored_space
-        space, self.identity = explore(self)
+        space, self._explored = explore(self)
         self.oracle.update_space(space)
         self.reload()
 
     def _explore(self) -> Any:
-        """Build the model to find the space; return that, and what `identity` holds."""
+        """Build the model to find the space; return that, and what `_explored` holds."""
         super()._populate_initial_space()
         values, facts = self.hypermodel._described(Path(self.project_dir))
         space = self.oracle.get_space()
@@ -507,7 +508,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _compare_search(self, call: FitCall) -> None:
         """Compare the search with the one in the directory."""
-        facts, values = self.identity
+        facts, values = self._explored
         objective = identity.objective_facts(self.oracle.objective)
         self.identity = objective | facts | identity.fit_facts(call), values
         known = trial_files.compare_search(self, self.hypermodel.settings, self.identity[0])
