@@ -4,21 +4,15 @@ TensorFlow has one error class for running out of memory and many ways of not ra
 cuBLAS, XLA and collectives report it under classes of their own, in their text.
 """
 
-import functools
 import os
 import re
 import sys
 import traceback
 import types
-from collections.abc import Callable
-from typing import Any, TypeVar, cast
 
-import keras
 import tensorflow as tf
 
 from kbatch.errors import UnsendableError, WorkerDied
-
-Method = TypeVar("Method", bound=Callable[..., Any])
 
 COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -162,22 +156,7 @@ def failure_traceback(error: BaseException) -> str:
     return text[-_MOST_TRACEBACK_CHARACTERS:]
 
 
-def told_shortly(method: Method) -> Method:
-    """Let errors leave a method without frames of libraries, unless Keras is told to show them."""
-
-    @functools.wraps(method)
-    def called(*args: Any, **kwargs: Any) -> Any:
-        try:
-            return method(*args, **kwargs)
-        except Exception as error:
-            if keras.config.is_traceback_filtering_enabled():
-                _drop_library_frames(error)
-            raise
-
-    return cast(Method, called)
-
-
-def _drop_library_frames(error: BaseException) -> None:
+def drop_library_frames(error: BaseException) -> None:
     """Leave only the frames of a person's own code in a traceback, as Keras does.
 
     What caused it goes, unless that has such frames or holds a traceback in its text.
@@ -196,7 +175,7 @@ def _drop_library_frames(error: BaseException) -> None:
     error.__traceback__ = kept
     cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
     if cause is not None:
-        _drop_library_frames(cause)
+        drop_library_frames(cause)
         if cause.__traceback__ is None and _OF_PYTHON not in str(cause):
             error.__cause__, error.__suppress_context__ = None, True
 
