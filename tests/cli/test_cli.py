@@ -68,6 +68,7 @@ def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo)
     assert halved or "Trained in float32" in told
 
 
+@pytest.mark.slow
 def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(
     tmp_path, monkeypatch, capsys
 ):

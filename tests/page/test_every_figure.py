@@ -56,7 +56,7 @@ def test_given_axes_are_used_beside_others_and_nothing_global_changes(name):
     assert pyplot.get_fignums() == []
 
 
-@pytest.mark.parametrize("name", USUAL)
+@pytest.mark.parametrize("name", ["noise_scale", "trials"])
 def test_the_same_data_give_the_same_bytes(name):
     first, second = (figure_bytes(plotted(name), ".svg") for _ in range(2))
     assert first == second

@@ -108,15 +108,9 @@ def beside(**changed):
     return make_study(make_trial(16, **changed), make_trial(32))
 
 
-def waiting(share):
-    return beside(epochs=make_epochs((0.9, 0.97), train_s=1.0, data_wait_s=share))
-
-
 @pytest.mark.parametrize(
     ("study", "code", "told"),
     [
-        (waiting(0.21), "input_binds", True),
-        (waiting(0.19), "input_binds", False),
         (beside(batch_size_seen=10), "another_batch_size", True),
         (beside(workers_on_device=2), "shared_device", True),
         (beside(device="A"), "devices_differ", False),

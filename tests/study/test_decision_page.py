@@ -13,7 +13,6 @@ import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
 from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.pareto import pareto_points
-from kbatch.study.names import decay_text
 
 
 def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
@@ -234,11 +233,3 @@ def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
     assert not (raced.certain or raced.certified)
     assert raced.reason.startswith("No size was repeated twice")
     assert (raced.tied, raced.worse) == ((16, 32), (128,))
-
-
-@pytest.mark.parametrize(
-    ("value", "text"),
-    [(0.999**0.25, "0.99975"), (0.999, "0.999"), (0.999**16, "0.984"), (1.0, "1")],
-)
-def test_a_decay_is_told_from_its_default(value, text):
-    assert decay_text(value) == text

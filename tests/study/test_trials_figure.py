@@ -249,10 +249,3 @@ def test_a_saved_file_changes_nothing_global_and_a_pdf_embeds_its_fonts(tmp_path
         save_figure(plot_trials(make_study()), tmp_path / "trials.bmp")
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
-
-
-def test_the_alternative_text_tells_what_the_figure_shows():
-    text = usual_panels()[0].get_label()
-    assert text.startswith("Charts: Throughput, Validation accuracy, Batch size")
-    assert "take batch size 64: 0.9810" in text
-    assert "out of memory" in text

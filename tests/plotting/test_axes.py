@@ -1,0 +1,96 @@
+"""Ticks of batch sizes and of logarithms, and marks by the thousand."""
+
+import base64
+import io
+import itertools
+import math
+import re
+
+import numpy as np
+import pytest
+from matplotlib.figure import Figure
+from PIL import Image
+
+from kbatch.plotting import draw
+from kbatch.plotting.axes import batch_axis, batch_ticks, plain_log_labels
+from kbatch.plotting.canvas import detached_axes
+from kbatch.plotting.saving import figure_bytes, svg_address
+
+
+@pytest.mark.parametrize(
+    "sizes", [[64], [1, 2], [16, 32, 64], range(10, 101, 5), range(1, 2000), [30, 31, 32]]
+)
+def test_ticks_are_batch_sizes_far_enough_apart_to_read(sizes):
+    ticks = batch_ticks(sizes)
+    assert ticks == sorted(set(ticks) & set(sizes))
+    assert ticks[0] == min(sizes)
+    assert len(ticks) <= 13
+    span = math.log2(max(sizes) / min(sizes))
+    gaps = [math.log2(b / a) for a, b in itertools.pairwise(ticks)]
+    assert all(gap >= span / 12 for gap in gaps)
+
+
+def test_the_axis_is_logarithmic_to_base_two_with_plain_integers():
+    ax = Figure().add_subplot()
+    batch_axis(ax, [1024, 16, 128], "Batch size")
+    assert ax.get_xscale() == "log"
+    assert ax.xaxis.get_transform().base == 2
+    assert [text.get_text() for text in ax.get_xticklabels()] == ["16", "128", "1024"]
+    low, high = ax.get_xlim()
+    assert 0 < low < 16 < 1024 < high
+
+
+MARGINS_IN = 1.0
+
+
+def labels(width_in, low, span):
+    """The labels of an x axis so wide, with the boxes that they take."""
+    figure = Figure(figsize=(width_in + MARGINS_IN, 2))
+    share = width_in / (width_in + MARGINS_IN)
+    axes = figure.add_axes(((1 - share) / 2, 0.4, share, 0.5))
+    axes.set_xscale("log")
+    axes.set_xlim(low, low * span)
+    plain_log_labels(axes.xaxis)
+    axes.tick_params(labelsize=9)
+    figure.draw_without_rendering()
+    ticks = [t for t in axes.xaxis.get_major_ticks() if low <= t.get_loc() <= low * span]
+    return [(tick.label1.get_text(), tick.label1.get_window_extent()) for tick in ticks]
+
+
+@pytest.mark.parametrize("width_in", [2.5, 6])
+@pytest.mark.parametrize(
+    ("low", "span"), [(1360, 2.2), (1360, 3.5), (0.3, 8), (3, 40), (900, 40), (1, 1e6)]
+)
+def test_labels_stand_apart_and_there_are_two_to_compare(low, span, width_in):
+    found = labels(width_in, low, span)
+    assert len(found) >= 2
+    for (left, first), (right, second) in itertools.pairwise(found):
+        assert first.x1 < second.x0, f"{left} touches {right}"
+
+
+# Thousands of marks are pixels in a vector file: as shapes they are heavy and slow.
+def drawn(count):
+    """Draw so many marks with bars, some of them beside each other."""
+    panel, values = detached_axes(3), np.random.default_rng(0).random(count)
+    bounds = [(v - 0.1, v + 0.1) for v in values]
+    draw.series(panel, 0, range(count), list(values), label="a", bounds=bounds, joined=False)
+    return panel
+
+
+@pytest.mark.parametrize(("count", "pixels"), [(500, False), (501, True)])
+def test_many_marks_of_a_series_and_their_bars_are_pixels(count, pixels):
+    panel = drawn(count)
+    (line,), (bars,) = panel.lines, panel.collections
+    assert (line.get_rasterized(), bars.get_rasterized()) == (pixels, pixels)
+    assert len(line.get_xdata()) == len(bars.get_segments()) == count
+    assert (b"<image" in figure_bytes(panel, ".svg")) is pixels
+
+
+def test_a_file_of_ten_thousand_marks_stays_small_and_its_pixels_come_along_in_a_page():
+    panel = drawn(10_000)
+    assert len(figure_bytes(panel, ".svg")) < 1_000_000
+    page = base64.b64decode(svg_address(panel).partition(",")[2]).decode()
+    found = re.search(r'href="data:image/png;base64,\s*([^"]+)"[^>]* width="([\d.]+)"', page)
+    pixels = Image.open(io.BytesIO(base64.b64decode(found[1]))).width
+    # As sharp as a PNG file.
+    assert pixels == pytest.approx(float(found[2]) * 200 / 72, abs=1)
