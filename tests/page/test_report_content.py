@@ -1,7 +1,6 @@
 import pytest
 from records_factory import (
     make_diverged,
-    make_epochs,
     make_execution,
     make_study,
     make_trial,
