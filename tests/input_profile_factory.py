@@ -46,7 +46,6 @@ def make_long_run(low, high=None, *, waiting=None):
 
 def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **changed):
     fields = {
-        "source": "tf.data.Dataset",
         "batch_size": 64,
         "pipeline": make_rate(pipeline),
         "step": make_rate(step),

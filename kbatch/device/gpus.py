@@ -55,7 +55,11 @@ def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
         reason = _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
         raise NvmlUnavailableError(reason) from error
     try:
-        yield tuple(gpu for gpu in map(_gpu, range(read_gpu_count())) if gpu is not None)
+        yield tuple(
+            gpu
+            for gpu in map(_gpu, range(_known(pynvml.nvmlDeviceGetCount) or 0))
+            if gpu is not None
+        )
     finally:
         # A driver that went away has nothing left to close.
         with contextlib.suppress(pynvml.NVMLError):
@@ -82,11 +86,6 @@ def read_gpu(gpu: NvmlGpu) -> GpuReading:
 
 def read_driver_version() -> str | None:
     return _known(pynvml.nvmlSystemGetDriverVersion)
-
-
-def read_gpu_count() -> int:
-    """Count the GPUs, those included that do not answer; the library must be open."""
-    return _known(pynvml.nvmlDeviceGetCount) or 0
 
 
 def _gpu(index: int) -> NvmlGpu | None:

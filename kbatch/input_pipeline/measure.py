@@ -25,7 +25,7 @@ from kbatch.input_pipeline.blocks import (
     step_block,
 )
 from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
-from kbatch.input_pipeline.pipeline import form_of, pipeline_of
+from kbatch.input_pipeline.pipeline import pipeline_of
 from kbatch.input_pipeline.result import InputPipelineProfile
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
@@ -103,14 +103,7 @@ def profile_input_pipeline(
             reading = _warmed_up(reading, step)
             began_s = time.perf_counter()
             rounds_s = max(base_s - spent_s, base_s * _ROUNDS_SHARE)
-            profile = _measured(
-                reading,
-                step,
-                trained,
-                form=form_of(dataset),
-                rounds_s=rounds_s,
-                budget_s=budget_s,
-            )
+            profile = _measured(reading, step, trained, rounds_s=rounds_s, budget_s=budget_s)
             spent_s += time.perf_counter() - began_s
             if remedies and (profile.wait_share or 0.0) >= _LITTLE_WAITING:
                 changes = try_changes(
@@ -154,7 +147,6 @@ def _measured(
     step: BorrowedStep,
     model: keras.Model,
     *,
-    form: str,
     rounds_s: float,
     budget_s: float,
 ) -> InputPipelineProfile:
@@ -188,7 +180,6 @@ def _measured(
     trained = fmean(block.batch_numbers for block in found["together"])
     like_those_read = _ALIKE * trained >= reading.batch_numbers
     return InputPipelineProfile(
-        source=form,
         batch_size=rows_of(reading.batches[0]),
         **rates,
         timeline=tuple(span for span in block.spans if span.begin_s < _TIMELINE_S),

@@ -80,13 +80,6 @@ def read_by_workers(data: keras.utils.PyDataset, workers: int) -> tf.data.Datase
     return batches.prefetch(max(1, data.max_queue_size)).with_options(options)
 
 
-def form_of(data: Any) -> str:
-    """Name the form in which data were given."""
-    if isinstance(data, keras.utils.PyDataset):
-        return "PyDataset"
-    return "tf.data.Dataset" if gives_batches(data) else "arrays"
-
-
 class _ReadByWorkers(keras.utils.PyDataset):
     """The batches of a PyDataset, which hears of no epochs: it stays as it is."""
 

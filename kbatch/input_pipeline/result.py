@@ -216,7 +216,6 @@ class ChangeRecord:
 class InputPipelineProfile(Result):
     """What limits training: the input pipeline or the train step."""
 
-    source: str  #: "tf.data.Dataset", "PyDataset" or "arrays".
     batch_size: int  #: Examples in the batch of the train step.
     pipeline: RateRecord  #: The pipeline alone.
     step: RateRecord  #: The train step alone, on some of the batches read, held on the device.
@@ -396,7 +395,6 @@ class InputPipelineProfile(Result):
     def settings(self) -> dict[str, str]:
         """What it was measured with."""
         found = {
-            "data": self.source,
             "batch size": f"{self.batch_size:,}",
             "dtype policy": self.dtype_policy,
             "time to measure": f"{setting(self.budget_s)} s",

@@ -1,5 +1,7 @@
+import fake_nvml
 import psutil
 import pytest
+from fake_nvml import FakeNvml
 
 from kbatch.cli.doctor import (
     gpu_findings,
@@ -47,7 +49,7 @@ def test_versions_are_compared_as_numbers(version, allowed):
 
 
 def test_devices_are_listed_once_the_driver_was_read(monkeypatch):
-    monkeypatch.setattr("kbatch.device.gpus.read_gpu_count", lambda: 0)
+    fake_nvml.install(monkeypatch, FakeNvml())
     (none,) = gpu_findings(lambda: ("CPU",), {})
     assert none.topic == "GPU"
     *_, seen = gpu_findings(lambda: ("GPU:0 Example",), {})

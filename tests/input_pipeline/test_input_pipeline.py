@@ -109,7 +109,7 @@ def starved():
 def test_a_slow_pipeline_is_input_bound(starved):
     found = starved[-1]
     assert found.verdict == "input-bound"
-    assert (found.source, found.batch_size) == ("tf.data.Dataset", 8)
+    assert found.batch_size == 8
     assert found.wait_share > 0.5
     assert found.pipeline.samples_per_second.value < found.step.samples_per_second.value
     rounds = len(found.step.durations_s)
@@ -246,7 +246,7 @@ def test_a_change_that_fails_is_a_row_and_the_others_go_on(clock):
 def test_a_py_dataset_is_measured_with_its_workers(coarse):
     rows = Rows(workers=2)
     found = profile(models.linear(), rows, remedies=False)
-    assert (found.source, found.batch_size) == ("PyDataset", 8)
+    assert found.batch_size == 8
     assert rows.workers == 2
 
 
