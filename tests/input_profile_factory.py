@@ -57,7 +57,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
             make_change("cache", 2.5),
             make_change("processes", None),
         ),
-        "noted": (Note.of("input_one_step", steps=4),),
+        "noted": (Note.of("input_cache_unfilled", reason="2 s were too short"),),
         "dtype_policy": "float32",
         "budget_s": 20.0,
         "environment": make_study().search.environment,

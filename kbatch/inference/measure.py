@@ -36,7 +36,6 @@ from kbatch.inference.target_search import check_reachable, verify_target
 from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
-from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.timing import (
     BEYOND_TARGET,
@@ -232,7 +231,6 @@ def measure_predict_memory(
         with open_probes(
             workload,
             memory_limit_bytes=memory_limit_bytes,
-            memory_window=MEMORY_WINDOW,
             why_here=why_here,
         ) as probes:
             found = memory_pass(

@@ -115,12 +115,10 @@ def profile_input_pipeline(
                     budget_s=budget_s - max(base_s, spent_s),
                 )
                 profile = dataclasses.replace(profile, changes=changes)
-    noted = []
-    if trained.steps_per_execution != 1:
-        noted.append(Note.of("input_one_step", steps=int(trained.steps_per_execution)))
     if unfilled is not None:
-        noted.append(Note.of("input_cache_unfilled", reason=unfilled))
-    return dataclasses.replace(profile, noted=tuple(noted))
+        noted = (Note.of("input_cache_unfilled", reason=unfilled),)
+        profile = dataclasses.replace(profile, noted=noted)
+    return profile
 
 
 def _warmed_up(reading: InputPass, step: BorrowedStep) -> InputPass:

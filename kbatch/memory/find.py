@@ -64,7 +64,8 @@ def find_max_batch_size(
 
     Raises:
         InputError: If the data cannot be batched or have fewer than two examples.
-        OutOfMemoryError: If one example does not fit; it names the bytes needed and the limit.
+        OutOfMemoryError: If one example does not fit; it names the weights and the limit, and the
+            bytes needed where it ran.
         TypeError: If `build` cannot build, or a bound is no integer.
         ValueError: If the window or a bound cannot be used.
     """
@@ -80,9 +81,7 @@ def find_max_batch_size(
         keras.config.dtype_policy().name,
         training=training,
     )
-    with open_probes(
-        workload, memory_limit_bytes=limit_bytes, memory_window=memory_window
-    ) as probes:
+    with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
         return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
 
 

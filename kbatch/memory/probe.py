@@ -81,9 +81,18 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         try:
             self._facts = self._facts or self._worker.call(_Subject.facts)
         except Exception as error:
-            if ran_out_of_memory(error):
-                raise MemoryError(str(error)) from error
-            raise
+            if not ran_out_of_memory(error):
+                raise
+            limit = self.limit_bytes
+            raise _refusal(
+                "The model could not be built: its weights, with what the optimizer keeps of them, "
+                "need more memory than there is. Use a smaller model or more memory; `nvidia-smi` "
+                "shows who holds that of a GPU. "
+                f"Received: a limit of {'all of the device' if limit is None else memory_text(limit)}.",
+                None,
+                limit or 0,
+                error if isinstance(error, WorkerDied) else None,
+            ) from error
         return self._facts
 
     def read(self, batch_size: int) -> Reading:
@@ -236,67 +245,24 @@ def open_probes(
     workload: Workload,
     *,
     memory_limit_bytes: int | None,
-    memory_window: tuple[float, float],
     model: Callable[[], keras.Model] | None = None,
     why_here: str | None = None,
 ) -> Iterator[Probes]:
     """Open probes in a worker process, or here, on what `model` returns, where that cannot be."""
-    # Where not even one example fits, the error that the block raises says what one needs.
     why_here = why_here or ("gpu" if gpu_in_use() else None)
     if why_here is None:
-        started, refusal = False, None
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                _check_weights(probes.facts)  # Shows whether the workload can be sent.
-                started = True
+                _check_weights(probes.facts)  # Starts it, which shows whether a model can be sent.
+            except UnsendableError:
+                why_here = "not sendable"
+            else:
                 yield probes
                 return
-            except UnsendableError:
-                if started:
-                    raise
-                why_here = "not sendable"
-            except MemoryError as error:
-                refusal = error
-        if refusal is not None:
-            if getattr(refusal, "needed_bytes", None) is not None:
-                raise refusal
-            limit_bytes = memory_limit_bytes or probes.limit_bytes
-            raise _refusal_with_bytes(workload, limit_bytes, memory_window, refusal) from refusal
     here = workload if model is None else dataclasses.replace(workload, build=model)
     probes = ProcessProbes(here.start(), memory_limit_bytes, why_here)
     _check_weights(probes.facts)
     yield probes
-
-
-def _refusal_with_bytes(
-    workload: Workload,
-    limit_bytes: int | None,
-    memory_window: tuple[float, float],
-    refusal: MemoryError,
-) -> Exception:
-    """Run one example with all the memory that there is, to tell what it needs."""
-
-    def death(error: MemoryError) -> WorkerDied | None:
-        return error.__cause__ if isinstance(error.__cause__, WorkerDied) else None
-
-    with WorkerProbes(workload, None if gpu_visible() else available_bytes()) as probes:
-        try:
-            facts = probes.facts
-        except MemoryError as error:
-            limit = "all of the device" if limit_bytes is None else memory_text(limit_bytes)
-            return _refusal(
-                "The model could not be built: its weights, with what the optimizer keeps of them, "
-                "need more memory than there is. Use a smaller model or more memory; `nvidia-smi` "
-                "shows who holds that of a GPU. "
-                f"Received: a limit of {limit}.",
-                None,
-                limit_bytes or 0,
-                death(error) or death(refusal),
-            )
-        facts = facts._replace(limit_bytes=limit_bytes or facts.limit_bytes)
-        _check_weights(facts)
-        one = probes.read(1)
-        return no_example_fits(facts, memory_window, one.peak_bytes, one.died or death(refusal))
 
 
 def _check_weights(facts: WorkloadFacts) -> None:

@@ -225,7 +225,7 @@ def _memory(
     load: Workload, asked: tuple[int, ...] | None, *, limit_bytes: int | None, budget_s: float
 ) -> MemoryPass:
     """Measure the memory of some sizes, as far as limit and time allow."""
-    with open_probes(load, memory_limit_bytes=limit_bytes, memory_window=MEMORY_WINDOW) as probes:
+    with open_probes(load, memory_limit_bytes=limit_bytes) as probes:
         facts = probes.facts
         if facts.examples == 1:
             raise InputError("The data have one example: give more rows. Received: 1 example.")

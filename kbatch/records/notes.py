@@ -121,10 +121,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The pipeline's own cache was not filled first ({reason}): these may be the rates of "
         "the first epoch, and later ones faster."
     ),
-    "input_one_step": (
-        "`fit` runs {steps} steps of this model in one execution; here each was started by "
-        "itself, so training may wait longer for data in `fit`."
-    ),
     "input_contended": (
         "Together pipeline and train step are slower than one after the other: they want the "
         "same cores, or Python code in one holds up the other."

@@ -331,7 +331,6 @@ class SearchPlan:
         with open_probes(
             workload,
             memory_limit_bytes=self.memory_limit_bytes,
-            memory_window=MEMORY_WINDOW,
             model=lambda: model,
             why_here=None if replicas == 1 else "replicas",
         ) as probes:

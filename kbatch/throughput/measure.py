@@ -15,7 +15,6 @@ from kbatch.device.memory import check_memory_limit
 from kbatch.errors import InputError
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
-from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
@@ -113,7 +112,6 @@ def profile_training(
         with open_probes(
             workload,
             memory_limit_bytes=limit_bytes,
-            memory_window=MEMORY_WINDOW,
             model=lambda: start().model,
         ) as probes:
             facts = probes.facts
