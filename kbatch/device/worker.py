@@ -178,7 +178,11 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         self._folder.cleanup()
 
     def _start(self) -> None:
-        words = program_words(__name__, str(os.getpid()), str(self.folder))
+        # `python -m` searches the working directory before the standard library: a `pickle.py`
+        # there would run.
+        path = [os.path.abspath(entry) for entry in sys.path]
+        code = f"import sys; sys.path[:] = {path!a}; from {__name__} import main; main()"
+        words = (sys.executable, "-P", "-c", code, str(os.getpid()), str(self.folder))
         # TensorFlow writes source code there, which a process that is killed does not remove.
         environment = {**os.environ, "TMPDIR": str(self.folder), **self._environment}
         with open(self.folder / "output.txt", "wb") as output:
@@ -214,15 +218,6 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 value.add_note(f"In the worker process:\n{trace}")
             raise value
         return value
-
-
-def program_words(module: str, *arguments: str) -> tuple[str, ...]:
-    """Make the command that runs `main` of a module in a process of the same imports."""
-    # `python -m` searches the working directory before the standard library: a `pickle.py` there
-    # would run.
-    path = [os.path.abspath(entry) for entry in sys.path]
-    code = f"import sys; sys.path[:] = {path!a}; from {module} import main; main()"
-    return (sys.executable, "-P", "-c", code, *arguments)
 
 
 # The other end, in the process of the worker.

@@ -84,11 +84,11 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             if not ran_out_of_memory(error):
                 raise
             limit = self.limit_bytes
+            given = "all of the device" if limit is None else memory_text(limit)
             raise _refusal(
                 "The model could not be built: its weights, with what the optimizer keeps of them, "
                 "need more memory than there is. Use a smaller model or more memory; `nvidia-smi` "
-                "shows who holds that of a GPU. "
-                f"Received: a limit of {'all of the device' if limit is None else memory_text(limit)}.",
+                f"shows who holds that of a GPU. Received: a limit of {given}.",
                 None,
                 limit or 0,
                 error if isinstance(error, WorkerDied) else None,
