@@ -20,8 +20,7 @@ from kbatch.memory.workload import Workload
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
 from kbatch.records.search import PLAN_NAME, Plan
-from kbatch.search.first_updates import FEW, SOME, Updates
-from kbatch.search.policy_choice import HALF, check_half
+from kbatch.search.first_updates import FEW, HALF, SOME, Updates, check_half
 from kbatch.search.steps_per_execution import Steps, Training, choose_steps, may_choose
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
@@ -257,9 +256,10 @@ class SearchPlan:
                 updates.step_s(rows)
         except Exception:  # Training raises it again, where it is looked at.
             return None
-        few, *_, most = sorted(updates.seconds.items())
-        example_s = max(0.0, (most[1] - few[1]) / (most[0] - few[0]))
-        return max(0.0, few[1] - few[0] * example_s), example_s
+        seconds = sorted(updates.seconds.items())
+        (few, few_s), (most, most_s) = seconds[0], seconds[-1]
+        example_s = max(0.0, most_s - few_s) / max(1, most - few)
+        return max(0.0, few_s - few * example_s), example_s
 
     def _check_policy(self, model: keras.Model, policy: str | None) -> None:
         if not self.dtype_policies and policy != model.dtype_policy.name:
@@ -398,17 +398,14 @@ def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
 
 
 def _does_not_fit_whole(model: Any, most: int, *, late: bool) -> OutOfMemoryError:
+    what = "A model with a `train_step` of your own"
+    cut = f"let the build function call `kbatch.accumulate_gradients(model, {most}, exact=True)`"
     if late:
         what = "A model that is compiled after it was built"
-        remedy = "compile it in the build function, so that they can be cut"
-    else:
-        what = "A model with a `train_step` of your own"
-        remedy = (
-            f"let the build function call `kbatch.accumulate_gradients(model, {most}, exact=True)`"
-        )
+        cut = "compile it in the build function, so that they can be cut"
     return OutOfMemoryError(
         f"{what} trains batches whole, and at most {most} examples fit at once: leave out larger "
-        f"`batch_sizes`, or {remedy}. Received: model of class {type(model).__name__}.",
+        f"`batch_sizes`, or {cut}. Received: model of class {type(model).__name__}.",
         None,
         0,
     )

@@ -8,7 +8,7 @@ import small_models
 import tensorflow as tf
 
 import kbatch
-from kbatch.search.policy_choice import slowdown
+from kbatch.search.first_updates import slowdown
 
 layers = keras.layers
 CHOSEN = {"dtype_policy": None, "micro_batch_size": None}
@@ -95,7 +95,7 @@ def test_the_whole_search_trains_in_float32(device, tmp_path, build, kind):
 
 @pytest.mark.parametrize(("times", "policy"), [(1.9, "mixed_float16"), (2.1, "float32")])
 def test_a_processor_that_takes_long_for_it_trains_in_float32(monkeypatch, tmp_path, times, policy):
-    monkeypatch.setattr("kbatch.search.policy_choice.slowdown", lambda *_: times)
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: times)
     study = kbatch.load_study(search(tmp_path / "chosen", small_models.stock))
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", policy)}
     for trial in study.trials:
@@ -131,7 +131,7 @@ def test_no_single_round_decides_how_long_an_update_takes(half_s, times, sizes):
 
 def test_a_gpu_trains_under_it_however_long_that_takes(monkeypatch, tmp_path):
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
-    monkeypatch.setattr("kbatch.search.policy_choice.slowdown", lambda *_: 100.0)
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 100.0)
     study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,)))
     assert (study.trials[0].dtype_policy, study.plan.notes) == ("mixed_float16", ())
 
@@ -157,7 +157,7 @@ def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
 
 
 def test_a_search_that_goes_on_elsewhere_keeps_its_policy(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.policy_choice.slowdown", lambda *_: 5.0)
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 5.0)
     search(tmp_path, small_models.stock, sizes=(8,))
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
     study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8, 16)))
@@ -226,7 +226,7 @@ def test_it_is_chosen_without_a_tuner_too():
 
 def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):
     """The update by which mixed_float16 is tried leaves its graph to the trials."""
-    monkeypatch.setattr("kbatch.search.policy_choice.slowdown", lambda *_: 1.0)
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)
     own, seen = keras.Model.train_step, []
 
     def step(model, data):
