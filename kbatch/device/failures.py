@@ -4,11 +4,8 @@ TensorFlow has one error class for running out of memory and many ways of not ra
 cuBLAS, XLA and collectives report it under classes of their own, in their text.
 """
 
-import os
 import re
-import sys
 import traceback
-import types
 
 import tensorflow as tf
 
@@ -100,7 +97,7 @@ _REFUSALS = (
     tf.errors.DataLossError,
 )
 # What a function of Python raised in the graph, such as the generator of a dataset.
-_OF_PYTHON = "{{node PyFunc}}"
+OF_PYTHON = "{{node PyFunc}}"
 _LENGTHS = ("MaybeMoveContiguousSlices", "Cannot batch tensors with different shapes")
 
 
@@ -112,7 +109,7 @@ def refusal(error: BaseException) -> str | None:
             "Rows of different lengths cannot be joined to a batch: give a function "
             "`batch_size -> dataset.padded_batch(batch_size)`."
         )
-    of_python = isinstance(error, tf.errors.OpError) and _OF_PYTHON in str(error)
+    of_python = isinstance(error, tf.errors.OpError) and OF_PYTHON in str(error)
     # One shape may come of one batch size only.
     refused = isinstance(error, _REFUSALS) and not re.search("shape|dimension", cause, re.I)
     known = ran_out_of_memory(error, smaller_worked=True) or device_is_lost(error)
@@ -154,30 +151,6 @@ def failure_traceback(error: BaseException) -> str:
     """Write the traceback of an exception, that of another process included; its end if long."""
     text = COLOURS.sub("", "".join(traceback.format_exception(error)))
     return text[-_MOST_TRACEBACK_CHARACTERS:]
-
-
-def drop_library_frames(error: BaseException) -> None:
-    """Leave only the frames of a person's own code in a traceback, as Keras does.
-
-    What caused it goes, unless that has such frames or holds a traceback in its text.
-    """
-    names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
-    files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
-    folders = tuple(os.path.dirname(file) + os.sep for file in files)
-    entries, entry = [], error.__traceback__
-    while entry is not None:
-        entries.append(entry)
-        entry = entry.tb_next
-    kept = None
-    for entry in reversed(entries):
-        if not entry.tb_frame.f_code.co_filename.startswith(folders):
-            kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
-    error.__traceback__ = kept
-    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
-    if cause is not None:
-        drop_library_frames(cause)
-        if cause.__traceback__ is None and _OF_PYTHON not in str(cause):
-            error.__cause__, error.__suppress_context__ = None, True
 
 
 def _says(error: BaseException, texts: tuple[str, ...]) -> bool:

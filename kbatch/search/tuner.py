@@ -20,7 +20,6 @@ from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import (
     device_is_lost,
     failure_traceback,
-    told_shortly,
 )
 from kbatch.device.memory import gpu_in_use
 from kbatch.errors import DeviceLostError, InputError
@@ -123,7 +122,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
 
-    @told_shortly
+    @tuner_arguments.told_shortly
     def __init__(
         self,
         build: BuildFunction | keras_tuner.HyperModel,
@@ -223,7 +222,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """The trials so far, read from their files, as `kbatch.load_study` does."""
         return load_study(self)
 
-    @told_shortly
+    @tuner_arguments.told_shortly
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
 

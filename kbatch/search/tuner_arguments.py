@@ -1,14 +1,19 @@
-"""What a tuner is given, checked, and the batch sizes that it tries where none are given."""
+"""What a tuner is given, checked, and how it says what is wrong; sizes where none are given."""
 
+import functools
 import os
-from collections.abc import Mapping, Sequence
+import sys
+import types
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar, cast
 
+import keras
 import keras_tuner
 
 from kbatch.analysis.batch_sizes import check_size, powers_of_two
 from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.device.failures import OF_PYTHON
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
@@ -17,6 +22,8 @@ from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.forms import gives_batches
 from kbatch.training.data.training_data import TrainingData
+
+Method = TypeVar("Method", bound=Callable[..., Any])
 
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
@@ -149,3 +156,42 @@ def default_batch_sizes(
             f"`batch_sizes`. Received: batch_sizes=None for {examples} examples."
         )
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
+
+
+def told_shortly(method: Method) -> Method:
+    """Let errors leave a method without frames of libraries, unless Keras is told to show them."""
+
+    @functools.wraps(method)
+    def called(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return method(*args, **kwargs)
+        except Exception as error:
+            if keras.config.is_traceback_filtering_enabled():
+                _drop_library_frames(error)
+            raise
+
+    return cast(Method, called)
+
+
+def _drop_library_frames(error: BaseException) -> None:
+    """Leave only the frames of a person's own code in a traceback, as Keras does.
+
+    What caused it goes, unless that has such frames or holds a traceback in its text.
+    """
+    names = ("kbatch", "keras", "keras_tuner", "optree", "tensorflow")
+    files = [sys.modules[name].__file__ or "" for name in names if name in sys.modules]
+    folders = tuple(os.path.dirname(file) + os.sep for file in files)
+    entries, entry = [], error.__traceback__
+    while entry is not None:
+        entries.append(entry)
+        entry = entry.tb_next
+    kept = None
+    for entry in reversed(entries):
+        if not entry.tb_frame.f_code.co_filename.startswith(folders):
+            kept = types.TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
+    error.__traceback__ = kept
+    cause = error.__cause__ or (None if error.__suppress_context__ else error.__context__)
+    if cause is not None:
+        _drop_library_frames(cause)
+        if cause.__traceback__ is None and OF_PYTHON not in str(cause):
+            error.__cause__, error.__suppress_context__ = None, True
