@@ -174,13 +174,11 @@ MUTATIONS = [
         "return momentum * batch_size_ratio(",
         "learning_rates",
     ),
-    Mutation(
-        "max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "learning_rate scaled_model"
-    ),
+    Mutation("max(1, round(steps / kappa))", "max(1, round(steps * kappa))", "scaled_model"),
     Mutation(
         "keras.ops.cast(whole * self.kappa,",
         "keras.ops.cast(whole / self.kappa,",
-        "learning_rate scaled_model",
+        "scaled_model",
     ),
 ]
 

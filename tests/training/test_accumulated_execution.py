@@ -107,38 +107,38 @@ def frozen():
     return model
 
 
-def accumulating_by_keras(wrap=lambda optimizer: optimizer):
-    return models.mlp(optimizer=wrap(keras.optimizers.SGD(gradient_accumulation_steps=4)))
+def stateful():
+    kept = keras.layers.LSTM(3, stateful=True)
+    model = keras.Sequential([keras.layers.Input((4, 2), batch_size=8), kept])
+    model.compile("sgd", "mse")
+    return model
+
+
+def accumulating_by_keras():
+    inner = keras.optimizers.SGD(gradient_accumulation_steps=4)
+    return models.mlp(optimizer=keras.optimizers.LossScaleOptimizer(inner))
 
 
 @pytest.mark.parametrize(
-    ("build", "message"),
+    ("build", "given", "error", "message"),
     [
-        (uncompiled, "must be compiled"),
-        (accumulating_by_keras, "gradient_accumulation_steps=4"),
+        (uncompiled, {}, ValueError, "must be compiled"),
+        (accumulating_by_keras, {}, ValueError, "gradient_accumulation_steps=4"),
         (
-            lambda: accumulating_by_keras(keras.optimizers.LossScaleOptimizer),
-            "gradient_accumulation_steps=4",
+            lambda: models.mlp(loss=keras.losses.MeanSquaredError(reduction=None)),
+            {},
+            ValueError,
+            "reduction=None",
         ),
-        (lambda: models.mlp(loss=keras.losses.MeanSquaredError(reduction=None)), "reduction=None"),
+        (stateful, {}, ValueError, "stateful=False"),
+        (models.mlp, {"exact": 3}, TypeError, "exact=3"),
+        (models.mlp, {"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
+        (models.mlp, {"micro_batch_size": 2.5}, TypeError, "micro_batch_size=2.5"),
     ],
 )
-def test_a_model_that_cannot_be_accumulated_is_refused(build, message):
-    with pytest.raises(ValueError, match=message):
-        kbatch.accumulate_gradients(build(), 8)
-
-
-def test_a_switch_that_is_no_bool_is_refused():
-    with pytest.raises(TypeError, match="exact=3"):
-        kbatch.accumulate_gradients(models.mlp(), 4, exact=3)
-
-
-@pytest.mark.parametrize(
-    ("size", "error"), [(0, ValueError), (-4, ValueError), (2.5, TypeError), (True, TypeError)]
-)
-def test_a_micro_batch_is_a_positive_integer(size, error):
-    with pytest.raises(error, match=f"micro_batch_size={size}"):
-        kbatch.accumulate_gradients(models.mlp(), size)
+def test_what_cannot_be_accumulated_is_refused(build, given, error, message):
+    with pytest.raises(error, match=message):
+        kbatch.accumulate_gradients(build(), **{"micro_batch_size": 8} | given)
 
 
 def test_parts_of_different_length_are_refused():
@@ -223,15 +223,6 @@ def test_what_was_changed_since_is_checked_when_it_trains():
     model.compile(keras.optimizers.SGD(gradient_accumulation_steps=4), "mse")
     with pytest.raises(ValueError, match="gradient_accumulation_steps=4"):
         model.train_on_batch(X[:32], Y[:32])
-
-
-def test_a_stateful_layer_is_refused():
-    model = keras.Sequential(
-        [keras.layers.Input((4, 2), batch_size=8), keras.layers.LSTM(3, stateful=True)]
-    )
-    model.compile("sgd", "mse")
-    with pytest.raises(ValueError, match="stateful=False"):
-        kbatch.accumulate_gradients(model, 4)
 
 
 def test_a_train_step_bound_by_the_user_runs_on_the_whole_batch_and_comes_back():

@@ -70,8 +70,6 @@ BUILDS = {"dense": (models.mlp, X), "lookup": (tokens, IDS)}
 CASES = [
     ("lookup", 7, False),
     pytest.param("lookup", 8, True, marks=pytest.mark.slow),
-    pytest.param("dense", 7, True, marks=pytest.mark.slow),
-    pytest.param("lookup", 1, True, marks=pytest.mark.slow),
 ]
 
 
