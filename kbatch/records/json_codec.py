@@ -138,18 +138,13 @@ def _decoder(kind: typing.Any) -> Callable[[typing.Any], typing.Any]:
         return kind.from_json
     origin, arguments = typing.get_origin(kind), typing.get_args(kind)
     if origin in (typing.Union, types.UnionType):
-        others = [one for one in arguments if one is not types.NoneType]
-        decoders = [_decoder(one) for one in others]
-        if len(others) == 1:
-            return lambda value: None if value is None else decoders[0](value)
+        # Of several all are plain, such as the values of hyperparameters.
+        *more, last = (one for one in arguments if one is not types.NoneType)
 
         def decode_one(value: typing.Any) -> typing.Any:
-            if value is None and len(others) < len(arguments):
+            if value is None and types.NoneType in arguments:
                 return None
-            for one, decoder in zip(others, decoders, strict=True):
-                if _is_plain(one, value):
-                    return decoder(value)
-            raise TypeError(f"{value!r} is none of {arguments}")
+            return _decoder(next((one for one in more if _is_plain(one, value)), last))(value)
 
         return decode_one
     if origin is tuple:

@@ -152,11 +152,6 @@ class Decision:
         return self.judgement is not None and self.judgement.certain
 
     @property
-    def executions(self) -> int:
-        """Most executions of a size that are compared, 0 where none is."""
-        return max((len(trial.executions) for trial in self.trials), default=0)
-
-    @property
     def reason(self) -> str:
         """Why this size, and how sure that is, in sentences."""
         return self.page.certainty or self.page.headline

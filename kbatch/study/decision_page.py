@@ -133,12 +133,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
 def _open_sizes(found: Decision) -> str:
     """Name what may be preferred to a certified size: no slower ones, and those left out."""
     judgement: Any = found.judgement
-    most = judgement.costs.get(judgement.named)
-    pairs = [
-        pair for pair in judgement.pairs if pair not in (*judgement.certified, *judgement.worse)
-    ]
-    faster = [size for size, rate in pairs if most is None or judgement.costs[size, rate] <= most]
-    sizes = sorted({*faster, *(size for size, _ in judgement.left_out)})
+    costs, told = judgement.costs, (*judgement.certified, *judgement.worse)
+    most = costs.get(judgement.named)
+    open_ = [p for p in judgement.pairs if p not in told and (most is None or costs[p] <= most)]
+    sizes = sorted({size for size, _ in (*open_, *judgement.left_out)})
     return join_words([f"{size:,}" for size in sizes]) if sizes else "another size"
 
 
@@ -218,9 +216,9 @@ def _difference_text(trial: TrialRecord, change: SizeChange) -> str:
     fraction = is_fraction(trial.objective.name)
 
     def signed(number: float) -> str:
-        text = f"{100 * number:.1f}" if fraction else format_number(number, 2)
-        text = text.replace("-0.0", "0.0") if fraction else text
-        return text if float(text.replace(",", "")) <= 0 else f"+{text}"
+        if fraction:
+            return f"{100 * number:+z.1f}"
+        return f"{'+' if number > 0 else ''}{format_number(number, 2)}"
 
     between = " ({} to {})".format(*map(signed, difference.ends)) if difference.ends else ""
     return f"{signed(difference.value)}{' %' if fraction else ''}{between}"

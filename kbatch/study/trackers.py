@@ -14,7 +14,7 @@ import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
 
@@ -64,7 +64,8 @@ def tracked_runs(study: "Study") -> list[TrackedRun]:
     settings: dict[str, object] = {}
     if study.search is not None:
         machine = study.search.environment
-        settings = {**study.search.settings, "device": machine.device, **machine.versions}
+        given = {**study.search.settings, "device": machine.device, **machine.versions}
+        settings = {name: value for name, value in given.items() if value is not None}
     decision, metrics = study.decide(), {}
     text = decision.reason
     if (chosen := decision.trial) is not None:
@@ -72,8 +73,7 @@ def tracked_runs(study: "Study") -> list[TrackedRun]:
         text = f"Batch size {chosen.batch_size:,}: {text}"
     metrics |= {"trials": float(len(study.trials)), "executions": float(len(executions))}
     took_s = sum(run.took_s for run in executions)
-    known = _known(settings)
-    return [TrackedRun("", study.name, known, metrics, "completed", text, took_s), *executions]
+    return [TrackedRun("", study.name, settings, metrics, "completed", text, took_s), *executions]
 
 
 def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
@@ -83,7 +83,7 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     settings["learning_rate_scaling"] = execution.scaling and execution.scaling.rule
     for name, value in trial.hyperparameters.items():
         if name not in OWN_COLUMNS:
-            settings[f"hp/{_allowed(name)}" if name in row else _allowed(name)] = value
+            settings[f"{'hp/' if name in row else ''}{_allowed(name)}"] = value
     metrics, epochs, spent_s = _measured(trial, row), [], 0.0
     for epoch in execution.epochs:
         spent_s += epoch.train_s
@@ -97,17 +97,13 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     return TrackedRun(
         key=f"{trial.trial_id}-{number}",
         name=f"batch {trial.batch_size}, trial {trial.trial_id}, execution {number}",
-        settings=_known(settings),
+        settings={name: value for name, value in settings.items() if value is not None},
         metrics=metrics,
         status=trial.status,
         text=trial.failure or "",
         took_s=execution.total_s or execution.train_s or 0.0,
         epochs=tuple(epochs),
     )
-
-
-def _known(settings: Mapping[str, object]) -> dict[str, object]:
-    return {name: value for name, value in settings.items() if value is not None}
 
 
 def _measured(trial: TrialRecord, row: Mapping[str, object]) -> dict[str, float]:
@@ -128,24 +124,22 @@ def _digest(value: object) -> str:
 
 def log_study(study: "Study", tracker: str) -> str:
     """Write what a tracker does not have of a study yet; return where it is shown."""
-    parts, begun_ms = [study.name], None
-    if study.search is not None:
-        machine = study.search.environment
-        begun_ms = round(1000 * datetime.fromisoformat(machine.created_at).timestamp())
-        # What no other study has, and what stays when this one goes on. Searches that begin in one
-        # second on many hosts may differ in their load alone.
-        parts += [machine.created_at, machine.command, machine.platform, machine.load_average]
+    # What no other study has, and what stays when this one goes on. Searches that begin in one
+    # second on many hosts may differ in their load alone.
+    begun: Any = study.environment
+    of_begin = begun and (begun.created_at, begun.command, begun.platform, begun.load_average)
+    begun_ms = begun and round(1000 * datetime.fromisoformat(begun.created_at).timestamp())
+    identity = _digest((study.name, of_begin))
     if tracker == "mlflow":
-        return _log_to_mlflow(tracked_runs(study), _digest(parts), begun_ms)
-    return _log_to_wandb(tracked_runs(study), _digest(parts))
+        return _log_to_mlflow(tracked_runs(study), identity, begun_ms)
+    return _log_to_wandb(tracked_runs(study), identity)
 
 
 def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | None) -> str:
     mlflow = importlib.import_module("mlflow")
     client, entities = mlflow.MlflowClient(), mlflow.entities  # The user's active run stays.
     name = os.environ.get("MLFLOW_EXPERIMENT_NAME") or runs[0].name
-    experiment = os.environ.get("MLFLOW_EXPERIMENT_ID")
-    if experiment:
+    if experiment := os.environ.get("MLFLOW_EXPERIMENT_ID"):
         name = client.get_experiment(experiment).name
     else:
         found = client.get_experiment_by_name(name)
@@ -160,29 +154,28 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
         if found is not None and run.key:
             # It trained again, or writing it was cut off: MLflow changes no parameter or point.
             client.delete_run(found.info.run_id)
-            found = None
-        if found is None:
+        if found is None or run.key:
             tags = {"kbatch.study": identity, "kbatch.run": run.key}
-            if run.key:
-                tags["mlflow.parentRunId"] = there[""].info.run_id
+            tags |= {"mlflow.parentRunId": there[""].info.run_id} if run.key else {}
             # Records have durations and no times of day: each begins with the search.
             found = client.create_run(experiment, begun_ms, tags, run_name=run.name)
             there[run.key] = found
         run_id, start_ms = found.info.run_id, found.info.start_time
-        metrics = [
-            entities.Metric(name, value, start_ms + round(1000 * spent_s), step)
-            for step, (spent_s, values) in enumerate(run.epochs)
-            for name, value in values.items()
-        ]
         end_ms = start_ms + round(1000 * run.took_s)
+        points = [
+            (*one, start_ms + round(1000 * spent_s), step)
+            for step, (spent_s, values) in enumerate(run.epochs)
+            for one in values.items()
+        ]
         # The numbers of a study change with its executions.
         step = max(len(run.epochs) - 1, 0) if run.key else int(run.metrics["executions"])
-        metrics += [entities.Metric(*one, end_ms, step) for one in run.metrics.items()]
+        points += [(*one, end_ms, step) for one in run.metrics.items()]
         tags = {"kbatch.status": run.status, "mlflow.note.content": run.text[:5000]}
         settings = {name: str(value)[:5000] for name, value in run.settings.items()}
         if not run.key:  # A search that goes on may change them, and no parameter can change.
             tags, settings = tags | settings, {}
-        params = [entities.Param(*one) for one in settings.items()]
+        kinds = (entities.Metric, points), (entities.Param, settings.items())
+        metrics, params = ([kind(*one) for one in found] for kind, found in kinds)
         client.log_batch(run_id, metrics, params, [entities.RunTag(*one) for one in tags.items()])
         status = "FINISHED" if run.status == "completed" else "FAILED"
         client.set_terminated(run_id, status, end_ms)
@@ -206,12 +199,11 @@ def _log_to_wandb(runs: Sequence[TrackedRun], identity: str) -> str:
         given = {"project": project, "group": group, "name": run.name, "id": run_id}
         # Beside any run of the user's own.
         with wandb.init(**given, resume="allow", reinit="create_new", settings=settings) as live:
-            if live.config.get("kbatch_record") != record:  # Else another machine wrote it.
-                known = {"status": run.status, "text": run.text, "kbatch_record": record}
-                live.config.update(run.settings | known, allow_val_change=True)
-                live.define_metric("*", step_metric="epoch")
-                for number, (_, values) in enumerate(run.epochs):
-                    live.log({"epoch": number, **values})
-                live.summary.update(run.metrics)
+            told = {"status": run.status, "text": run.text}
+            live.config.update(run.settings | told, allow_val_change=True)
+            live.define_metric("*", step_metric="epoch")
+            for number, (_, values) in enumerate(run.epochs):
+                live.log({"epoch": number, **values})
+            live.summary.update(run.metrics)
         Path(live.dir).with_name("kbatch.txt").write_text(record, encoding="utf-8")
     return f"project {project}, group {group}"

@@ -42,17 +42,15 @@ def empty_database(tmp_path_factory):
     return path
 
 
-@pytest.fixture(params=["file", "sqlite"])
-def mlflow(request, tmp_path, monkeypatch, empty_database):
-    """MLflow with each of its local stores."""
+@pytest.fixture
+def mlflow(tmp_path, monkeypatch, empty_database):
+    """MLflow with a store of its own."""
     monkeypatch.chdir(tmp_path)
     shutil.copy(empty_database, tmp_path)
     monkeypatch.setenv("DO_NOT_TRACK", "true")  # Its telemetry.
-    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")
     for name in ("MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"):
         monkeypatch.delenv(name, raising=False)
-    uri = {"file": (tmp_path / "mlruns").as_uri(), "sqlite": f"sqlite:///{tmp_path}/mlflow.db"}
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri[request.param])
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{tmp_path}/mlflow.db")
     mlflow = pytest.importorskip("mlflow")
     mlflow.set_tracking_uri(None)
     return mlflow
@@ -130,7 +128,6 @@ def test_a_setting_that_a_continued_search_changed_is_changed(mlflow, project):
         assert runs_by_key(mlflow)[""].data.tags["batch_sizes"] == str(sizes)
 
 
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
 def test_a_search_is_written_while_it_runs_and_once_it_has_ended(mlflow, tmp_path):
     """A callback writes what has ended, before each training."""
     keras = pytest.importorskip("keras")
@@ -158,7 +155,6 @@ def test_a_search_is_written_while_it_runs_and_once_it_has_ended(mlflow, tmp_pat
     assert len(runs_by_key(mlflow, "search")) == 1 + 4
 
 
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
 @pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])
 def test_the_experiment_is_the_one_that_the_user_names(mlflow, project, monkeypatch, variable):
     name = "of my own"
@@ -170,7 +166,6 @@ def test_the_experiment_is_the_one_that_the_user_names(mlflow, project, monkeypa
     assert mlflow.MlflowClient().get_experiment_by_name("digits") is None
 
 
-@pytest.mark.parametrize("mlflow", ["sqlite"], indirect=True)
 def test_a_server_of_mlflow_that_is_down_is_reported_and_written_later(
     mlflow, project, monkeypatch, capsys
 ):
