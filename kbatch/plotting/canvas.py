@@ -38,7 +38,7 @@ _CAPTION = "_caption"
 # What a row of the legend holds, and what the mark before a name takes of it.
 _ROW_CHARACTERS = 78
 _HANDLE_CHARACTERS = 6
-_TITLE_CHARACTERS = 58
+_TITLE_CHARACTERS = 100
 
 
 def detached_axes(height_in: float, *, width_in: float = WIDTH_IN) -> Axes:
@@ -165,7 +165,6 @@ def write_title(
     fewest: int = 2,
     series_of: Axes | None = None,
     rows_below: int = 0,
-    characters: int = _TITLE_CHARACTERS,
 ) -> None:
     """Write the title of a panel, with the names of the series in rows of `columns` below it."""
     # The layout looks at the middle of a title, which must lie above its panel: over a narrow one
@@ -194,7 +193,7 @@ def write_title(
             text.set_parse_math(False)
         # It may be wider than the first of several panels, whose width it must not decide.
         legend.set_in_layout(False)
-    title = shortened(title, characters)
+    title = shortened(title, _TITLE_CHARACTERS)
     ax.set_title(
         textwrap.fill(title, int(share * 64)),  # Characters in a line.
         loc="left",

@@ -83,7 +83,7 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     upper.set_ylim(0, 1.06)
     upper.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     upper.set_ylabel("Share of the largest")
-    canvas.write_title(upper, title, columns=3, fewest=1, characters=len(title))
+    canvas.write_title(upper, title, columns=3, fewest=1)
     _draw_limits(lower, found)
     if found.batch_size is not None:
         for panel in (upper, lower):

@@ -2,7 +2,6 @@
 
 import contextlib
 import functools
-from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -37,39 +36,32 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
         trials,
     )
 
-    first = "Throughput and quality by batch size"
-    found = [
-        Figure("trials", first, trials.HEIGHT_IN, functools.partial(trials.plot_trials, study))
-    ]
+    def offer(name: str, title: str, module: Any, shape: Any = "small", **options: Any) -> Figure:
+        plot = getattr(module, f"plot_{name.split('/')[0].replace('-', '_')}")
+        draw, height_in = functools.partial(plot, study, **options), module.HEIGHT_IN
+        return Figure(name.replace("/", "-"), title, height_in, draw, shape)
 
-    def offer(name: str, title: str, height_in: float, plot: Callable[..., Any], **options: Any):
-        draw = functools.partial(plot, study, **options)
-        found.append(Figure(name, title, height_in, draw, "small"))
-
+    found = [offer("trials", "Throughput and quality by batch size", trials, "alone")]
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
         if len(pareto.pareto_points(study)[1]) > 1:
-            offer("pareto", "Quality against throughput", pareto.HEIGHT_IN, pareto.plot_pareto)
+            found.append(offer("pareto", "Quality against throughput", pareto))
     with contextlib.suppress(ValueError):
         _, curves = learning_curves.learning_curves(study)
         if 0 < sum(len(curve) > 1 for _, curve in curves) <= MOST_CURVES:
             for against, words in (("updates", "updates"), ("seconds", "training time")):
-                plot, height_in = learning_curves.plot_learning_curves, learning_curves.HEIGHT_IN
-                name, title = f"learning-curves-{against}", f"Learning curves over {words}"
-                offer(name, title, height_in, plot, against=against)
+                name, title = f"learning-curves/{against}", f"Learning curves over {words}"
+                found.append(offer(name, title, learning_curves, against=against))
     with contextlib.suppress(ValueError):
         time_to_target.target_points(study, time_to_target.target_of(study, None))
-        plot, height_in = time_to_target.plot_time_to_target, time_to_target.HEIGHT_IN
-        offer("time-to-target", "Time and updates to the target", height_in, plot)
+        title = "Time and updates to the target"
+        found.append(offer("time-to-target", title, time_to_target))
     with contextlib.suppress(ValueError):
-        sizes = {trial.batch_size for trial in noise_scale.measured_trials(study)}
-        if len(sizes) <= MOST_CURVES:
-            both = noise_scale.goodput_of(study)
-            height_in = noise_scale.HEIGHT_IN if both else noise_scale.ALONE_IN
-            title = "Gradient noise scale and goodput"
-            offer("noise-scale", title, height_in, noise_scale.plot_noise_scale)
+        if len({trial.batch_size for trial in noise_scale.measured_trials(study)}) <= MOST_CURVES:
+            one = offer("noise-scale", "Gradient noise scale and goodput", noise_scale)
+            alone = noise_scale.goodput_of(study) is None
+            found.append(one._replace(height_in=noise_scale.ALONE_IN) if alone else one)
     with contextlib.suppress(ValueError):
         gpu_timeline.watched_usage(study)
-        plot, height_in = gpu_timeline.plot_gpu_timeline, gpu_timeline.HEIGHT_IN
-        offer("gpu-timeline", "GPUs during the named trial", height_in, plot)
+        found.append(offer("gpu-timeline", "GPUs during the named trial", gpu_timeline))
     return tuple(found)

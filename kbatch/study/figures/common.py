@@ -11,6 +11,7 @@ from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.names import (
+    at_most,
     caption,
     metric_words,
     missing_text,
@@ -37,17 +38,9 @@ def incomplete_text(study: "Study") -> str:
     trials = [trial for trial in study.trials if trial.status != "completed"]
     if len(trials) in (0, len(study.trials)):
         return none_completed(study) if trials else ""
-    if len(trials) <= 4:
-        names = trial_names(study.trials)
-        which = join_words(
-            f"batch size {t.batch_size:,} ({', '.join((*names.settings(t), outcome(t)))})"
-            for t in trials
-        )
-    else:
-        sizes = sorted(trial.batch_size for trial in trials)
-        between = " to ".join(f"{size:,}" for size in dict.fromkeys((sizes[0], sizes[-1])))
-        which = f"{len(trials):,} trials of batch size {between} ({_counts(trials)})"
-    return f"\N{MULTIPLICATION X} Without a result: {which}."
+    names = trial_names(study.trials)
+    which = join_words(at_most([f"{names.name(trial)} ({outcome(trial)})" for trial in trials]))
+    return f"\N{MULTIPLICATION X} Without a result: batch size {which}."
 
 
 def none_completed(study: "Study") -> str:

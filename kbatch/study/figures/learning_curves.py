@@ -102,7 +102,7 @@ def plot_learning_curves(
         common.quality_axis(panel, quality, values)
     common.name_sizes(panels[0], sizes, most=_MOST_NAMES)
     incomplete = common.incomplete_text(study)
-    canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1, characters=40)
+    canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1)
     lines = ""
     if max(len(trial.executions) for trial in study.trials) > 1:
         lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
