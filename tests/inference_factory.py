@@ -34,8 +34,8 @@ def make_failed(batch_size, outcome="out of memory", *, path="compiled", policy=
     return TimingRecord(path, policy, batch_size, outcome)
 
 
-def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60, missing_calls=None):
-    return TargetCheck(batch_size, tuple(latencies_s), outcome, missing_calls)
+def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60):
+    return TargetCheck(batch_size, tuple(latencies_s), outcome)
 
 
 def make_memory(batch_size, *, policy="float32", fixed=2**24, each=2**18, **changed):

@@ -106,8 +106,6 @@ class TargetCheck:
     latencies_s: tuple[float, ...]  #: Seconds of each call; none where memory ran out.
     #: "verified", "missed", or "unsure" where hiccups of the machine were too many for its calls.
     outcome: str
-    #: Calls more that would settle a size which may yet keep to it; None if not worth a number.
-    missing_calls: int | None = None
 
 
 @dataclasses.dataclass(frozen=True)

@@ -35,10 +35,8 @@ _AIM = 0.92
 _MOST_CHECKS = 6
 # With this share of what may be used in use, a larger size would gain little.
 _IN_USE = 0.70
-# A second look at a size is longer than its first one, and at most so many times as long.
-_LONGER, _MOST_LONGER = 2, 4
-# More missing calls than this many first looks have are not worth a number.
-_MOST_MISSING = 100
+# A second look at a size is so many times as long as its first one.
+_LONGER = 4
 # Where no hiccup was seen yet, it is taken to slow so many calls in a row.
 _UNSEEN_RUN = 2.0
 # How often all looks of a search together may verify a size that does not keep to the target.
@@ -52,7 +50,7 @@ class _Size(NamedTuple):
     stretches: list[Sequence[float]]  # The calls of each look, in a row.
     keeps: bool
     confidence: float  # Of its last look.
-    missing_calls: int | None
+    use: float  # Its quantile as a share of what that may be.
 
 
 class LatencyTargetSearch:
@@ -90,31 +88,37 @@ class LatencyTargetSearch:
         assert self._next is not None
         (size, _), own = self._next, self._stretches[-1]
         own.append(latencies_s)
-        made, confidence = np.concatenate(own), self._confidence
+        made, confidence, more = np.concatenate(own), self._confidence, _LONGER * self._step
         everywhere, run = self._hiccups(own)
         seen = (_Hiccups.among(made > self._target_s), everywhere)
-        use = self._quantile_s(made) / self._most_s
+        # Between infinite values there is nothing to interpolate.
+        quantile_s = math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
+        use = quantile_s / self._most_s
         keeps = use <= 1 and all(s.are_rare(self._quantile, confidence, run) for s in seen)
         self._looks += 1
-        missing = None if keeps else self._missing(made, seen, run)
-        if missing is not None and len(own) == 1 and missing <= _MOST_LONGER * self._step:
-            self._next = (size, max(missing, _LONGER * self._step))
-            return
-        self._sizes.append(_Size(size, own, keeps, confidence, missing if use <= 1 else None))
+        if not keeps and len(own) == 1:  # Would it keep to the target if more calls were all fast?
+            slow = np.sum(made > self._most_s) / (len(made) + more)
+            longer = (one._replace(calls=one.calls + more) for one in seen)
+            if slow <= 1 - self._quantile and all(
+                one.are_rare(self._quantile, self._confidence, run) for one in longer
+            ):
+                self._next = (size, more)
+                return
+        self._sizes.append(_Size(size, own, keeps, confidence, use))
         self._next = self._next_size(size, made, keeps, use)
 
     @property
     def checks(self) -> tuple[TargetCheck, ...]:
         """What was found of each size so far."""
         checks = []
-        for size, own, keeps, confidence, missing in self._sizes:
+        for size, own, keeps, confidence, use in self._sizes:
             everywhere, run = self._hiccups(own)
-            outcome = "missed" if missing is None else "unsure"
+            outcome = "missed" if use > 1 else "unsure"
             if keeps:  # Calls of later sizes may have shown too many hiccups.
                 rare = everywhere.are_rare(self._quantile, confidence, run)
                 outcome = "verified" if rare else "unsure"
             calls_s = (call_s for stretch in own for call_s in stretch if math.isfinite(call_s))
-            checks.append(TargetCheck(size, tuple(calls_s), outcome, missing))
+            checks.append(TargetCheck(size, tuple(calls_s), outcome))
         return tuple(checks)
 
     @property
@@ -150,25 +154,6 @@ class LatencyTargetSearch:
             self._share *= _AIM / max(use, bound_use)
             size = self._guessed()
         return self._first_look(size) if size > self._low else None
-
-    def _missing(
-        self, made: np.ndarray, seen: tuple["_Hiccups", "_Hiccups"], run: float
-    ) -> int | None:
-        """Return how many more calls would make a size keep, were they all fast; None for none."""
-        slow = np.sum(made > self._most_s)
-        for calls in range(self._step, _MOST_MISSING * self._step + 1, self._step):
-            if slow <= (1 - self._quantile) * (len(made) + calls) and all(
-                one._replace(calls=one.calls + calls).are_rare(
-                    self._quantile, self._confidence, run
-                )
-                for one in seen
-            ):
-                return calls
-        return None
-
-    def _quantile_s(self, made: np.ndarray) -> float:
-        # Between infinite values there is nothing to interpolate.
-        return math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
 
     def _hiccups(self, own: list[Sequence[float]]) -> tuple["_Hiccups", float]:
         """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
@@ -279,12 +264,7 @@ def verify_target(
         profile = dataclasses.replace(profile, checks=search.checks)
     if profile.verified is not None:
         return profile
-    unsure = [check for check in profile.checks if check.missing_calls is not None]
-    likely = max(unsure, key=lambda check: check.batch_size, default=None)
-    more = ""
-    if likely is not None:
-        more = f" (batch size {likely.batch_size:,} lacks about {likely.missing_calls:,} calls)"
-    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile, more=more)
+    note = Note.of("target_not_verified", target_ms=target_ms, quantile=profile.quantile)
     return dataclasses.replace(profile, noted=(*profile.noted, note))
 
 

@@ -100,8 +100,8 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "with `training=True` does, or overflows."
     ),
     "target_not_verified": (
-        "No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile"
-        "{more}: measure on a quieter machine, or give a higher target or a faster model."
+        "No batch size was verified to keep to {target_ms:g} ms at the {quantile:g} quantile: "
+        "measure on a quieter machine, or give a higher target or a faster model."
     ),
     "policy_not_measured": "Not measured under {policy}: {reason}",
     "not_quantised": (

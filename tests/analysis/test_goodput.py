@@ -23,13 +23,6 @@ def test_efficiency_of_pure_noise_is_one_and_of_none_goes_as_the_inverse(size):
     np.testing.assert_allclose(clean, 64 / size)
 
 
-def test_efficiency_by_two_bases_is_a_product():
-    def relative(b, base):
-        return statistical_efficiency(b, noise_scale=100, base_batch_size=base)
-
-    np.testing.assert_allclose(relative(512, 8), relative(512, 64) * relative(64, 8))
-
-
 def test_it_is_the_progress_of_an_example_by_the_steps_to_a_target():
     # S(B) = S_min (1 + B_noise / B): an example's progress is one over the examples needed.
     def examples(b):
@@ -96,14 +89,6 @@ def test_trials_far_below_the_critical_size_bound_it_from_below_alone():
     critical = fit_steps_to_target(sizes, trials).critical_batch_size
     assert critical.value is None
     assert 32 < critical.low < 50_000
-
-
-def test_the_digits_curve_has_a_critical_size_near_its_bend():
-    # Updates to 95 % of a one-layer net on scikit-learn's digits, SGD with the linear rule.
-    updates = [2256, 1128, 587, 296, 146, 77, 48, 40, 36]
-    fit = fit_steps_to_target(SIZES, updates)
-    assert 200 < fit.critical_batch_size.value < 500
-    np.testing.assert_allclose([fit.steps(size) for size in SIZES], updates, rtol=0.25)
 
 
 @pytest.mark.parametrize(

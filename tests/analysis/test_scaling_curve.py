@@ -319,14 +319,6 @@ def test_both_parameters_are_found():
     assert half.low < N_HALF < half.high
 
 
-def test_a_staircase_is_interpolated():
-    stairs = np.where(SCALED > 32, 0.02, 0.004) * SCATTER
-    latency = fit_latency(SCALED, stairs)
-    assert not latency.follows_line
-    np.testing.assert_allclose([latency.latency_s(16), latency.latency_s(64)], [0.004, 0.02])
-    assert latency.latency_s(512) == latency.latency_s(256)  # It does not extrapolate.
-
-
 def test_a_flat_latency_has_no_peak_but_bounds():
     flat = 0.004 * (1 + 0.01 * np.random.default_rng(0).normal(size=len(SCALED)))
     latency = fit_latency(SCALED, flat)
@@ -346,11 +338,6 @@ def is_best_not_descending(values, fitted):
     rng = np.random.default_rng(0)
     rivals = np.sort(values + rng.normal(size=(5000, len(values))), axis=1)
     return np.sum((fitted - values) ** 2) <= np.min(np.sum((rivals - values) ** 2, axis=1))
-
-
-def test_between_sizes_it_is_straight_in_logarithms():
-    curve = fit_latency(MEASURED, LATENCIES)
-    np.testing.assert_allclose(curve.latency_s(np.sqrt(4 * 8)), np.sqrt(1.2 * 4.0))
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -48,24 +48,15 @@ def test_every_path_gives_the_outputs_of_the_model_in_the_hosts_memory(make, nam
 
 
 @pytest.mark.parametrize("name", (*NAMES, "predict"))
-def test_every_call_begins_with_the_array_of_the_caller(name):
+def test_every_call_begins_with_the_array_of_the_caller_and_training_is_off(name):
     """A copy to a device before the clock starts would hold the values of the first call."""
-    inputs = keras.Input((3,))
-    model = keras.Model(inputs, keras.layers.Rescaling(2.0)(inputs))
-    held = np.ones((8, 3), "float32")
-    with open_path(name, model, InferenceInputs(held, None)) as run:
+    inputs = keras.Input((50,))
+    doubled = keras.layers.Rescaling(2.0)(keras.layers.Dropout(0.5)(inputs))
+    held = np.ones((8, 50), "uint8")  # Whole numbers for inputs of floats.
+    with open_path(name, keras.Model(inputs, doubled), InferenceInputs(held, None)) as run:
         np.testing.assert_array_equal(run(held, 8), 2.0)
-        held[:] = 5.0
+        held[:] = 5
         np.testing.assert_array_equal(run(held, 8), 10.0)
-
-
-@pytest.mark.parametrize("name", (*NAMES, "predict"))
-def test_every_path_takes_whole_numbers_for_inputs_of_floats(name):
-    model = mlp()
-    whole = np.arange(4 * model.inputs[0].shape[1], dtype="uint8").reshape(4, -1) % 5
-    found = outputs_by_path(model, InferenceInputs(whole, None), name, 4, 4)
-    expected = model(whole.astype("float32"), training=False)
-    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
 
 
 TEXT = [np.array([["a", "b"], ["c", "d"]], dtype=object), np.ones((2, 2), "float32")]
@@ -105,14 +96,6 @@ def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
         for batch_size in (1, 2, 5):
             run(rows.batch(batch_size), batch_size)
     assert [shape[0] for shape in traced] == [None]
-
-
-def test_training_behaviour_is_off_on_every_path():
-    inputs = keras.Input((50,))
-    model = keras.Model(inputs, keras.layers.Dropout(0.5)(inputs))
-    rows = InferenceInputs(np.ones((4, 50), "float32"), None)
-    for path in (*NAMES, "predict"):
-        np.testing.assert_array_equal(outputs_by_path(model, rows, path, 4, 4), 1.0)
 
 
 @pytest.mark.parametrize("given", ["onnx", (), ("xla", "xla"), 3, (len,)])
@@ -157,18 +140,10 @@ def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
     assert "random" in inputs.note
 
 
-def test_an_embedding_of_float_inputs_gets_numbers_that_it_knows():
-    model = keras.Sequential([keras.layers.Input((5,)), keras.layers.Embedding(4, 2)])
-    batch = inference_inputs(model).batch(64)
-    assert set(np.unique(batch)) == {0.0, 1.0, 2.0, 3.0}
-
-
-@pytest.mark.parametrize("shape", [(None,), (None, 3)])
-def test_unknown_shapes_need_data(shape):
-    inputs = keras.Input(shape)
-    model = keras.Model(inputs, keras.layers.Activation("relu")(inputs))
+def test_unknown_shapes_need_data():
+    inputs = keras.Input((None, 3))
     with pytest.raises(InputError, match="fixed shape: give `x`"):
-        inference_inputs(model)
+        inference_inputs(keras.Model(inputs, keras.layers.Activation("relu")(inputs)))
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,6 @@ from kbatch.inference.call_paths import InferenceInputs, inference_inputs
 from kbatch.inference.measure import measure_predict_memory
 from kbatch.memory.find import memory_pass
 from kbatch.memory.probe import Reading, WorkerProbes
-from kbatch.memory.search import expected_bytes
 from kbatch.memory.workload import Workload
 from kbatch.training.data.training_data import TrainingData
 
@@ -68,13 +67,6 @@ def test_what_is_expected_above_the_window_is_not_run():
     assert [r.outcome for r in records] == ["fits"] * 7 + ["not_run"] * 2
     assert records[7].guarded
     assert "90%" in records[7].reason
-
-
-def test_a_model_of_large_weights_is_not_taken_for_one_of_large_examples():
-    assert expected_bytes({1: 900.0}, 4, 880) == pytest.approx(880 + 4 * 20)
-    assert expected_bytes({1: 900.0}, 4, 0) == pytest.approx(3600)
-    assert expected_bytes({}, 4, 880) is None
-    assert expected_bytes({1: 10.0, 2: 8.0}, 4, 0) == 8.0
 
 
 def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():

@@ -84,13 +84,6 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
     assert {record.examples_per_call for record in bulk} == {BULK}
 
 
-def test_the_first_path_is_timed_at_two_sizes_however_short_the_time():
-    plan = {"time_budget_s": 1.0}
-    found = swept(compiled=lambda size: 1.0, xla=lambda size: 1.0, chosen=True, plan=plan)
-    assert [record.measured for record in found.values()] == [True, True] + [False] * 6
-    assert "half of the time budget was spent on preparing" in found["xla", 1].outcome
-
-
 def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
     """The records of a sweep of four sizes that may go on; an example takes a kilobyte."""
     sizes = (1, 2, 4, 8)
@@ -115,10 +108,7 @@ def test_a_sweep_goes_on_until_throughput_is_flat():
 
 @pytest.mark.parametrize(
     ("changed", "largest"),
-    [
-        ({"limit_bytes": 100_000}, 32),  # Half of it holds 40 examples.
-        ({"memory": False}, 8),
-    ],
+    [({"limit_bytes": 100_000}, 32), ({"memory": False}, 8)],  # Half of it holds 40 examples.
 )
 def test_a_sweep_goes_no_further_than_memory_is_known(changed, largest):
     assert max(sizes_of(gone_on(**changed), "compiled")) == largest

@@ -52,7 +52,7 @@ def verified(profile, machine):
     )
 
 
-@pytest.mark.parametrize("room", [3, 20, 50])
+@pytest.mark.parametrize("room", [3, 50])
 def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room):
     profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
     found = verified(profile, Machine(room, target_ms=100.0))
@@ -64,10 +64,6 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
     assert 1 <= answer.batch_size <= room
     found.save(tmp_path / "p.json")
     assert type(found).load(tmp_path / "p.json") == found
-
-
-def test_memory_that_runs_out_at_the_smallest_size_says_nothing_of_the_target():
-    Machine(room=0, target_ms=1.0).reach(1)
 
 
 def test_the_smallest_size_may_lie_above_the_answer():
@@ -89,20 +85,13 @@ def test_a_target_below_one_example_is_told_by_one_example():
     assert caught.value.reachable_ms == pytest.approx(1000 * time_s(1))
 
 
-def test_a_check_lasts_as_long_as_a_size_of_the_sweep():
-    profile = make_profile(*(make_timing(size) for size in (1, 8, 64)))
-    found = verified(profile, Machine(target_ms=5.0))
-    for check in found.checks:
-        assert len(check.latencies_s) >= 59
-        assert sum(check.latencies_s) >= 0.3
-
-
 @pytest.mark.parametrize(("time_budget_s", "most"), [(0.0, 1), (1e6, 6)])
 def test_checks_go_on_while_there_is_time(time_budget_s, most):
     """The sweep found half the times that the checks find: the first guess fails."""
     profile = make_profile(*(make_timing(size, scale=0.5) for size in (1, 8, 64)))
     found = verified(profile, Machine(target_ms=5.0, time_budget_s=time_budget_s))
     assert found.checks[0].outcome == "missed"
+    assert all(len(c.latencies_s) >= 59 and sum(c.latencies_s) >= 0.3 for c in found.checks)
     assert (len(found.checks) > 1) == (most > 1)
     assert len(found.checks) <= most
     assert [note.code for note in found.notes] == ["target_not_verified"] * (most == 1)

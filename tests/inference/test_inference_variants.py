@@ -115,18 +115,11 @@ def test_layers_that_are_not_quantised_are_told():
     (note,) = (note for note in notes if note.code == "not_quantised")
     assert note.values == {"quantised": 1, "layers": 2, "others": model.layers[0].name}
     model = mlp()
-    _, _, notes = variants_of(model, inference_inputs(model), "int8")
+    copies, changes, notes = variants_of(model, inference_inputs(model), "int8")
     assert [note.code for note in notes] == ["inputs_made"]
-
-
-def test_int8_quantises_a_copy_and_changes_the_outputs_a_little():
-    model = mlp()
-    copy = variant(model, "int8")
-    assert any(w.dtype == "int8" for w in copy.weights)
+    assert any(w.dtype == "int8" for w in copies["int8"].weights)
     assert all(w.dtype == "float32" for w in model.weights)
-    batch = rows(32)[0]
-    change = output_change(outputs_of(copy, batch), outputs_of(model, batch))
-    assert 0 < change < 0.1
+    assert 0 < changes["int8"] < 0.1
 
 
 def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
@@ -145,15 +138,6 @@ def test_a_loaded_model_is_named_by_the_policy_of_its_layers(tmp_path):
     batch = np.random.default_rng(0).normal(size=(8, 4)).astype("float32")
     one, other = outputs_of(loaded, batch), outputs_of(reference, batch)
     assert output_change(one, other) > 0
-
-
-def test_layers_of_several_policies_are_all_named():
-    layers = keras.layers
-    model = keras.Sequential(
-        [layers.Input((4,)), layers.Dense(4, dtype="mixed_float16"), layers.Dense(2)]
-    )
-    assert policy_of(model) == "float32+mixed_float16"
-    assert policies_of(variant(model, "float32")) == {"float32"}
 
 
 @pytest.mark.filterwarnings("error")

@@ -64,14 +64,10 @@ def test_the_answer_keeps_to_the_target_and_is_near_the_largest():
         assert len(tries) <= 6
 
 
-def test_a_right_fit_needs_one_check():
+def test_room_for_drift_is_kept_and_a_right_fit_needs_one_check():
     tries = Machine(spread=0.0).search()
     assert [(t.batch_size, t.outcome, len(t.latencies_s)) for t in tries] == [(13, "verified", 138)]
-
-
-@pytest.mark.parametrize("drift", [0.1, 0.3])
-def test_room_for_drift_is_kept(drift):
-    for seed in range(10):
+    for drift, seed in itertools.product((0.1, 0.3), range(10)):
         best = best_try(Machine(spread=0.05, seed=seed).search(drift=drift))
         assert quantile_upper_bound(best.latencies_s, quantile=0.95) <= TARGET_S
         assert np.quantile(best.latencies_s, 0.95) * (1 + drift) <= TARGET_S
@@ -109,7 +105,7 @@ def test_a_try_that_could_still_pass_gets_more_calls_and_a_hopeless_one_ends():
     assert (found.outcome, len(found.latencies_s)) == ("verified", 138 + 4 * 138)
 
 
-@pytest.mark.parametrize("room", [1, 2, 5, 9, 12])
+@pytest.mark.parametrize("room", [1, 5, 12])
 def test_sizes_whose_calls_cannot_be_made_are_stepped_back_from(room):
     machine = Machine(spread=0.0)
     able = machine.call
@@ -168,15 +164,3 @@ def test_a_verified_size_stands_unless_calls_of_a_later_one_had_many_hiccups(slo
         search.tell(list(later) if search.checks else [0.009] * look[1])
     first, second, *_ = search.checks
     assert (first.outcome, second.outcome) == ("verified" if stands else "unsure", "missed")
-    assert first.missing_calls is None
-
-
-def test_a_size_that_lacks_calls_says_how_many():
-    """A hiccup of two calls in its first look, and a long one in the sweep."""
-    machine = Machine(spread=0.0)
-    slow = iter([False] * 30 + [True] * 2 + [False] * 10_000)
-    machine.call = lambda size, calls: [0.3 if next(slow) else 0.01 for _ in range(calls)]
-    hiccup = [0.01] * 20 + [0.3] * 30 + [0.01] * 20
-    (found,) = machine.search(more_time=False, earlier=[[hiccup]])
-    assert found.outcome == "unsure"
-    assert found.missing_calls > 200

@@ -79,25 +79,16 @@ def test_memory_was_measured_for_each_policy_and_size():
     assert any(line.startswith("memory of batch 8 under bfloat16: ") for line in told)
 
 
-def test_the_change_of_the_outputs_stands_beside(whole):
-    assert whole[0].output_changes.keys() == {"bfloat16"}
-    assert 0 < whole[0].output_changes["bfloat16"] < 0.1
-
-
 def test_a_loose_target_is_verified_by_fresh_calls(whole):
-    found, _ = whole
+    found, told = whole
     answer = found.batch_for(latency_ms=10_000)
     assert (answer.batch_size, answer.verified) == (64, True)
     assert not found.batch_for(latency_ms=9_000, quantile=0.5).verified
     (check,) = found.checks
     assert len(check.latencies_s) >= 59
-
-
-def test_it_tells_what_happens(whole):
-    found, told = whole
+    assert 0 < found.output_changes["bfloat16"] < 0.1
     for words in ("compiled under float32, size 1", "round 1: ", "checked batch 64"):
         assert any(line.startswith(words) for line in told), words
-    assert found.environment.versions["keras"] == keras.__version__
 
 
 def test_default_sizes_are_powers_of_two_until_the_time_ends_them():
@@ -165,14 +156,6 @@ def of_four_rows():
 def test_what_cannot_be_measured_is_told(changed, error, message):
     with pytest.raises(error, match=message):
         profile(**changed)
-
-
-def test_a_model_without_fixed_shapes_needs_data():
-    model = keras.Sequential([keras.layers.Input((None, 3)), keras.layers.GlobalMaxPooling1D()])
-    with pytest.raises(InputError, match="give `x`"):
-        profile(model, None)
-    found = profile(model, np.zeros((4, 5, 3), "float32"), time_budget_s=0.3)
-    assert found.timings[0].measured
 
 
 def test_what_a_call_changes_in_the_model_is_put_back():
