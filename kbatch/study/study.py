@@ -28,7 +28,6 @@ from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.decision_page import with_page
 from kbatch.study.names import trial_names
-from kbatch.study.trackers import check_tracker, log_study
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
@@ -253,6 +252,8 @@ class Study(Result):
             ValueError: If the tracker is another one, or the study is empty.
             ImportError: If the tracker is not installed.
         """
+        from kbatch.study.trackers import check_tracker, log_study
+
         check_tracker(tracker)
         refuse_empty(self)
         return log_study(self, tracker)
