@@ -327,16 +327,11 @@ class MaxBatchExperiment:
         self._probes = probes
         self._window = memory_window
         self._most = memory_window[1] * facts.limit_bytes
-        caps = [cap for cap in (max_batch_size, facts.examples) if cap is not None]
-        self._cap = min(caps, default=None)
-        self._cap_reason = REACHED_MOST
-        if self._cap is not None and self._cap == facts.examples:
-            self._cap_reason = REACHED_DATA
         self._search = MaxBatchSearch(
             limit_bytes=facts.limit_bytes,
             memory_window=memory_window,
-            max_batch_size=self._cap,
-            cap_reason=self._cap_reason,
+            max_batch_size=max_batch_size,
+            examples=facts.examples,
         )
         self._memory = self._search.memory_bytes
         # Of each run: size, peak bytes, outcome, seconds and purpose.
@@ -353,8 +348,8 @@ class MaxBatchExperiment:
 
     def largest(self) -> MaxBatchAnswer | None:
         """Measure the largest size; None where that does not fit, or nothing bounds the sizes."""
-        size = self._cap
-        if size is None or not self._probes.isolated:
+        size, reason = self._search.cap, self._search.cap_reason
+        if reason not in (REACHED_DATA, REACHED_MOST) or not self._probes.isolated:
             return None
         try:
             reading = self._measure(size, "search")
@@ -365,7 +360,7 @@ class MaxBatchExperiment:
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        return MaxBatchAnswer(size, self._cap_reason, self.in_window(size))
+        return MaxBatchAnswer(size, reason, self.in_window(size))
 
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after another size."""

@@ -56,17 +56,18 @@ class MaxBatchSearch:
         limit_bytes: float,
         memory_window: tuple[float, float],
         max_batch_size: int | None = None,
-        cap_reason: str = REACHED_MOST,
+        examples: int | None = None,  # Of the data.
     ):
         low, high = memory_window
         self.memory_bytes: dict[int, float | None] = {}  # The most by size; None: it ran out.
         self._readings: Counter[int] = Counter()
         self._limit, self._low, self._high = limit_bytes, low * limit_bytes, high * limit_bytes
         self._middle = (self._low + self._high) / 2
-        self._cap = int(limit_bytes)
-        self._cap_reason = "one example a byte: memory hardly grows with the batch"
-        if max_batch_size is not None and max_batch_size <= limit_bytes:
-            self._cap, self._cap_reason = max_batch_size, cap_reason
+        self.cap = int(limit_bytes)
+        self.cap_reason = "one example a byte: memory hardly grows with the batch"
+        for size, reason in ((max_batch_size, REACHED_MOST), (examples, REACHED_DATA)):
+            if size is not None and size <= self.cap:
+                self.end_at(size, reason)
 
     def ask(self) -> int | None:
         """Return the size to measure next, None once there is an answer."""
@@ -77,7 +78,7 @@ class MaxBatchSearch:
         below, above = self._bracket()
         if self._is_unsure(below, above):
             return below
-        bound = self._cap if above is None else above - 1
+        bound = self.cap if above is None else above - 1
         return max(below + 1, int(min(self._proposal(below, above), bound)))
 
     def tell(self, batch_size: int, memory_bytes: float | None) -> None:
@@ -90,7 +91,7 @@ class MaxBatchSearch:
 
     def end_at(self, batch_size: int, reason: str) -> None:
         """Take the news that no larger size can be run, and why."""
-        self._cap, self._cap_reason = batch_size, reason
+        self.cap, self.cap_reason = batch_size, reason
 
     @property
     def answer(self) -> MaxBatchAnswer | None:
@@ -122,8 +123,8 @@ class MaxBatchSearch:
             one = self.memory_bytes[1]
             needs = "more than there is" if one is None else f"{share(one)} of memory"
             return f"one example needs {needs}, which is above the window"
-        if below == self._cap:
-            return self._cap_reason
+        if below == self.cap:
+            return self.cap_reason
         if above is None or not _is_tight(below, above):
             return None
         beyond = self.memory_bytes[above]
