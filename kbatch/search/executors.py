@@ -44,7 +44,6 @@ class TaskResult(NamedTuple):
     text: str = ""  # What was raised, or the end of the output of a process that died.
     exit_code: int = 0  # Of a process that died.
     out_of_memory: bool = False  # Whether that is known of a task that was lost.
-    host: str = ""
 
 
 def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskResult:
@@ -72,7 +71,7 @@ def run_task(search: bytes, task: Task, worker: Worker | None = None) -> TaskRes
             if path.is_file() and not path.name.startswith(("draft.", "."))
         }
         changed = {name: data for name, data in found.items() if task.files.get(name) != data}
-        return TaskResult(changed, status, text, exit_code, out_of_memory, socket.gethostname())
+        return TaskResult(changed, status, text, exit_code, out_of_memory)
 
 
 def train(project: str, search: bytes, task: Task) -> tuple[str, str]:

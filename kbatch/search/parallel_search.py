@@ -5,7 +5,6 @@ import itertools
 import json
 import re
 import shutil
-import socket
 import sys
 import textwrap
 import time
@@ -29,8 +28,8 @@ from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
 from kbatch.records.search import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
-from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import write_trial
+from kbatch.search.progress import LivePlot
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     STATE_NAME,
@@ -187,7 +186,6 @@ class ParallelTrials:
             trial,
             took_s=time.monotonic() - begun_s,
             at_once=len(self._open) + 1,
-            where=f" on {result.host}" if result.host not in ("", socket.gethostname()) else "",
         )
         tuner._conclude(trial, files)
         tuner.on_trial_end(trial)

@@ -29,12 +29,11 @@ from kbatch.records.json_codec import RecordError
 from kbatch.records.search import RECORD_NAME
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.live_plot import LivePlot
 from kbatch.search.oracle import BatchSizeOracle, trial_result
 from kbatch.search.parallel_search import ParallelTrials, explored_space
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.plan import PlanHalved
-from kbatch.search.progress import FitReporter, SearchProgress
+from kbatch.search.progress import FitReporter, LivePlot, SearchProgress
 from kbatch.search.strategies import RaceStrategy, Strategy
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
