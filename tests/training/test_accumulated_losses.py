@@ -148,6 +148,17 @@ def test_every_reduction_with_weights_and_a_mask_beside_them():
     )
 
 
+def test_a_loss_of_the_users_alone():
+    """Nothing else in the model is divided by another number than its rows."""
+
+    def build():
+        model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
+        model.compile(sgd(0.01), known_only, run_eagerly=True)
+        return model
+
+    assert_equal_training(build, (X, MISSING))
+
+
 def tokens():
     """Rows of unequal length; all rows of the first micro-batch are padding only."""
     rng = np.random.default_rng(6)
