@@ -141,13 +141,15 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
         with search_lock(project):
             os.write(writer, b"held")
             signal.pause()
-    assert os.read(reader, 4) == b"held"
-    for arguments in ({}, {"overwrite": True}):
-        with pytest.raises(ValueError, match=rf"{project}.*process {holder}\."):
-            search(tmp_path, **arguments)
-    assert list(project.iterdir()) == [project / "kbatch.lock"]
-    os.kill(holder, signal.SIGKILL)
-    os.waitpid(holder, 0)
+    try:
+        assert os.read(reader, 4) == b"held"
+        for arguments in ({}, {"overwrite": True}):
+            with pytest.raises(ValueError, match=rf"{project}.*process {holder}\."):
+                search(tmp_path, **arguments)
+        assert list(project.iterdir()) == [project / "kbatch.lock"]
+    finally:
+        os.kill(holder, signal.SIGKILL)
+        os.waitpid(holder, 0)
     assert len(kbatch.load_study(search(tmp_path)).trials) == 1
 
 
