@@ -4,7 +4,7 @@ python benchmarks/decisions.py [--draws 12] [--tolerance 0.01] [--tasks mlp cnn 
 python benchmarks/decisions.py --simulate 1000 [--tolerance 0.01]    8 minutes
 
 Replays whole searches on the trainings in decision_tables.jsonl (see decision_tables.py), by the
-functions of the product: `next_runs` asks for trainings, `judge_race` judges them. The user's
+classes of the product: `Race` asks for trainings and judges them. The user's
 learning rate is 1/8 to 8 times the task's own; the race does not know. A draw shuffles the eight
 seeds that searches are drawn from. Factors beyond the table count as its outermost ones.
 
@@ -45,7 +45,7 @@ from decision_tables import BASE_SIZE, BLOCKS, FACTORS, REPLAYED_SEEDS, SIZES, T
 from scipy.stats import beta
 
 from kbatch.analysis.judge import Judgement, Run, judge
-from kbatch.analysis.race import next_runs
+from kbatch.analysis.race import Race
 
 # Seconds of an update and of an example, of the machine in recommend_decisions.py.
 COSTS = {"mlp": (1.8e-3, 0.9e-6), "cnn": (3.0e-3, 22e-6), "text": (18e-3, 75e-6)}
@@ -116,9 +116,9 @@ def train(table: Table, pair: tuple[int, float], number: int, *, off: int, seeds
 
 def replay_race(table: Table, *, off: int, seeds, tolerance: float) -> Named:
     runs, goal = [], GOAL | {"base_batch_size": BASE_SIZE, "max_executions": 6 * len(SIZES)}
-    while (step := next_runs(runs, SIZES, tolerance=tolerance, **goal)).runs:
-        for size, factor, number in step.runs:
-            runs.append(train(table, (size, factor), number, off=off, seeds=seeds))
+    while (step := Race(runs, SIZES, tolerance=tolerance, **goal).step()).run is not None:
+        size, factor, number = step.run
+        runs.append(train(table, (size, factor), number, off=off, seeds=seeds))
     return named_by(step.judgement, len(runs), off)
 
 

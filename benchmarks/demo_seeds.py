@@ -22,7 +22,7 @@ from collections import defaultdict
 from pathlib import Path
 
 import kbatch
-from kbatch.analysis.race_rounds import FIRST_LOOK
+from kbatch.analysis.judge import FIRST_LOOK
 from kbatch.study.comparison import rate_factor
 from kbatch.study.decision import Decision
 

@@ -134,7 +134,7 @@ MUTATIONS = [
         "min(fast, key=lambda k: (-self.pairs[k][0],",
         "judge",
     ),
-    Mutation("self._error / self._looks**1.5", "self._error", "judge"),
+    Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),
     Mutation(
         "self._seeds = np.maximum(self._seeds, single)", "self._seeds = self._seeds * 1.0", "judge"
     ),
@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(
         "(run.seed or 0) > first and run.value",
         "(run.seed or 0) >= first and run.value",
-        "race",
+        "judge",
     ),
     Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
     Mutation(

@@ -11,9 +11,10 @@ residual mean square of the two-way table (Montgomery 2017, Design and Analysis 
 section 4.1). It is no less than the paired discordance of single executions over the validation
 examples: trainings that disagree on examples differ by chance, however equal three values happen to
 be (Dietterich 1998, doi:10.1162/089976698300017197). The pool says little of one pair that scatters
-far more, so the bounds are no narrower than the paired t interval of the two alone. Its level is
-0.5 + 2 / (R - 1)^1.3 of the error, since two or three rounds would rarely certify otherwise, and
-half of it where the gap is more than the pool explains, which is how such a pair errs.
+far more, so of several the bounds are no narrower than the paired t interval of the two alone. Its
+level is 0.95 + 1.25 / (R - 1)^2 of the error, since two or three rounds would rarely certify
+otherwise, and half of it where the gap is more than the pool explains, which is how such a pair
+errs.
 
 `examples` is the variance over blocks of validation examples of the mean difference, less what is
 in `seeds` already: the part that more executions average out. It would be zero where two pairs
@@ -23,9 +24,11 @@ of log(1 / alpha) of n examples (the rule of three).
 A pair is certified by its upper bounds and found worse by a lower one (two one-sided tests,
 Schuirmann 1987, doi:10.1007/BF01068419). A certain answer is wrong only where a bound of the truly
 best pair against another one fails, and those hold at once (Dunnett 1955,
-doi:10.1080/01621459.1955.10501294). Looks at growing data share them: look k may fail the best
-against one other with 0.72 / k^1.5 of the error, so that a search that is extended errs no more
-often. All looks are at the same examples. `benchmarks/judge_errors.py` counts the errors.
+doi:10.1080/01621459.1955.10501294). Looks at growing data share them, so that a search that is
+extended errs no more often: look k may fail the best against one other with 0.72 / k^1.5 of the
+error, and the paired interval takes 1 / k^2 of its level. Of two pairs the only bound has the whole
+error, 0.9 of it at the first look, and 0.3 / k^1.5 at look k. All looks are at the same examples.
+`benchmarks/judge_errors.py` counts the errors.
 """
 
 import bisect
@@ -43,13 +46,13 @@ from kbatch.analysis.intervals import Estimate
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
 AS_FAST = 1.05
+FIRST_LOOK = 3  # Rounds of a race before it is first judged.
 # The most executions of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
-# Found by simulation (`benchmarks/judge_errors.py`): the share of the error of a first look, and of
-# the pool's half-width from which a gap is more than it explains.
-_SPENT = 0.72
-_FAR = 0.8
+# Standard errors by the pool from which a gap is more than it explains. As the levels of the bounds
+# found by simulation (`benchmarks/judge_errors.py`).
+_FAR = 2.5
 
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
 
@@ -94,7 +97,6 @@ class Judgement:
     # "pinned", values are over examples but the runs have "no_outcomes"; None where it can.
     obstacle: Literal["alone", "one_execution", "pinned", "no_outcomes"] | None
     rounds: Mapping[Pair, int]  # Executions of each that are compared.
-    means: Mapping[Pair, float]  # Of their values.
     # How much worse each is than the leader (positive is worse in either direction); of the leader
     # against the best other. All bounds of one side hold at once. Without what is not known.
     gaps: Mapping[Pair, Estimate[float]]
@@ -176,7 +178,6 @@ def judge(
         certain=certain,
         obstacle=obstacle,
         rounds=dict(zip(pairs, table.rounds, strict=True)),
-        means=dict(zip(pairs, (sign * np.nanmean(table.values, 1)).tolist(), strict=True)),
         gaps=gaps,
         costs={} if table.costs is None else dict(zip(pairs, table.costs.tolist(), strict=True)),
         pinned=table.pinned,
@@ -184,8 +185,79 @@ def judge(
         executions_needed=needed,
         smallest_tolerance=smallest,
         examples_needed=examples,
-        promising=tuple(pairs[k] for k in hopes if table.preferred(k, found)),
+        promising=tuple(
+            pairs[k] for k in hopes if table.preferred(pairs[k][0], bounds.costs[k], found)
+        ),
     )
+
+
+def judge_race(
+    runs: Sequence[Run],
+    batch_sizes: Sequence[int],
+    *,
+    larger_is_better: bool,
+    tolerance: float,
+    confidence: float,
+) -> Judgement | None:
+    """Judge the rounds of a race, None before two sizes have one and where all of them diverged.
+
+    Runs of the smallest seed chose the pairs, and certify nothing. A size without rounds is left
+    out, which forbids a certain answer where that size may be preferred.
+    """
+    first = first_seed(runs)
+    rounds: dict[Pair, int] = {}
+    for run in runs:
+        if (run.seed or 0) > first and run.value is not None:
+            rounds[run.pair] = rounds.get(run.pair, 0) + 1
+    bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
+    if len({size for size, _ in rounds}) < 2 or not rounds.keys() - bad:
+        return None
+    most = max(rounds[pair] for pair in rounds.keys() - bad)
+    # Some may not have had their turn in the last round yet.
+    least = max(1, min(FIRST_LOOK, most - 1))
+    judged = {pair for pair, count in rounds.items() if count >= least}
+    # Where the pair of a size has changed, the one that was repeated most.
+    order = sorted(judged, key=lambda pair: (pair not in bad, rounds[pair], pair))
+    judged = set({pair[0]: pair for pair in order}.values())
+    seconds = training_seconds_of(runs, batch_sizes)
+    while True:
+        given = [run for run in runs if run.pair in judged and (run.seed or 0) > first]
+        absent = set(batch_sizes) - {size for size, _ in judged}
+        given += [Run(size, 1.0, None, None, seconds[size], "left_out") for size in absent]
+        found = judge(
+            given,
+            larger_is_better=larger_is_better,
+            tolerance=tolerance,
+            confidence=confidence,
+            looks=max(1, most - FIRST_LOOK + 1),
+        )
+        # What left the race as unlikely, and not as worse, is no longer compared.
+        left = {pair for pair in judged - set(found.worse) if rounds[pair] < most - 1}
+        if not left:
+            return found
+        judged -= left
+
+
+def first_seed(runs: Sequence[Run]) -> int:
+    """Return the seed of execution number 0."""
+    return min((run.seed or 0 for run in runs), default=0)
+
+
+def training_seconds_of(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
+    """Return the training time of each size, 0 where none is known."""
+    own = {
+        size: [s for run in runs if run.batch_size == size and (s := run.seconds)]
+        for size in sorted(batch_sizes, reverse=True)
+    }
+    known = {size: float(np.mean(seconds)) for size, seconds in own.items() if seconds}
+    if not known:
+        return dict.fromkeys(batch_sizes, 0.0)
+    # A training takes a time for each example and one for each update.
+    updates = [1 / size for size in known]
+    return {
+        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
+        for size in batch_sizes
+    }
 
 
 class _Rule(NamedTuple):
@@ -244,11 +316,18 @@ class _Table:
         self.most = max(self.rounds)
         self.common = has[:, None] & has
         self.counts = self.common.sum(2)
-        # Times over those of the pair with the most of them, by rounds where they share some.
         self.costs = self._costs()
-        self.left_out_costs = self._costs_left_out(cells)
+        # Size and cost of those that the search dropped, 0 where the cost is not known.
+        self.dropped: list[tuple[int, float]] = []
+        scale = 1.0 if self.costs is None else float(np.nanmean(self.seconds / self.costs[:, None]))
+        for pair in self.left_out:
+            dropped = list(cells[pair].values())
+            if any(run.ended == "left_out" for run in dropped):
+                seconds = [run.seconds / scale for run in dropped if run.seconds]
+                self.dropped.append((pair[0], float(np.mean(seconds)) if seconds else 0.0))
 
     def _costs(self) -> np.ndarray | None:
+        """Return the times over the least, by rounds where pairs share some with the most timed."""
         timed = ~np.isnan(self.seconds)
         if not timed.any(1).all():
             return None
@@ -257,24 +336,9 @@ class _Table:
         found = []
         for row, own in zip(logs, timed, strict=True):
             both = own & timed[base]
-            paired = np.mean(row[both] - logs[base][both]) if both.any() else None
-            alone = np.mean(row[own]) - np.mean(logs[base][timed[base]])
-            found.append(alone if paired is None else paired)
+            of_row, of_base = (both, both) if both.any() else (own, timed[base])
+            found.append(np.mean(row[of_row]) - np.mean(logs[base][of_base]))
         return np.exp(np.array(found) - min(found))
-
-    def _costs_left_out(
-        self, cells: Mapping[Pair, Mapping[object, Run]]
-    ) -> list[tuple[int, float]]:
-        """Return size and cost of those that the search dropped, 0 where the cost is not known."""
-        found = []
-        for pair in self.left_out:
-            rows = list(cells[pair].values())
-            if self.costs is None or all(run.ended != "left_out" for run in rows):
-                continue
-            seconds = [run.seconds for run in rows if run.seconds]
-            scale = np.nanmean(self.seconds / self.costs[:, None])
-            found.append((pair[0], float(np.mean(seconds) / scale) if seconds else 0.0))
-        return found
 
     def choose(self, certified: Sequence[int], means: np.ndarray) -> int:
         """Return the smallest of those about as fast as the fastest; else the best mean."""
@@ -284,22 +348,15 @@ class _Table:
         fast = [k for k in certified if self.costs[k] <= AS_FAST * least]
         return min(fast, key=lambda k: (self.pairs[k][0], means[k], k))
 
-    def preferred(self, k: int, found: "_Rule") -> bool:
+    def preferred(self, size: int, cost: float, found: "_Rule") -> bool:
         """Return whether a pair would be named if it were certified."""
         if not found.certified:
             return True
-        if self.costs is None or k == found.named:
-            return False
-        return self.beats(self.pairs[k][0], self.costs[k], found)
-
-    def beats(self, size: int, cost: float, found: "_Rule") -> bool:
-        if self.costs is None or not found.certified:
+        if self.costs is None:
             return False
         least = min(self.costs[k] for k in found.certified)
-        own = self.costs[found.named]
-        return own > AS_FAST * cost or (
-            size < self.pairs[found.named][0] and cost <= AS_FAST * min(least, cost)
-        )
+        named, own = self.pairs[found.named][0], self.costs[found.named]
+        return own > AS_FAST * cost or (size < named and cost <= AS_FAST * least)
 
 
 def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
@@ -323,6 +380,7 @@ class _Bounds:
         self._table, self._tolerance, self._error = table, tolerance, error
         count, counts = len(table.pairs), table.counts
         self._others = max(1, count - 1)
+        self.costs = np.zeros(count) if table.costs is None else table.costs
         self._looks = looks
         least = np.maximum(1, counts)
         differences = np.where(table.common, table.values[:, None] - table.values, 0.0)
@@ -370,17 +428,21 @@ class _Bounds:
         stays[list(without)] = False
         later = np.where(stays[:, None] & stays, np.maximum(counts, rounds), counts)
         grown = (max(rounds, most) - 1) / max(1, most - 1)
-        spent = _SPENT * self._others * self._error / self._looks**1.5
+        share = 0.72 * self._others / self._looks**1.5
+        if self._others == 1:
+            share = 0.9 if self._looks == 1 else 0.3 / self._looks**1.5
         shared = max(1, round(min(1e9, self._freedom * grown)))
         pooled = _at_once(
-            min(self._error, spent), self._others, shared if shared < 1000 else math.inf
+            self._error * min(1.0, share), self._others, shared if shared < 1000 else math.inf
         )
-        seeds = pooled**2 * self._seeds / np.maximum(1, later)
-        far = np.abs(self.gaps) > _FAR * np.sqrt(seeds)
-        freedom = np.maximum(1.0, later - 1.0)
-        level = self._error / self._looks * np.where(far, 0.5, 0.5 + 2 / freedom**1.3)
-        alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
-        seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
+        of_pool = self._seeds / np.maximum(1, later)
+        seeds = pooled**2 * of_pool
+        if self._others > 1:
+            far = np.abs(self.gaps) > _FAR * np.sqrt(of_pool)
+            freedom = np.maximum(1.0, later - 1.0)
+            level = self._error / self._looks**2 * np.where(far, 0.5, 0.95 + 1.25 / freedom**2)
+            alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
+            seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
         examples = _at_once(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
         np.fill_diagonal(half, 0.0)
@@ -406,7 +468,7 @@ class _Bounds:
         leaders = leaders or [k for k in indices if 2 * table.rounds[k] >= table.most]
         behind = gaps.max(0)
         # Of equal means the fastest.
-        costs = np.zeros(len(gaps)) if table.costs is None else table.costs
+        costs = self.costs
         leader = min(leaders, key=lambda k: (behind[k], costs[k], k))
         worse = tuple(k for k in indices if k != leader and far[k])
         # One that is worse than another is not the best: nobody need be compared with it.
@@ -415,11 +477,10 @@ class _Bounds:
         certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
         named = table.choose(certified, behind) if certified else leader
         found = _Rule(leader, certified, worse, named, False)
-        open_ = [k for k in rivals if k not in certified and table.preferred(k, found)]
-        if left_out:
-            open_ += [size for size, cost in table.left_out_costs if table.beats(size, cost, found)]
-        certain = bool(certified) and not open_
-        return found._replace(certain=certain)
+        open_ = [(table.pairs[k][0], costs[k]) for k in rivals if k not in certified]
+        open_ += table.dropped if left_out else []
+        settled = not any(table.preferred(*one, found) for one in open_)
+        return found._replace(certain=bool(certified) and settled)
 
     def forecast(self, found: _Rule) -> tuple[int | None, float | None, int | None]:
         """Forecast the rounds that settle it, else the tolerance and the examples that would."""

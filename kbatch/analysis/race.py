@@ -21,15 +21,22 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import Judgement, Pair, Run
+from kbatch.analysis.judge import (
+    FIRST_LOOK,
+    Judgement,
+    Pair,
+    Run,
+    first_seed,
+    judge_race,
+    training_seconds_of,
+)
 from kbatch.analysis.learning_rate import FACTORS
-from kbatch.analysis.race_rounds import FIRST_LOOK, first_seed, judge_race, training_seconds_of
 from kbatch.analysis.rate_search import RateModel
 
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5
 # A size is raced while it is the answer, or the best, with this probability.
-_LEAST_CHANCE = 0.35
+_LEAST_CHANCE = 0.5
 # Another run must be expected to gain this share of the tolerance.
 _LEAST_GAIN = 0.15
 
@@ -45,8 +52,8 @@ class NextRun(NamedTuple):
 class RaceStep(NamedTuple):
     """What to run next, or why the race has ended."""
 
-    #: Empty at the end, or where the pending ones must be known first.
-    runs: tuple[NextRun, ...] = ()
+    #: None at the end, or where the pending ones must be known first.
+    run: NextRun | None = None
     #: None while the race goes on. "certain"; "certified": no other size is likely to be preferred;
     #: "out of reach": certainty needs more executions than are left; "executions": these are
     #: spent; "alone": only one size can be trained; "diverged": every rate did; "failed": no run
@@ -58,20 +65,8 @@ class RaceStep(NamedTuple):
     judgement: Judgement | None = None  # After the last round; None before the third.
 
 
-def next_runs(
-    runs: Sequence[Run],
-    batch_sizes: Sequence[int],
-    *,
-    base_batch_size: int,
-    larger_is_better: bool,
-    tolerance: float,
-    confidence: float,
-    max_executions: int,
-    pending: Sequence[NextRun] = (),
-    search_rate: bool = True,
-    count: int = 1,
-) -> RaceStep:
-    """Choose up to `count` executions to run beside those that are `pending`.
+class Race:
+    """The runs so far and those that are pending, with what they leave to try.
 
     Args:
         runs: All that ended; the smallest seed is that of execution number 0.
@@ -83,29 +78,7 @@ def next_runs(
         max_executions: Most executions in all.
         pending: Those that run now.
         search_rate: Whether to try learning rates beside the rule's.
-        count: Most executions to ask for.
     """
-    asked: list[NextRun] = []
-    while True:
-        race = _Race(
-            runs,
-            batch_sizes,
-            base_batch_size=base_batch_size,
-            factors=FACTORS if search_rate else (1.0,),
-            larger_is_better=larger_is_better,
-            tolerance=tolerance,
-            confidence=confidence,
-            most=max_executions,
-            pending=(*pending, *asked),
-        )
-        step = race.step()
-        asked += step.runs
-        if not step.runs or len(asked) >= count:
-            return step._replace(runs=tuple(asked))
-
-
-class _Race:
-    """The runs so far and those that are pending, with what they leave to try."""
 
     def __init__(
         self,
@@ -113,24 +86,28 @@ class _Race:
         batch_sizes: Sequence[int],
         *,
         base_batch_size: int,
-        factors: Sequence[float],
         larger_is_better: bool,
         tolerance: float,
         confidence: float,
-        most: int,
-        pending: Sequence[NextRun],
+        max_executions: int,
+        pending: Sequence[NextRun] = (),
+        search_rate: bool = True,
     ):
-        # What lies on disk has another order.
         first = first_seed(runs)
         runs = [run._replace(seed=(run.seed or 0) - first) for run in runs]
+        # What lies on disk has another order.
         self._runs = sorted(runs, key=lambda run: (run.pair, run.seed))
-        self._pending, self._most = pending, most
-        self._sizes, self._factors, self._base = batch_sizes, factors, base_batch_size
+        self._sizes, self._base, self._most = batch_sizes, base_batch_size, max_executions
         self._goal = {"larger_is_better": larger_is_better, "tolerance": tolerance}
-        self._confidence = confidence
+        self._confidence, self._pending = confidence, pending
+        self._factors = FACTORS if search_rate else (1.0,)
         self._left = [
-            (size, factor) for size in batch_sizes for factor in factors if self._may(size, factor)
+            (size, factor)
+            for size in batch_sizes
+            for factor in self._factors
+            if self._may(size, factor)
         ]
+        self._seconds = training_seconds_of(runs, batch_sizes)
         self._numbers: dict[Pair, set[int]] = {}
         for size, factor, number in [(*run.pair, run.seed or 0) for run in runs] + [*pending]:
             self._numbers.setdefault((size, factor), set()).add(number)
@@ -141,10 +118,10 @@ class _Race:
         alone = len({size for size, _ in self._left}) < 2
         if self._spent >= self._most:
             ended = "alone" if alone else "executions"
-            return RaceStep((), None if self._pending else ended, self._judged())
+            return RaceStep(None, None if self._pending else ended, self._judged())
         first = next((pair for pair in self._opening() if pair not in self._numbers), None)
         if first is not None:
-            return RaceStep((NextRun(*first, 0),))
+            return RaceStep(NextRun(*first, 0))
         model = self._model(self._runs)
         if model is None:
             return self._without_values()
@@ -155,7 +132,7 @@ class _Race:
             trying = [one[:2] for one in self._pending if not one.number]
             pair = self._pair_to_try(tries.with_pending(trying))
             if pair is not None:
-                return RaceStep((NextRun(*pair, 0),))
+                return RaceStep(NextRun(*pair, 0))
             if self._pending and not rounds:
                 return RaceStep()
         return RaceStep(ended="alone") if alone else self._round()
@@ -178,7 +155,7 @@ class _Race:
         small = self._most < len(self._sizes) + 2 + 2 * FIRST_LOOK
         room = self._most - self._spent - len(untried)
         if room > (0 if small else 2 * FIRST_LOOK):
-            answer, best = model.chances(self._seconds(), model.pairs)
+            answer, best = model.chances(self._seconds, model.pairs)
             # To know which sizes are within the tolerance takes the best one too.
             gains = model.gains({size: (answer[size] + best[size]) / 2 for size in answer})
             top = int(np.where(model.counts > 0, -math.inf, gains).argmax())
@@ -202,7 +179,7 @@ class _Race:
             return RaceStep()
         smallest = self._base, min(self._factors)
         if smallest in self._left and smallest not in self._numbers:
-            return RaceStep((NextRun(*smallest, 0),))
+            return RaceStep(NextRun(*smallest, 0))
         diverged = any(run.ended == "diverged" for run in self._runs)
         return RaceStep(ended="diverged" if diverged else "failed")
 
@@ -216,15 +193,15 @@ class _Race:
                 return RaceStep()
             judgement, racing = self._judged(), self._racing(number + 1)
             if judgement is not None and judgement.certain:
-                return RaceStep((), "certain", judgement)
+                return RaceStep(None, "certain", judgement)
             lacking = self._lacking(racing, number)
             if judgement is not None and not lacking and (ended := self._ended(racing)):
-                return RaceStep((), ended, judgement)
+                return RaceStep(None, ended, judgement)
         lacking = lacking or [NextRun(*pair, number + 1) for pair in racing]
         # A round is run whole or not at all.
         if self._spent + len(lacking) > self._most:
-            return RaceStep((), None if self._pending else "executions", self._judged())
-        return RaceStep((lacking[0],), None, judgement)
+            return RaceStep(None, None if self._pending else "executions", self._judged())
+        return RaceStep(lacking[0], None, judgement)
 
     def _racing(self, number: int) -> list[Pair]:
         """Return the pairs of a round by the runs before it, the likeliest to be named first.
@@ -243,7 +220,7 @@ class _Race:
             pairs = [pair for pair in pairs if pair not in worse]
         else:  # So few that they can all have these.
             most = (self._most - sum(0 in own for own in self._numbers.values())) // FIRST_LOOK
-        answer, best = model.chances(self._seconds(), pairs)
+        answer, best = model.chances(self._seconds, pairs)
         chances = {pair: max(answer[pair[0]], best[pair[0]]) for pair in pairs}
         order = sorted(pairs, key=lambda pair: -chances[pair])
         likely = [pair for pair in order[2:] if chances[pair] >= _LEAST_CHANCE]
@@ -272,9 +249,6 @@ class _Race:
 
     def _model(self, runs: Sequence[Run]) -> RateModel | None:
         return RateModel.of(runs, self._left, **self._goal)
-
-    def _seconds(self) -> dict[int, float]:
-        return training_seconds_of(self._runs, self._sizes)
 
     def _judged(
         self, sizes: Sequence[int] | None = None, runs: Sequence[Run] | None = None

@@ -25,7 +25,6 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.judge import AS_FAST, Pair, Run
 
 # Losses are compressed from this many units on; one of these stands for no value at all.
@@ -46,7 +45,6 @@ class RateModel(NamedTuple):
     covariance: np.ndarray
     noise: float  # Variance of one execution.
     tolerance: float
-    weights: np.ndarray  # Of each q on its grid.
 
     @classmethod
     def of(
@@ -104,7 +102,6 @@ class RateModel(NamedTuple):
         logs -= np.log(np.diagonal(lower, axis1=1, axis2=2)).sum(axis=1)
         shares = np.exp(logs - logs.max())
         shares /= shares.sum()
-        weights = shares.reshape(len(_STEEPER), -1).sum(axis=1)
         # Parts without weight change nothing.
         parts = np.argsort(-shares)[:40]
         shares = shares[parts] / shares[parts].sum()
@@ -120,7 +117,7 @@ class RateModel(NamedTuple):
         counts = np.where([pair in tried for pair in pairs], counts[:kept], 0.0)
         model = tuple(pairs), counts, mean[:kept], covariance[:kept, :kept]
         margin = float(_COMPRESSED * np.log1p(tolerance / unit / _COMPRESSED))
-        return cls(*model, float(shares @ noise[parts] ** 2), margin, weights)
+        return cls(*model, float(shares @ noise[parts] ** 2), margin)
 
     def with_pending(self, pairs: Sequence[tuple[int, float]]) -> "RateModel":
         """Add pending runs at their expected value: means stay, variances shrink."""
@@ -130,15 +127,6 @@ class RateModel(NamedTuple):
             across = covariance[:, i]
             covariance = covariance - np.outer(across, across) / (across[i] + self.noise)
         return self._replace(counts=counts, covariance=covariance)
-
-    def slope(self, of_rule: float) -> Estimate[float]:
-        """Return how log rate grows with log size, from the rule's slope."""
-        # Each weight is spread over its part of the grid.
-        step = _STEEPER[1] - _STEEPER[0]
-        ends = np.append(_STEEPER, _STEEPER[-1] + step) - step / 2
-        below = np.append(0.0, np.cumsum(self.weights))
-        low, middle, high = of_rule + np.interp([0.025, 0.5, 0.975], below, ends)
-        return Estimate(float(middle), float(low), float(high))
 
     def chances(
         self, seconds: Mapping[int, float], pairs: Sequence[Pair]

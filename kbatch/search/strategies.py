@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.analysis.race import NextRun, RaceStep, next_runs
+from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, setting
 from kbatch.records.training_run import COST_NAMES
@@ -145,26 +145,32 @@ class RaceStrategy(Strategy):
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         runs = runs_of(same)[0] if same else []
         scored = [t for t in same if t.objective_value is not None]
-        own = [one for one in state.pending if other_hyperparameters(one) == others]
+        tolerance = tolerance_in_units(scored, self._tolerance) if scored else 0.0
         made = {_key(t.hyperparameters): _ended(t) for t in same}
         pending = [
             NextRun(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
-            for one in own
+            for one in state.pending
+            if other_hyperparameters(one) == others
         ]
-        self._last = step = next_runs(
-            runs,
-            _batch_sizes(space),
-            base_batch_size=self._base,
-            larger_is_better=self._objective.direction == "max",
-            tolerance=tolerance_in_units(scored, self._tolerance) if scored else 0.0,
-            confidence=self._confidence,
-            max_executions=self._most_of(space) - sum(_ended(t) for t in trials if t not in same),
-            pending=pending,
-            search_rate=_searches_rate(space),
-            count=count,
-        )
         found = []
-        for size, factor, number in step.runs:
+        while len(found) < count:
+            race = Race(
+                runs,
+                _batch_sizes(space),
+                base_batch_size=self._base,
+                larger_is_better=self._objective.direction == "max",
+                tolerance=tolerance,
+                confidence=self._confidence,
+                max_executions=self._most_of(space)
+                - sum(_ended(t) for t in trials if t not in same),
+                pending=pending,
+                search_rate=_searches_rate(space),
+            )
+            self._last = race.step()
+            if self._last.run is None:
+                break
+            size, factor, number = self._last.run
+            pending.append(self._last.run)
             found.append(({**chosen, **self._pair_values(space, size, factor)}, number))
         return found, trials
 

@@ -11,8 +11,14 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
-from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, Run, judge
-from kbatch.analysis.race_rounds import first_seed, judge_race
+from kbatch.analysis.judge import (
+    DEFAULT_CONFIDENCE,
+    Judgement,
+    Run,
+    first_seed,
+    judge,
+    judge_race,
+)
 from kbatch.page.table import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.learning_rate import FACTOR_NAME
-from kbatch.page.numbers import count_range, format_number, in_brackets, one_line
+from kbatch.page.numbers import count_range, one_line
 from kbatch.records.search import Plan
 from kbatch.records.training_run import COST_NAMES
 from kbatch.study.caveats import MUCH_DATA_WAIT
-from kbatch.study.comparison import is_time, other_hyperparameters, rates_of_settings, runs_of
+from kbatch.study.comparison import is_time, rates_of_settings
 from kbatch.study.decision import Decision, Row, starting_rate
 from kbatch.study.names import TrialNames, caption, metric_words, outcome, trained_runs
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
@@ -19,8 +19,6 @@ from kbatch.study.trial import Objective, TrialRecord, is_fraction
 if TYPE_CHECKING:
     from kbatch.study.study import Study
 
-# The slope of log rate against log batch size by each rule.
-_SLOPES = {"linear": 1.0, "sqrt": 0.5}
 # What the outcome of a trial is where it is compared.
 COMPARED = ("take", "best", "as good", "not told apart", "worse")
 _LONGEST_REASON = 60
@@ -138,7 +136,6 @@ def settings_of(study: "Study") -> dict[str, str]:
         "compared": caption(study.trials, study.environment),
         "against the base size": page.change,
         "to train with it": page.settings,
-        "learning rate by batch size": _slope_text(study),
         "plan": "" if study.plan is None else _plan_text(study.plan),
         **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
         "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
@@ -158,27 +155,3 @@ def _plan_text(plan: Plan) -> str:
     size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
     policy = plan.dtype_policy or "the policy of each trial"
     return f"number {plan.number}, made in {plan.duration_s:.1f} s: {policy}; {size}"
-
-
-def _slope_text(study: "Study") -> str:
-    """Say how the best learning rate grows with the batch size, where rates were searched."""
-    from kbatch.analysis.rate_search import RateModel
-
-    found = study.decide()
-    best, tolerance = found.trial, found.tolerance or 0.01
-    scaling = best and best.executions[0].scaling
-    if best is None or scaling is None or FACTOR_NAME not in best.hyperparameters:
-        return ""
-    others = other_hyperparameters(best.hyperparameters)
-    trials = [t for t in study.trials if other_hyperparameters(t.hyperparameters) == others]
-    (runs, _), larger = runs_of(trials), best.objective.direction == "max"
-    pairs = list(dict.fromkeys(run.pair for run in runs))
-    model = RateModel.of(runs, pairs, larger_is_better=larger, tolerance=tolerance)
-    if model is None or len({size for size, _ in pairs}) < 2 or scaling.rule not in _SLOPES:
-        return ""
-    slope = model.slope(_SLOPES[scaling.rule])
-    return (
-        f"the best one grows as the batch size to the power of "
-        f"{format_number(slope.value, 2)}{in_brackets(slope, 2)}; the linear rule takes 1, the "
-        f"sqrt rule 0.5, both from the model's rate at batch size {scaling.base_batch_size:,}"
-    )

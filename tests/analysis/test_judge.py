@@ -111,12 +111,9 @@ def test_two_sizes_by_the_formula_written_out():
     mean = np.var(difference.mean(0), ddof=1) / 40
     # Less the part of a single execution's discordance that five average out.
     examples = max(0, mean - (single - mean) / 4)
-    pooled, of_examples = special.stdtrit([4, 39], [1 - 0.72 * 0.05 / 2**1.5, 1 - 0.05])
+    pooled, of_examples = special.stdtrit([4, 39], [1 - 0.3 * 0.05 / 2**1.5, 1 - 0.05])
     gap = abs(difference.mean())
-    half = pooled * math.sqrt(max(own, single) / 5)
-    alone = special.stdtrit(4, 1 - 0.05 / 2 * (0.5 if gap > 0.8 * half else 0.5 + 2 / 4**1.3))
-    seeds = max(half**2, alone**2 * own / 5)
-    half = math.sqrt(seeds + of_examples**2 * examples)
+    half = math.sqrt(pooled**2 * max(own, single) / 5 + of_examples**2 * examples)
     other = next(pair for pair in found.pairs if pair != found.leader)
     np.testing.assert_allclose(bounds(found.gaps[other]), (gap - half, gap + half), rtol=1e-6)
     leads = (-gap - half, half - gap)
@@ -133,7 +130,8 @@ def test_seeds_are_pooled_over_sizes_unless_two_of_them_scatter_more():
         gap = values[leader].mean() - values[k].mean()
         own = np.var(values[k] - values[leader], ddof=1)
         half = 2.27 * math.sqrt(pooled / 11)  # Dunnett's table for 5 and 50.
-        alone = special.stdtrit(10, 1 - 0.05 * (0.5 if gap > 0.8 * half else 0.6))
+        far = gap > 2.5 * math.sqrt(pooled / 11)
+        alone = special.stdtrit(10, 1 - 0.05 * (0.5 if far else 0.9625))
         half = max(half, alone * math.sqrt(own / 11))
         interval = bounds(found.gaps[found.pairs[k]])
         np.testing.assert_allclose(interval, (gap - half, gap + half), rtol=2e-2, atol=2e-2)

@@ -6,9 +6,8 @@ import functools
 import numpy as np
 import pytest
 
-from kbatch.analysis.judge import Run
-from kbatch.analysis.race import NextRun, next_runs
-from kbatch.analysis.race_rounds import FIRST_LOOK, judge_race
+from kbatch.analysis.judge import FIRST_LOOK, Run, judge_race
+from kbatch.analysis.race import NextRun, Race
 
 SIZES, BASE = (16, 32, 64, 128, 256, 512), 32
 BLOCKS, EXAMPLES = 50, 2000
@@ -45,6 +44,8 @@ TABLES = [linear_is_right, eight_times_too_small, cliff, flat]
 class Search:
     """Trains what a race asks for: values of a table, with the noise of seeds and examples."""
 
+    sizes = SIZES
+
     def __init__(self, table, seed=0, noise=0.004, sign=1, scale=1.0, **options):
         self.table, self.noise, self.sign, self.scale = table, noise, sign, scale
         self.draw = seed
@@ -66,12 +67,19 @@ class Search:
 
     def step(self, runs=None, **changed):
         runs = self.runs if runs is None else runs
-        return next_runs(runs, SIZES, **(self.options | changed))
+        return Race(runs, self.sizes, **(self.options | changed)).step()
 
-    def to_the_end(self, **changed):
-        while (step := self.step(**changed)).runs:
-            self.runs += [self.trained(execution) for execution in step.runs]
-        return step
+    def asked(self, count, runs=None):
+        """What so many workers are given, one by one."""
+        given = []
+        while len(given) < count and (run := self.step(runs, pending=given).run):
+            given.append(run)
+        return given
+
+    def to_the_end(self, workers=1):
+        while given := self.asked(workers):
+            self.runs += [self.trained(execution) for execution in given]
+        return self.step()
 
     def judged(self, **changed):
         return judge_race(self.runs, SIZES, **(self.goal | changed))
@@ -125,50 +133,46 @@ def test_a_search_that_was_killed_goes_on_as_it_would_have(table):
     for count in range(0, len(whole.runs), 8):
         # On disk they are in the order of the trials.
         kept = sorted(whole.runs[:count], key=lambda run: run.pair)
-        assert whole.step(kept).runs == tuple(executions(whole.runs[count : count + 1]))
+        assert [whole.step(kept).run] == executions(whole.runs[count : count + 1])
     shuffled = sorted(whole.runs, key=lambda run: (run.pair, -run.seed))
     assert whole.step(shuffled).ended == end.ended
 
 
-@pytest.mark.parametrize("table", [linear_is_right, flat])
-def test_a_round_is_known_when_it_begins_and_is_run_whole(table):
-    search, rounds = Search(table, 5, noise=0.02, max_executions=24), 0
-    while (step := search.step()).runs:
-        if step.runs[0].number > rounds:  # The first of its round.
-            rounds = step.runs[0].number
-            asked = search.step(count=100).runs
-            assert len(search.runs) + len(asked) <= 24
+def test_a_round_is_known_when_it_begins_and_is_run_whole():
+    search, rounds = Search(flat, 5, noise=0.02, max_executions=23), 0
+    while run := search.step().run:
+        if run.number > rounds:  # The first of its round.
+            rounds = run.number
+            asked = search.asked(100)
+            assert len(search.runs) + len(asked) <= 23
             for execution in asked:
-                assert search.step().runs == (execution,)
+                assert search.step().run == execution
                 search.runs.append(search.trained(execution))
         else:
-            search.runs += [search.trained(execution) for execution in step.runs]
+            search.runs.append(search.trained(run))
     assert rounds
 
 
 @pytest.mark.parametrize("search_rate", [True, False])
 @pytest.mark.parametrize("most", [6, 10])
 def test_every_size_is_trained_where_there_are_executions_for_all(most, search_rate):
-    for table in (linear_is_right, cliff):
-        search = Search(table, max_executions=most, search_rate=search_rate)
-        search.to_the_end()
-        assert {run.batch_size for run in search.runs} == set(SIZES)
+    search = Search(cliff, max_executions=most, search_rate=search_rate)
+    search.to_the_end()
+    assert {run.batch_size for run in search.runs} == set(SIZES)
 
 
-@pytest.mark.parametrize("most", [4, 7, 19])
-@pytest.mark.parametrize("count", [1, 3])
-def test_never_more_executions_than_allowed(most, count):
-    search = Search(linear_is_right, max_executions=most, count=count)
-    step = search.to_the_end()
+@pytest.mark.parametrize(("most", "workers"), [(4, 1), (7, 3), (19, 3)])
+def test_never_more_executions_than_allowed(most, workers):
+    search = Search(linear_is_right, max_executions=most)
+    step = search.to_the_end(workers)
     assert len(search.runs) <= most
     assert step.ended
     if most < 8:
         assert (step.ended, len(search.runs)) == ("executions", most)
 
 
-@pytest.mark.parametrize("most", [8, 11, 13])
-def test_executions_that_are_no_whole_round_are_left(most):
-    search = Search(flat, max_executions=most, search_rate=False)
+def test_executions_that_are_no_whole_round_are_left():
+    search = Search(flat, max_executions=11, search_rate=False)
     assert search.to_the_end().ended
     counts = collections.Counter(run.seed for run in search.runs if run.seed > 0)
     assert len(set(counts.values())) <= 1
@@ -194,22 +198,17 @@ def test_sizes_at_a_rate_that_is_known_are_all_tried_and_the_good_ones_raced():
 
 
 def test_workers_are_given_several_that_no_judgement_would_change():
-    search = Search(linear_is_right, count=4)
-    first = search.step()
-    assert len(first.runs) == len(set(first.runs)) == 4
-    # The same one by one, as each is submitted.
-    asked = ()
-    for execution in first.runs:
-        step = search.step(pending=asked, count=1)
-        assert step.runs == (execution,)
-        asked += step.runs
-    end = search.to_the_end()
+    search = Search(linear_is_right)
+    first = search.asked(4)
+    assert len(first) == len(set(first)) == 4
+    end = search.to_the_end(4)
     assert end.ended and len(search.runs) <= 36
     # Nobody runs ahead of a judgement.
     whole = [run for run in search.runs if run.seed <= FIRST_LOOK]
     raced = [run for run in whole if run.seed == FIRST_LOOK]
     kept, begun = [run for run in whole if run is not raced[-1]], executions(raced[-1:])
-    assert all(e.number <= FIRST_LOOK for e in search.step(kept, pending=begun).runs)
+    following = search.step(kept, pending=begun).run
+    assert following is None or following.number <= FIRST_LOOK
 
 
 def test_no_larger_rate_of_a_size_is_tried_after_one_that_diverged():
@@ -243,8 +242,8 @@ def test_a_size_that_cannot_be_trained_is_not_tried_again(ended, left):
 
 def test_a_size_that_trained_goes_on_where_a_smaller_one_runs_out_later():
     search = Search(flat, search_rate=False)
-    while (step := search.step()).runs[0].number == 0:
-        search.runs += [search.trained(execution) for execution in step.runs]
+    while (run := search.step().run).number == 0:
+        search.runs.append(search.trained(run))
     search.runs.append(Run(64, 1.0, 1, None, None, "out_of_memory"))
     search.to_the_end()
     assert 64 not in {run.batch_size for run in search.runs[len(SIZES) + 1 :]}
@@ -253,8 +252,8 @@ def test_a_size_that_trained_goes_on_where_a_smaller_one_runs_out_later():
 
 def test_one_size_is_searched_for_its_rate_and_compared_with_nothing():
     search = Search(linear_is_right)
-    while (step := next_runs(search.runs, (BASE,), **search.options)).runs:
-        search.runs += [search.trained(execution) for execution in step.runs]
+    search.sizes = (BASE,)
+    step = search.to_the_end()
     assert (step.ended, step.judgement) == ("alone", None)
     best = max((run for run in search.runs if run.value is not None), key=lambda run: run.value)
     assert abs(octaves_off(*best.pair, off=1.0)) <= 1

@@ -1,39 +1,11 @@
 """What is known of pairs of batch size and learning rate from runs of some."""
 
 import numpy as np
-import pytest
 
 from kbatch.analysis.judge import Run
 from kbatch.analysis.rate_search import RateModel
 
-SIZES = (16, 32, 64, 128, 256, 512)
 FACTORS = (1 / 4, 1 / 2, 1.0, 2.0, 4.0)
-
-
-def octaves_off(size, factor, *, steeper=0.0, off=0.0):
-    """Octaves between a rate and the best one of its size, which grows steeper than the rule."""
-    return np.log2(factor) - off - steeper * np.log2(size / 32)
-
-
-@pytest.mark.parametrize("steeper", [-0.5, 0.0, 0.25])
-def test_the_slope_is_found(steeper):
-    rng, pairs = np.random.default_rng(0), [(b, a) for b in SIZES for a in FACTORS]
-    runs = [
-        Run(b, a, 0, 0.95 - 0.01 * octaves_off(b, a, steeper=steeper) ** 2 + rng.normal(0, 0.003))
-        for b, a in pairs
-    ]
-    model = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01)
-    slope = model.slope(0.5)
-    assert slope.low <= 0.5 + steeper <= slope.high
-    assert slope.value == pytest.approx(0.5 + steeper, abs=0.15)
-    assert slope.high - slope.low < 0.7
-
-
-def test_the_slope_of_a_flat_table_is_not_known():
-    pairs = [(b, a) for b in SIZES for a in FACTORS]
-    runs = [Run(b, a, 0, 0.95) for b, a in pairs]
-    slope = RateModel.of(runs, pairs, larger_is_better=True, tolerance=0.01).slope(0.5)
-    assert slope.high - slope.low > 1
 
 
 def peaked(best=2.0):

@@ -41,10 +41,3 @@ def test_each_size_has_a_row_with_its_best_rate(study):
     assert list(table["rates tried"]) == [5, 5, 5]
     # The pair that was repeated is the one of its size.
     assert (table["runs"][1], table["validation accuracy"][1]) == (3, pytest.approx(0.94))
-
-
-def test_the_slope_that_was_found_is_said(study):
-    text = study.settings["learning rate by batch size"]
-    found = float(text.split("to the power of ")[1].split()[0])
-    assert found == pytest.approx(0.75, abs=0.15)
-    assert "learning rate by batch size" not in records.make_study().settings
