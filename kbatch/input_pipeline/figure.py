@@ -1,7 +1,7 @@
 """The figure of some steps of training, and of the rates behind the verdict."""
 
 import textwrap
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from matplotlib.axes import Axes
 
@@ -19,44 +19,10 @@ _NAME_CHARACTERS, _NARROW_NAME_CHARACTERS = 80, 14
 _COMPUTING, _PIPELINE, _CHANGED = (series_style(i).color for i in range(3))
 
 
-class RateBar(NamedTuple):
-    """One bar, in examples per second."""
-
-    label: str  # What was measured.
-    rate: float
-    bounds: tuple[float, float] | None  # Its 95 % interval.
-    color: str
-
-
-class InputPipelineInfo(NamedTuple):
-    waiting: tuple[tuple[float, float], ...]  # Training waits: begin and duration in ms.
-    computing: tuple[tuple[float, float], ...]
-    bars: tuple[RateBar, ...]
-
-
-def input_pipeline_info(profile: "InputPipelineProfile") -> InputPipelineInfo:
-    """Compute what the figure shows: of changes to the pipeline the best three clear gains."""
-    spans = profile.timeline
-    gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
-    rates = [
-        ("pipeline alone", profile.pipeline, _PIPELINE),
-        ("train step alone", profile.step, _COMPUTING),
-        ("both together", profile.together, MUTED),
-        *((f"with {one.name}", one.changed, _CHANGED) for one in gained),
-    ]
-    return InputPipelineInfo(
-        waiting=tuple((1e3 * s.begin_s, 1e3 * s.wait_s) for s in spans),
-        computing=tuple((1e3 * (s.begin_s + s.wait_s), 1e3 * s.compute_s) for s in spans),
-        bars=tuple(
-            RateBar(label, rate.value, rate.ends, color)
-            for label, record, color in rates
-            if record is not None and (rate := record.samples_per_second) is not None
-        ),
-    )
-
-
 def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None) -> Axes:
     """Plot steps of training, waiting and computing, and the rates with their intervals.
+
+    Of changes to the pipeline the best three clear gains are shown.
 
     >>> profile = kbatch.profile_input_pipeline(model, dataset)
     >>> kbatch.plot_input_pipeline(profile).figure.savefig("input.png")
@@ -65,7 +31,6 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
         profile: What was measured.
         ax: Axes whose place the two panels take; a new figure if None.
     """
-    info = input_pipeline_info(profile)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 3), share_x=False)
     share = "" if profile.wait_share is None else percent(profile.wait_share)
     for panel in (upper, lower):
@@ -80,13 +45,16 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
         ("■ computing", 1, "right", _COMPUTING),
     ):
         draw.text(upper, words, (x, 1), (0, 7), ha=side, color=color, size=size, xycoords=where)
-    upper.broken_barh(info.computing, (0, 1), color=_COMPUTING, linewidth=0)
-    upper.broken_barh(info.waiting, (0, 1), color=ALARM, linewidth=0)
-    upper.set_xlim(0, max((begin + duration for begin, duration in info.computing), default=1.0))
+    spans = profile.timeline
+    waited = [(1e3 * span.begin_s, 1e3 * span.wait_s) for span in spans]
+    computed = [(1e3 * (s.begin_s + s.wait_s), 1e3 * s.compute_s) for s in spans]
+    upper.broken_barh(computed, (0, 1), color=_COMPUTING, linewidth=0)
+    upper.broken_barh(waited, (0, 1), color=ALARM, linewidth=0)
+    upper.set_xlim(0, max((begin + duration for begin, duration in computed), default=1.0))
     upper.set_ylim(0, 1)
     upper.set_yticks([])
     upper.set_xlabel("Time (ms)")
-    _draw_bars(lower, info, _NARROW_NAME_CHARACTERS if narrow else _NAME_CHARACTERS)
+    _draw_bars(lower, profile, _NARROW_NAME_CHARACTERS if narrow else _NAME_CHARACTERS)
     rounds = f"{pluralize(len(profile.step.durations_s), 'round')}, bars: 95 % interval"
     facts = [profile.dtype_policy, f"batch size {profile.batch_size:,}", rounds]
     conditions = " · ".join([*where_measured(profile.environment), *facts])
@@ -94,19 +62,30 @@ def plot_input_pipeline(profile: "InputPipelineProfile", ax: Axes | None = None)
     return upper
 
 
-def _draw_bars(panel: Axes, info: InputPipelineInfo, characters: int) -> None:
-    places, rates = range(len(info.bars)), [bar.rate for bar in info.bars]
-    panel.barh(places, rates, height=0.62, color=[bar.color for bar in info.bars])
-    tops = [bar.bounds[1] if bar.bounds else bar.rate for bar in info.bars]
-    for place, bar, top in zip(places, info.bars, tops, strict=True):
-        if bar.bounds:
-            panel.hlines(place, *bar.bounds, color=INK, linewidth=1.4)
-        draw.text(
-            panel, format_number(bar.rate), (top, place), (4, 0), ha="left", size=canvas.TEXT_PT
-        )
-    names = [textwrap.fill(bar.label, characters, break_long_words=False) for bar in info.bars]
-    panel.set_yticks(list(places), names)
+def _draw_bars(panel: Axes, profile: "InputPipelineProfile", characters: int) -> None:
+    gained = [one for one in profile.best_first if one.is_clear_gain][:_MOST_CHANGES]
+    records = [
+        ("pipeline alone", profile.pipeline, _PIPELINE),
+        ("train step alone", profile.step, _COMPUTING),
+        ("both together", profile.together, MUTED),
+        *((f"with {one.name}", one.changed, _CHANGED) for one in gained),
+    ]
+    bars = [
+        (textwrap.fill(label, characters, break_long_words=False), rate, color)
+        for label, record, color in records
+        if record is not None and (rate := record.samples_per_second) is not None
+    ]
+    farthest = 0.0
+    for place, (_, rate, color) in enumerate(bars):
+        panel.barh(place, rate.value, height=0.62, color=color)
+        top = rate.ends[1] if rate.ends else rate.value
+        if rate.ends:
+            panel.hlines(place, *rate.ends, color=INK, linewidth=1.4)
+        value = format_number(rate.value)
+        draw.text(panel, value, (top, place), (4, 0), ha="left", size=canvas.TEXT_PT)
+        farthest = max(farthest, top)
+    panel.set_yticks(range(len(bars)), [label for label, _, _ in bars])
     panel.invert_yaxis()
-    panel.set_xlim(0, 1.14 * max(tops, default=1.0))
+    panel.set_xlim(0, 1.14 * farthest or 1.0)
     panel.xaxis.set_major_formatter("{x:,.0f}")
     panel.set_xlabel("Throughput (samples/s)")
