@@ -13,10 +13,10 @@ from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, check_stock_step
+from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
-from kbatch.training.input_meter import InputMeter
 from kbatch.training.model import check_trainable, uninstall_step, user_step
 from kbatch.training.state import optimizers_of
 

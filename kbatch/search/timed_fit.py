@@ -31,10 +31,10 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
+from kbatch.training.data.batches import InputMeter, StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled
-from kbatch.training.input_meter import InputMeter, StepMeter
 from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.one_graph import GraphCount

@@ -11,7 +11,7 @@ import numpy as np
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.throughput import steady_windows, throughput_of_windows
 from kbatch.records.training_run import EpochRecord
-from kbatch.training.input_meter import InputMeter, InputReading
+from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
 

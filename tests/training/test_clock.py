@@ -2,7 +2,7 @@ import numpy as np
 import pytest
 
 from kbatch.training.clock import TrainingClock
-from kbatch.training.input_meter import InputReading
+from kbatch.training.data.batches import InputReading
 
 
 class FakeMeter:

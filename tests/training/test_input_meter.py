@@ -4,7 +4,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 
-from kbatch.training.input_meter import InputMeter, StepMeter
+from kbatch.training.data.batches import InputMeter, StepMeter
 
 
 def metered(rows, batch_size):
