@@ -196,7 +196,7 @@ def profile_inference(
         profile = InferenceProfile(
             model_name=model.name,
             quantile=float(quantile),
-            timings=sweep.records(sizes, larger, dependence),
+            timings=sweep.records(dependence),
             memory=memory.records,
             memory_limit_bytes=memory.limit_bytes or None,
             output_changes=changes,
@@ -321,17 +321,11 @@ class InferenceSweep(Sweep):
         beyond = [s for s, reason in self.not_run.items() if reason == BEYOND_TARGET]
         return max(self.timed(first) + [s for s in beyond if s.series == first][:1])
 
-    def records(
-        self, sizes: Sequence[int], larger: Iterable[int], dependence: BatchDependence
-    ) -> tuple[TimingRecord, ...]:
-        """Return what was timed of each series and size; of larger sizes, those that were tried."""
-        asked = [Setting(series, size) for series in self.runs for size in (*sizes, *larger)]
-        tried = self.warm_ups.keys() | self.not_run.keys()
-        return tuple(
-            self._record(setting, dependence)
-            for setting in asked
-            if setting in tried or setting.size in sizes
-        )
+    def records(self, dependence: BatchDependence) -> tuple[TimingRecord, ...]:
+        """Return what was timed of each series and size, or why it was not."""
+        tried, series = {*self.warm_ups, *self.not_run}, list(self.runs)
+        ordered = sorted(tried, key=lambda one: (series.index(one.series), one.size))
+        return tuple(self._record(setting, dependence) for setting in ordered)
 
     def _record(self, setting: Setting, dependence: BatchDependence) -> TimingRecord:
         (path, policy), size = setting

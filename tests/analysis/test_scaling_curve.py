@@ -307,18 +307,6 @@ def test_an_interval_of_what_was_measured_once_is_unknown_unless_a_line_holds():
     assert efficient_batch_size(latency).ends is None
 
 
-SCATTER = 1 + 0.01 * np.tile([-1.0, 0.0, 1.0], 9)
-
-
-def test_both_parameters_are_found():
-    latency = fit_latency(SCALED, hockney(SCALED) * SCATTER)
-    assert latency.follows_line
-    peak, half = latency.peak_throughput, latency.half_peak_batch_size
-    np.testing.assert_allclose([peak.value, half.value], [R_INF, N_HALF], rtol=1e-3)
-    assert peak.low < R_INF < peak.high
-    assert half.low < N_HALF < half.high
-
-
 def test_a_flat_latency_has_no_peak_but_bounds():
     flat = 0.004 * (1 + 0.01 * np.random.default_rng(0).normal(size=len(SCALED)))
     latency = fit_latency(SCALED, flat)
@@ -327,10 +315,6 @@ def test_a_flat_latency_has_no_peak_but_bounds():
     assert latency.half_peak_batch_size.value is None
     assert latency.half_peak_batch_size.low > 256
     assert latency.peak_throughput.low > 256 / 0.004
-
-
-MEASURED = [1, 2, 4, 8, 16]
-LATENCIES = [1.0, 1.1, 1.2, 4.0, 9.0]
 
 
 def is_best_not_descending(values, fitted):
@@ -352,22 +336,3 @@ def test_it_never_descends_and_is_the_nearest_such(seed):
 def test_pools_are_weighted_by_their_measurements():
     curve = fit_latency([1, 2, 2, 2, 4], np.exp([1.0, 0.6, 0.6, 0.6, 2.0]))
     np.testing.assert_allclose(np.log(curve.latencies_s), [0.7, 0.7, 2.0])
-
-
-@pytest.mark.parametrize("size", [1, 1.5, 3, 7.9, 15.9])
-def test_inverting_gives_the_size_back(size):
-    curve = fit_latency(MEASURED, LATENCIES)
-    np.testing.assert_allclose(curve.largest_within(curve.latency_s(size)), size)
-    assert curve.largest_within(0.99) is None
-    assert curve.largest_within(100.0) == 16
-
-
-def test_the_smallest_size_of_a_rate_has_it_and_no_smaller_one():
-    curve = fit_latency(MEASURED, LATENCIES)
-    for rate in (1.5, 2.5, 3.3):
-        size = curve.smallest_of_rate(rate)
-        np.testing.assert_allclose(size / curve.latency_s(size), rate)
-        below = np.linspace(1, size * 0.999, 50)
-        assert all(b / curve.latency_s(b) < rate for b in below)
-    assert curve.smallest_of_rate(0.5) == 1
-    assert curve.smallest_of_rate(10.0) is None

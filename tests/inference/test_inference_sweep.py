@@ -54,7 +54,7 @@ def swept(
     )
     list(sweep.warm_up_all(sizes, larger))
     sweep.run()
-    records = sweep.records(sizes, larger, BatchDependence({}, INPUTS))
+    records = sweep.records(BatchDependence({}, INPUTS))
     return {(r.call_path, r.batch_size): r for r in records}
 
 

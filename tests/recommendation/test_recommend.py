@@ -33,7 +33,8 @@ def told():
 
 @pytest.fixture(scope="module")
 def found(told):
-    return recommend(on_progress=told.append, memory_limit_bytes=2**30)
+    # In this process: a worker takes seconds to start.
+    return recommend(Here(models.mlp), on_progress=told.append, memory_limit_bytes=2**30)
 
 
 def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
