@@ -126,10 +126,10 @@ def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:
             functools.partial(plot_inference_operating_curve, profile),
             "Rate against time",
         )
-        found.append(Figure("inference-operating-curve", title, _LOW_IN, plot, "small"))
+        found.append(Figure("inference-operating-curve", title, _LOW_IN, plot))
     if any(record.peak_bytes for record in profile.memory):
         plot, title = functools.partial(plot_inference_memory, profile), "Memory by batch size"
-        found.append(Figure("inference-memory", title, _LOW_IN, plot, "small"))
+        found.append(Figure("inference-memory", title, _LOW_IN, plot))
     return tuple(found)
 
 

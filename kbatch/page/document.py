@@ -27,7 +27,7 @@ def html_text(pages: "Sequence[Page]") -> str:
         for figure in page.figures:
             drawing: dict[str, str] = {}
             for name, (width_in, taller) in widths.items():
-                if name == "narrow" or figure.shape == "alone":
+                if name == "narrow" or figure is page.figures[0]:
                     axes = figure.draw(detached_axes(taller * figure.height_in, width_in=width_in))
                     drawing |= {name: svg_address(axes), "alt_text": str(axes.get_label())}
             drawings[place, figure.name] = drawing

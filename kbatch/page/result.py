@@ -3,7 +3,7 @@
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
 from kbatch.page.numbers import environment_texts
 from kbatch.records.json_codec import (
@@ -31,7 +31,6 @@ class Figure(NamedTuple):
     height_in: float
     # Draws it in Axes, or in a new figure; its label describes it for those who do not see it.
     draw: "Callable[[Axes | None], Axes]"
-    shape: Literal["alone", "small"] = "alone"  # Alone in a row of the page, or beside others.
 
 
 class Page(NamedTuple):
@@ -41,7 +40,7 @@ class Page(NamedTuple):
     answer: str  # The decision, in one sentence.
     table: "pd.DataFrame"  # As `kbatch.page.table` reads it.
     notes: tuple[str, ...]
-    figures: tuple[Figure, ...]  # The one that shows the decision first.
+    figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
     settings: Mapping[str, str]  # What it was measured with.
     environment: Mapping[str, str]  # Machine and software; empty if not recorded.
     command: str | None  # The command line that measured it, None if it was not recorded.

@@ -36,12 +36,12 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
         trials,
     )
 
-    def offer(name: str, title: str, module: Any, shape: Any = "small", **options: Any) -> Figure:
+    def offer(name: str, title: str, module: Any, **options: Any) -> Figure:
         plot = getattr(module, f"plot_{name.split('/')[0].replace('-', '_')}")
         draw, height_in = functools.partial(plot, study, **options), module.HEIGHT_IN
-        return Figure(name.replace("/", "-"), title, height_in, draw, shape)
+        return Figure(name.replace("/", "-"), title, height_in, draw)
 
-    found = [offer("trials", "Throughput and quality by batch size", trials, "alone")]
+    found = [offer("trials", "Throughput and quality by batch size", trials)]
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
         if len(pareto.pareto_points(study)[1]) > 1:
