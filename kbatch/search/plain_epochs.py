@@ -25,18 +25,17 @@ from kbatch.training.state import kept_seeds
 _MOST_S = 1.5
 # Of each, in turns; the least counts. More where they tell sizes apart.
 _EPOCHS, _MORE_EPOCHS = 2, 4
-# Of the time of all trainings, for all epochs and what is traced: a short search has none of it.
-_MOST_SHARE = 0.05
+# Of the time of all trainings, for all epochs and what is traced, and where sizes are to be told
+# apart: a short search has none of it.
+_MOST_SHARE, _MORE_SHARE = 0.05, 0.2
 # That a `fit` on arrays takes beside its steps.
 _FIT_S = 0.1
-# For sizes that are to be told apart.
-_TO_TELL_APART_S = 10.0
 # A batch more or less would change what is timed of fewer.
 _FEWEST_BATCHES = 4
 
 
 def measure_plain_epochs(
-    tuner: Any, given: TrainingData, *, most_share: float = _MOST_SHARE
+    tuner: Any, given: TrainingData, *, most_share: float | None = None
 ) -> None:
     """Time the sizes in turns with the settings of their trials, and keep it with the search."""
     project = Path(tuner.project_dir)
@@ -52,9 +51,10 @@ def measure_plain_epochs(
     if known is not None and set(sizes) <= set(known.batch_sizes):
         return
     spent_s = sum(run.total_s or 0.0 for trial in study.trials for run in trial.executions)
-    turns, left_s = _EPOCHS, most_share * spent_s
+    turns, share = _EPOCHS, _MOST_SHARE
     if found.alike_in_time:
-        turns, left_s = _MORE_EPOCHS, max(left_s, _TO_TELL_APART_S)
+        turns, share = _MORE_EPOCHS, _MORE_SHARE
+    left_s = (share if most_share is None else most_share) * spent_s
     left_s -= turns * len(sizes) * _FIT_S
     slower, example_s = min(rates), sum(1 / rate for rate in rates)
     known_rows = len(keras.tree.flatten(data)[0])

@@ -141,8 +141,9 @@ class OneGraph:
     """Keeps a model of a search under each policy, with its graphs, and gives it later states."""
 
     def __init__(self):
-        # By policy: a model, and what it was when its graphs were not traced yet.
-        self._kept: dict[str, tuple[Any, Any]] = {}
+        # By policy: a model, what it was when its graphs were not traced yet, and the initial
+        # variables of its optimizer.
+        self._kept: dict[str, tuple[Any, Any, list[np.ndarray]]] = {}
 
     def model(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
@@ -151,11 +152,11 @@ class OneGraph:
             self.forget()
             return fresh
         described = _description(fresh)
-        kept, known = self._kept.get(policy, (None, None))
+        kept, known, slots = self._kept.get(policy, (None, None, []))
         if kept is not None and described == known and _is_as_kept(kept, known, fresh):
-            _set_state(kept, fresh)
+            _set_state(kept, fresh, slots)
             return kept
-        self._kept[policy] = fresh, described
+        self._kept[policy] = fresh, described, _initial_slots(fresh)
         for owner, name in followed_settings(fresh):
             setattr(owner, name, GraphNumber(getattr(owner, name)))
         fresh.steps_per_execution = counted_steps(fresh, fresh.steps_per_execution)
@@ -341,7 +342,19 @@ def _is_of_libraries(part: Any) -> bool:
     return module.split(".")[0] in _LIBRARIES
 
 
-def _set_state(kept: Any, fresh: Any) -> None:
+def _initial_slots(model: Any) -> list[np.ndarray]:
+    """Return the variables that an optimizer begins with; none where they may follow the model."""
+    optimizer = model.optimizer
+    if optimizer.built or getattr(optimizer, "inner_optimizer", optimizer).use_ema:
+        return []
+    optimizer.build(model.trainable_variables)
+    values = [np.array(one) for one in optimizer.variables]
+    if not all(value.size and (value == value.flat[0]).all() for value in values):
+        return []
+    return [np.broadcast_to(value.flat[0], value.shape) for value in values]  # Of one number each.
+
+
+def _set_state(kept: Any, fresh: Any, slots: list[np.ndarray]) -> None:
     """Give a model that was trained the state of one that was just built."""
     for mine, its in zip(layers_of(kept), layers_of(fresh), strict=True):
         for name in [name for name in vars(mine) if name.startswith(_KBATCH)]:
@@ -353,16 +366,21 @@ def _set_state(kept: Any, fresh: Any) -> None:
     if kept.steps_per_execution != fresh.steps_per_execution:
         kept.predict_function = None  # Its kind follows the number of steps.
     kept.steps_per_execution = kept.steps_per_execution.changed(fresh.steps_per_execution)
-    for model in (kept, fresh):
-        if not model.optimizer.built:
-            model.optimizer.build(model.trainable_variables)
-    _assign(kept.variables, fresh.variables)
-    # The rate is among them.
-    _assign(kept.optimizer.variables, fresh.optimizer.variables)
+    _assign(kept.variables, [one.value for one in fresh.variables])
+    mine, its = kept.optimizer, fresh.optimizer
+    if slots and not its.built:  # To build it takes as long as some steps.
+        _assign(mine.variables, slots)
+        mine, its = (getattr(one, "inner_optimizer", one) for one in (mine, its))
+        rate_of(mine).assign(rate_of(its).value)
+    else:
+        for model in (kept, fresh):
+            if not model.optimizer.built:
+                model.optimizer.build(model.trainable_variables)
+        _assign(mine.variables, [one.value for one in its.variables])  # The rate is among them.
     kept.reset_metrics()
     kept.stop_training = False
 
 
 def _assign(variables: Any, values: Any) -> None:
     for variable, value in zip(variables, values, strict=True):
-        variable.assign(value.value)
+        variable.assign(value)

@@ -94,8 +94,7 @@ def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, mon
         "decide",
         lambda self: dataclasses.replace(decide(self), base_batch_size=64, alike_in_time=(4, 64)),
     )
-    # A short search, whose share of time is none.
-    measure_plain_epochs(tuner, TrainingData(x, y), most_share=0.0)
+    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
     assert kbatch.load_study(tuner).plain_epochs.batch_sizes == (4, 64)
 
 
