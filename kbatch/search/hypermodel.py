@@ -407,7 +407,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     ) -> tuple[dict[str, str], dict[str, Any]]:
         """Return the facts of the search, and the hyperparameters of the model that they are of."""
         if files.of_kbatch_tuner:
-            return files.tuner.identity
+            return files.tuner._identity
         if self._told is None or self._told[0] != files.project:
             values, facts = self._described(files.project)
             given = fit_facts(call, scheduled="tuner/epochs" in hp.values)

@@ -194,9 +194,9 @@ class BatchSizeTuner(keras_tuner.Tuner):
             self._strategy = RaceStrategy(tolerance, confidence, max_executions)
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with;
-        # `identity` has those of a call of `search` too.
+        # `_identity` has those of a call of `search` too.
         self._explored: tuple[dict[str, str], dict[str, Any]] = ({}, {})
-        self.identity = self._explored
+        self._identity = self._explored
         # What it holds is looked at before keras-tuner deletes or reads it.
         if overwrite and (project / LOCK_NAME).exists():
             with search_lock(project):  # No search runs in what is deleted.
@@ -508,8 +508,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Compare the search with the one in the directory."""
         facts, values = self._explored
         objective = identity.objective_facts(self.oracle.objective)
-        self.identity = objective | facts | identity.fit_facts(call), values
-        known = trial_files.compare_search(self, self.hypermodel.settings, self.identity[0])
+        self._identity = objective | facts | identity.fit_facts(call), values
+        known = trial_files.compare_search(self, self.hypermodel.settings, self._identity[0])
         settings = {**self.hypermodel.settings, **self.decides_by}
         # What only decisions use may change where no trial is left to run.
         if known is not None and known.settings != settings:
