@@ -62,7 +62,7 @@ def scheduled():
 
 
 def accumulated():
-    return kbatch.accumulate_gradients(normalised(), 3)
+    return kbatch.accumulate_gradients(scheduled(), 3)
 
 
 def scaled():
@@ -75,7 +75,6 @@ def scaled():
 
 KINDS = {
     "normalised": normalised,
-    "scheduled": scheduled,
     "accumulated": accumulated,
     "scaled": scaled,
 }
@@ -121,9 +120,7 @@ def test_several_steps_an_execution_train_as_one_does(kind):
     assert_same(found, trained(KINDS[kind], 1))
 
 
-@pytest.mark.parametrize(
-    ("kind", "updates"), [("normalised", 3), ("normalised", 20), ("scaled", 20)]
-)
+@pytest.mark.parametrize(("kind", "updates"), [("normalised", 3), ("scaled", 20)])
 def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
     runs = [trained(KINDS[kind], n, kbatch.UpdateBudget(updates), epochs=9) for n in (5, 1)]
     assert runs[0][1].clock.updates == updates
@@ -131,9 +128,8 @@ def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
         assert_same(*runs)
 
 
-@pytest.mark.parametrize("examples", [100, 200])
-def test_a_budget_of_examples_ends_at_the_same_update(examples):
-    runs = [trained(normalised, n, kbatch.ExampleBudget(examples), epochs=9) for n in (5, 1)]
+def test_a_budget_of_examples_ends_at_the_same_update():
+    runs = [trained(normalised, n, kbatch.ExampleBudget(200), epochs=9) for n in (5, 1)]
     assert_same(*runs)
 
 
