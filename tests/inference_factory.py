@@ -22,7 +22,6 @@ def make_timing(
     latencies = scale * time_s(batch_size) * (1 + noise * rng.normal(size=calls))
     fields = {
         "outcome": "measured",
-        "examples_per_call": batch_size,
         "first_call_s": 0.5,
         "block_medians_s": tuple(float(v) for v in blocks),
         "latencies_s": tuple(float(v) for v in latencies),

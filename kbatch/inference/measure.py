@@ -343,9 +343,8 @@ class InferenceSweep(Sweep):
             policy,
             size,
             MEASURED,
-            examples_per_call=self.examples_per_call(setting),
             first_call_s=self.warm_ups[setting].first_call_s,
-            block_medians_s=tuple(block.median_s for block in blocks),
+            block_medians_s=tuple(block.median_s / self.shares(setting) for block in blocks),
             latencies_s=tuple(round(durations_s[place], 9) for place in sorted(kept)),
             size_effect=dependence.found.get(setting),
         )

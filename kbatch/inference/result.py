@@ -62,9 +62,9 @@ class TimingRecord:
     dtype_policy: str  #: Under which policy, or `"int8"`.
     batch_size: int  #: Examples in a batch.
     outcome: str  #: "measured", "out of memory", or why it was not run.
-    examples_per_call: int = 0  #: Examples of a call: the batch, or all examples of a bulk call.
     first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-    block_medians_s: tuple[float, ...] = ()  #: Median seconds of a call in each round.
+    #: Median seconds of a batch in each round, its share of the call where that has many batches.
+    block_medians_s: tuple[float, ...] = ()
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
 
@@ -79,15 +79,9 @@ class TimingRecord:
         return self.call_path == BULK_PATH
 
     @property
-    def batch_times_s(self) -> tuple[float, ...]:
-        """Seconds of a batch, one value a round; a share of the call where it has many."""
-        share = self.batch_size / self.examples_per_call if self.examples_per_call else 1.0
-        return tuple(share * median_s for median_s in self.block_medians_s)
-
-    @property
     def row(self) -> Row:
         """Its time and rate with their intervals."""
-        return Row.of(self.batch_size, self.batch_times_s, outcome=self.outcome)
+        return Row.of(self.batch_size, self.block_medians_s, outcome=self.outcome)
 
     def latency_bound_s(self, quantile: float) -> float | None:
         """Bound a quantile of the latency with 95 % confidence; None where it is not known."""
@@ -284,7 +278,7 @@ class InferenceProfile(Result):
             ValueError: If too little was measured.
         """
         timings = self.answering
-        rounds = without_slow_rounds([t.batch_times_s for t in timings])
+        rounds = without_slow_rounds([t.block_medians_s for t in timings])
         sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
         return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
 

@@ -272,7 +272,7 @@ def expected_drift(timings: Sequence[TimingRecord]) -> float:
     """Return how much slower later calls may be than those that verify an answer."""
     # The calls of a check are over within about a second; how far the rounds of the sweep scatter
     # shows what a machine does between two moments, and a short sweep may have seen a calm one.
-    pairs = [(t.batch_size, value) for t in timings for value in t.batch_times_s]
+    pairs = [(t.batch_size, value) for t in timings for value in t.block_medians_s]
     noise = None
     with contextlib.suppress(ValueError):  # Too few for a line; slow rounds count too.
         noise = fit_line(*zip(*pairs, strict=True)).noise

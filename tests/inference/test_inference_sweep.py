@@ -81,7 +81,8 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
     assert sizes_of(found, "predict") == [1, 8, 64]
     assert "the 64 examples of a bulk call" in found["predict", 512].outcome
     bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
-    assert {record.examples_per_call for record in bulk} == {BULK}
+    for record in bulk:  # A batch has its share of a call.
+        assert record.row.value == pytest.approx(0.01 * record.batch_size / BULK)
 
 
 def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
