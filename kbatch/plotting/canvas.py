@@ -13,8 +13,8 @@ from typing import Any, NamedTuple
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.gridspec import GridSpec
 from matplotlib.text import Text
-from mpl_toolkits.axes_grid1 import make_axes_locatable
 
 INK = "#24292f"
 MUTED = "#59636e"
@@ -84,13 +84,10 @@ def width_share(ax: Axes) -> float:
 
 def label_room(ax: Axes) -> float:
     """Return how many characters of tick labels fit beside each other, about: before the layout."""
-    # It asks for a renderer, which sizes that are shares of each other do without.
-    locate: Any = ax.get_axes_locator()
-    place = ax.get_position() if locate is None else locate(ax, None)
     width_in = figure_of(ax).get_figwidth()
     # Labels take a larger part of a narrow figure.
     shrunk = min(1.0, (width_in - _LABELS_IN) / width_in)
-    return 72 * width_in * place.width * shrunk / (TEXT_PT * _DIGIT_EM)
+    return 72 * width_in * ax.get_position().width * shrunk / (TEXT_PT * _DIGIT_EM)
 
 
 def panels(
@@ -107,19 +104,20 @@ def panels(
         first = pyplot.figure(figsize=size, layout="constrained").add_subplot()
     else:
         first = detached_axes(height_in)
-    place, shared = first.get_subplotspec(), first if share_x else None
-    if len(heights) == 1:
-        below = []
-    elif place is None:
-        divider, pad = make_axes_locatable(first), 0.3 if share_x else 0.6
-        sizes = [f"{100 * height / heights[0]:.0f}%" for height in heights[1:]]
-        below = [divider.append_axes("bottom", size, pad=pad, sharex=shared) for size in sizes]
-    else:
-        gap = 0.08 if share_x else 0.12
-        rows = place.subgridspec(len(heights), 1, height_ratios=heights, hspace=gap)
+    found, count = [first], len(heights)
+    if count > 1:
+        if (place := first.get_subplotspec()) is not None:
+            gap = 0.08 if share_x else 0.12
+            rows = place.subgridspec(count, 1, height_ratios=heights, hspace=gap)
+        else:  # No layout makes room for labels and titles: they have so many inches.
+            (left, bottom), (right, top) = first.get_position().get_points()
+            edges = {"left": left, "right": right, "bottom": bottom, "top": top}
+            gap_in, tall_in = 0.3 if share_x else 0.85, figure_of(first).get_figheight()
+            gap = gap_in * count / max(0.5, (top - bottom) * tall_in - gap_in * (count - 1))
+            rows = GridSpec(count, 1, figure_of(first), height_ratios=heights, hspace=gap, **edges)
         first.set_subplotspec(rows[0])
-        below = [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, len(heights))]
-    found = [first, *below]
+        shared = first if share_x else None
+        found += [first.figure.add_subplot(rows[i], sharex=shared) for i in range(1, count)]
     for panel in found:
         tidy(panel)
     for panel in found[:-1] if share_x else ():

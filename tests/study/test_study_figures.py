@@ -72,7 +72,7 @@ def test_two_hundred_trials_with_long_names_fit(name):
 def test_axes_without_a_grid_are_split_into_panels_that_do_not_cover_each_other(name):
     figure = Figure()
     first = plot(name, learned_study(), ax=figure.add_axes((0.2, 0.2, 0.7, 0.7)))
-    boxes = [axes.get_axes_locator()(axes, None) for axes in figure.axes if axes.axison]
+    boxes = [axes.get_position() for axes in figure.axes if axes.axison]
     assert len(boxes) > 1 and first.figure is figure
     assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
 
