@@ -142,7 +142,7 @@ MUTATIONS = [
     Mutation(
         "(run.seed or 0) > first and run.value",
         "(run.seed or 0) >= first and run.value",
-        "judge",
+        "race",
     ),
     Mutation("if self._spent + len(lacking) > self._most:", "if self._spent > self._most:", "race"),
     Mutation(

@@ -78,8 +78,7 @@ def test_a_certain_answer_is_seldom_wrong(truth, rounds):
     assert sum(wrong(one, truth, TOLERANCE) for one in found) <= most_wrong(40)
 
 
-@pytest.mark.parametrize("ratio", [4, 8])
-@pytest.mark.parametrize("rounds", [2, 3, 6])
+@pytest.mark.parametrize(("rounds", "ratio"), [(2, 8), (3, 4), (6, 4)])
 def test_one_size_that_scatters_far_more_is_seldom_taken_by_luck(rounds, ratio):
     # As bad as is just not allowed, at a tolerance that four of five alike searches would settle.
     rng, tolerance = np.random.default_rng(8), {2: 5.2, 3: 3.7, 6: 2.4}[rounds]

@@ -125,6 +125,8 @@ def test_what_chose_a_pair_does_not_judge_it_and_rounds_are_whole(table):
     rivals = set(step.judgement.pairs) - set(step.judgement.worse)
     assert sum(len(rounds[pair]) == most for pair in rivals) >= 2
     assert search.judged() == step.judgement
+    chose = [run for run in search.runs if run.seed == 0]
+    assert judge_race(chose, SIZES, **search.goal) is None
 
 
 @pytest.mark.parametrize("table", TABLES)
