@@ -111,7 +111,8 @@ class Updates:
         """Make the first update on so many rows, and others as long as they overflow."""
         strategy = self.model.distribute_strategy
         batch = self.run.data.sample(rows * self._replicas, self.model, fewest=1)
-        batches = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
+        with tf.device("CPU:0"):  # Whatever device holds the batch.
+            batches = tf.data.Dataset.from_tensors(keras.tree.lists_to_tuples(batch)).repeat()
         # The graph of training takes it, as its spec is that of all batches.
         spec = tf.nest.map_structure(of_any_length, batches.element_spec)
         variant = tf.data.experimental.to_variant(batches)
