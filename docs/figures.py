@@ -16,8 +16,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, size_color, tidy
-from kbatch.plotting.saving import save_figure
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, WIDTH_IN, save_figure, size_color, tidy
 from kbatch.search.progress import draw_live
 
 HERE = Path(__file__).parent

@@ -66,7 +66,7 @@ def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
     """Print a result, and write its record and its figures where they are wanted."""
-    from kbatch.plotting.saving import save_figure
+    from kbatch.plotting.canvas import save_figure
 
     print(result)
     if record is not None:

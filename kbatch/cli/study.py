@@ -84,7 +84,7 @@ def add_plot(commands: Any) -> None:
 
 def _plot(options: argparse.Namespace) -> None:
     from kbatch.memory.result import MaxBatchSizeResult
-    from kbatch.plotting.saving import save_figure
+    from kbatch.plotting.canvas import save_figure
     from kbatch.study.study import load_study
 
     name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
@@ -201,7 +201,7 @@ def add_demo(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from kbatch.analysis.batch_sizes import check_batch_sizes
-    from kbatch.plotting.saving import save_figure
+    from kbatch.plotting.canvas import save_figure
     from kbatch.records.search import RECORD_NAME
     from kbatch.study.study import load_study
 

@@ -10,8 +10,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from kbatch.page.table import answer_rows, shown_columns
-from kbatch.plotting.canvas import WIDTH_IN, detached_axes
-from kbatch.plotting.saving import figure_bytes, svg_address
+from kbatch.plotting.canvas import WIDTH_IN, detached_axes, figure_bytes, svg_address
 
 if TYPE_CHECKING:
     from kbatch.page.result import Page

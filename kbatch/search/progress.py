@@ -17,8 +17,14 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
 from kbatch.page.numbers import percent, pluralize
-from kbatch.plotting.canvas import detached_axes, panels, shortened, write_message, write_title
-from kbatch.plotting.saving import figure_bytes
+from kbatch.plotting.canvas import (
+    detached_axes,
+    figure_bytes,
+    panels,
+    shortened,
+    write_message,
+    write_title,
+)
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles

@@ -7,8 +7,7 @@ from matplotlib import pyplot
 from matplotlib.figure import Figure
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT
-from kbatch.plotting.saving import figure_bytes
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_bytes
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0
 USUAL = [name for name in SAMPLES if " of many" not in name]

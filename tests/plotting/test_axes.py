@@ -13,8 +13,7 @@ from PIL import Image
 
 from kbatch.plotting import draw
 from kbatch.plotting.axes import batch_axis, batch_ticks, plain_log_labels
-from kbatch.plotting.canvas import detached_axes
-from kbatch.plotting.saving import figure_bytes, svg_address
+from kbatch.plotting.canvas import detached_axes, figure_bytes, svg_address
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,7 @@ from matplotlib import pyplot
 from matplotlib.colors import to_hex
 from records_factory import make_epochs, make_execution, make_search, make_study, make_trial
 
-from kbatch.plotting.canvas import ALARM, PAPER, series_style
-from kbatch.plotting.saving import save_figure
+from kbatch.plotting.canvas import ALARM, PAPER, save_figure, series_style
 from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
 
