@@ -79,8 +79,9 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     measured, unjoined = {upper: lambda trial: trial.throughput, lower: quality_of}, False
     for panel, measure in measured.items():
         for index, (label, members) in enumerate(series.items()):
+            members = [trial for trial in members if trial.status == "completed"]
             joined = label is not None and len({t.batch_size for t in members}) == len(members)
-            found = {t.trial_id: e for t in members if t in completed and (e := measure(t))}
+            found = {t.trial_id: e for t in members if (e := measure(t))}
             near = {each: e for each, e in found.items() if each not in far}
             if near:
                 at, values = [places[each] for each in near], [e.value for e in near.values()]
