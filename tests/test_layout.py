@@ -49,7 +49,7 @@ EXPERIMENTS = {
     "inference": {"batch_dependence", "call_paths", "measure", "target_search", "variants"},
     "input_pipeline": {"blocks", "changes", "measure", "pipeline"},
     "search": ...,
-    "recommendation": {"measure", "pilot"},
+    "recommendation": {"measure"},
     "cli": {"demo"},
 }
 # An engine's worker imports it, and starts a process that trains.

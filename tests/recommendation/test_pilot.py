@@ -7,7 +7,7 @@ from fake_clock import FakeClock
 from own_steps import vae
 
 from kbatch.errors import InputError
-from kbatch.recommendation.pilot import run_pilot
+from kbatch.recommendation.measure import run_pilot
 from kbatch.recommendation.result import useful_stretches
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.state import seeded
