@@ -120,7 +120,9 @@ def test_several_steps_an_execution_train_as_one_does(kind):
     assert_same(found, trained(KINDS[kind], 1))
 
 
-@pytest.mark.parametrize(("kind", "updates"), [("normalised", 3), ("scaled", 20)])
+@pytest.mark.parametrize(
+    ("kind", "updates"), [("normalised", 3), ("normalised", 20), ("scaled", 20)]
+)
 def test_a_budget_of_updates_ends_at_the_same_one(kind, updates):
     runs = [trained(KINDS[kind], n, kbatch.UpdateBudget(updates), epochs=9) for n in (5, 1)]
     assert runs[0][1].clock.updates == updates
