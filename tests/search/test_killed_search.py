@@ -208,7 +208,7 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, t
     if case == "race":
         decision = undisturbed.decide()
         assert sum(len(trial.executions) for trial in undisturbed.trials) <= 11
-        assert decision.executions >= 3
+        assert max(decision.judgement.rounds.values()) >= 2
     for number in range(len(searches)):
         study = kbatch.load_study(tmp_path / f"killed-{number}" / "search")
         assert study.problems == ()
@@ -222,7 +222,8 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, t
 def _decided(study):
     """What a study decides."""
     found = study.decide()
-    return found.batch_size, found.tied, found.worse, found.executions, found.judgement.gaps
+    judged = found.judgement  # Which of those that are as good is named depends on their times.
+    return found.tied, found.worse, judged.rounds, judged.certified, judged.gaps
 
 
 def _ran(study):
