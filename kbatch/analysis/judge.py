@@ -33,7 +33,6 @@ error, 0.9 of it at the first look, and 0.3 / k^1.5 at look k. All looks are at 
 
 import bisect
 import dataclasses
-import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Literal, NamedTuple
@@ -41,7 +40,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import Estimate, dunnett_quantile
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
@@ -432,7 +431,7 @@ class _Bounds:
         if self._others == 1:
             share = 0.9 if self._looks == 1 else 0.3 / self._looks**1.5
         shared = max(1, round(min(1e9, self._freedom * grown)))
-        pooled = _at_once(
+        pooled = dunnett_quantile(
             self._error * min(1.0, share), self._others, shared if shared < 1000 else math.inf
         )
         of_pool = self._seeds / np.maximum(1, later)
@@ -443,7 +442,7 @@ class _Bounds:
             level = self._error / self._looks**2 * np.where(far, 0.5, 0.95 + 1.25 / freedom**2)
             alone = special.stdtrit(freedom, 1 - np.minimum(0.5, level))
             seeds = np.maximum(seeds, alone**2 * self._own / np.maximum(1, later))
-        examples = _at_once(self._error, self._others, self._blocks - 1.0)
+        examples = dunnett_quantile(self._error, self._others, self._blocks - 1.0)
         half = np.sqrt(seeds + examples**2 * self._examples)
         np.fill_diagonal(half, 0.0)
         # Of fewer than two common rounds nothing is known, unless all have one.
@@ -521,28 +520,3 @@ def _example_share(outcomes: np.ndarray, examples: int | None) -> float:
         for run in half[~np.isnan(half).any(2)]:
             step = np.diff(np.unique(np.round(run, 6))).min(initial=step)
     return (float(step) / blocks) ** 2
-
-
-@functools.lru_cache(maxsize=4096)
-def _at_once(error: float, others: int, freedom: float) -> float:
-    """Return the quantile that bounds the best against all others at once (Dunnett 1955).
-
-    Of T_j = (Z_j - Z_0) / (sqrt(2) S), j = 1 to `others`, the largest is above it with probability
-    `error`; S^2 is a chi-square of `freedom` over that.
-    """
-    if others == 1:
-        return float(special.stdtrit(freedom, 1 - error))
-    z, weights = np.polynomial.hermite_e.hermegauss(24)
-    scale = np.ones(1)
-    if math.isfinite(freedom):
-        parts = (np.arange(40) + 0.5) / 40
-        scale = np.sqrt(2 * special.gammaincinv(freedom / 2, parts) / freedom)
-    low, high = special.stdtrit(freedom, 1 - np.array([error, error / others]))
-    for _ in range(20):
-        middle = (low + high) / 2
-        below = special.ndtr(z[:, None] + math.sqrt(2) * middle * scale) ** others
-        if weights @ below.mean(1) < (1 - error) * weights.sum():
-            low = middle
-        else:
-            high = middle
-    return float(high)
