@@ -37,7 +37,7 @@ Clock = Callable[[], float]
 
 
 def check_seconds(**given: float) -> None:
-    """Check that what an experiment may take is a number of seconds, by its argument's name."""
+    """Check that each argument is a positive number of seconds."""
     for name, seconds in given.items():
         real = isinstance(seconds, numbers.Real) and not isinstance(seconds, bool)
         if not (real and 0 < seconds < math.inf):
@@ -50,8 +50,8 @@ class WarmUp(NamedTuple):
     """The calls before the first that counts."""
 
     first_call_s: float  # With tracing and compiling.
-    call_s: float  # That an undisturbed call takes about.
-    returned: Any  # By the last of them; not kept, as it may be large.
+    call_s: float  # What an undisturbed call takes, about.
+    returned: Any  # By the last call; not kept, as it may be large.
 
 
 def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
@@ -120,11 +120,11 @@ class TimingPlan:
     """How long a sweep takes, and when one of its settings has been timed enough."""
 
     time_budget_s: float = 60.0
-    needed_calls: int = 59  # That the asked quantile needs.
+    needed_calls: int = 59  # What the quantile needs.
     block_s: float = 0.05  # Least seconds that a setting runs in a round.
     precision: float = 0.05  # Share of the median, to each side of its 95 % interval.
     rounds_beyond: int = 30  # Most rounds after the needed calls were made.
-    first_calls_count: bool = True  # Whether those, which trace and compile, are charged.
+    first_calls_count: bool = True  # Whether the budget pays for tracing and compiling.
 
 
 class Block(NamedTuple):
@@ -156,8 +156,8 @@ def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
 # throughput grows, memory is known to suffice, and time is left.
 DEFAULT_SIZES = powers_of_two(1, 4096)
 LARGER_SIZES = powers_of_two(8192, 65536)
-# Share of the time after which no more settings are warmed up; the rounds have the rest, or as much
-# again where one that compiled was late.
+# After this share of the time no more settings are warmed up. The rounds have the rest, or as much
+# again where a setting that compiled was late.
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time: without two sizes there is no fit, and no answer.
 _FEWEST_SETTINGS = 2
@@ -201,7 +201,7 @@ class Sweep(abc.ABC):
 
     @abc.abstractmethod
     def shares(self, setting: Setting) -> float:
-        """Return how many times its size a call has examples."""
+        """Return how many batches a call has."""
 
     def target_s(self, setting: Setting) -> float:
         """Return the seconds that its examples may take: larger sizes are left out."""
@@ -236,7 +236,7 @@ class Sweep(abc.ABC):
                 self.not_run[setting] = reason
 
     def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
-        """Warm larger sizes than those before up, until throughput is flat."""
+        """Warm up larger sizes, until throughput is flat."""
         for size in sizes:
             setting, before = Setting(series, size), self.timed(series)[-2:]
             if series in self._ended or len(before) < 2 or self._reason_not_to_run(setting):

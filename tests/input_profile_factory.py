@@ -55,7 +55,7 @@ def make_profile(*, pipeline=800, step=2400, together=780, wait_share=0.66, **ch
             make_change(),
             make_change("prefetch", 1.0),
             make_change("cache", 2.5),
-            make_change("processes", None),
+            make_change("more workers", None),
         ),
         "noted": (Note.of("input_cache_unfilled", reason="2 s were too short"),),
         "dtype_policy": "float32",

@@ -49,8 +49,8 @@ FIRST_LOOK = 3  # Rounds of a race before it is first judged.
 # The most executions of a forecast, and those for which a tolerance is advised.
 _MOST_ROUNDS = 10**6
 _MANY_ROUNDS = 40
-# Standard errors by the pool from which a gap is more than it explains. As the levels of the bounds
-# found by simulation (`benchmarks/judge_errors.py`).
+# A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
+# simulation, as the levels of the bounds are (`benchmarks/judge_errors.py`).
 _FAR = 2.5
 
 Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
@@ -230,7 +230,7 @@ def judge_race(
             confidence=confidence,
             looks=max(1, most - FIRST_LOOK + 1),
         )
-        # What left the race as unlikely, and not as worse, is no longer compared.
+        # Pairs that left the race as unlikely, and not as worse, are not compared.
         left = {pair for pair in judged - set(found.worse) if rounds[pair] < most - 1}
         if not left:
             return found

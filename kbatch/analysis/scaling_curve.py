@@ -85,7 +85,7 @@ class Row(NamedTuple):
 
 
 def timed_columns(row: Row, time: str) -> dict[str, float | None]:
-    """Return the columns of a row's time, which is named, with its interval, and of its rate."""
+    """Return the columns of a row: its time with an interval, its rate and its rounds."""
     time_ms = row.time_s and row.time_s.times(1e3)
     return {
         **ranged_columns(f"{time} (ms)", time_ms),

@@ -197,8 +197,8 @@ def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
     return Finding("dtype policy", "warning" if slow else "ok", text)
 
 
-# Seconds that the steps of a policy are timed for, and at least one: many a CPU multiplies halves
-# without its vector units.
+# Seconds that the steps of a policy are timed for. One step is always timed, however long it takes:
+# many CPUs multiply float16 without their vector units.
 _TIMED_S = 0.5
 
 

@@ -104,10 +104,8 @@ def _plot(options: argparse.Namespace) -> None:
     print(output)
 
 
-def draw_figure(
-    name: str, result: Any, target: float | None = None, width_in: float | None = None
-) -> "Axes":
-    """Draw a figure of a study, or that of a search for the largest batch."""
+def draw_figure(name: str, result: Any, target: float | None, width_in: float | None) -> "Axes":
+    """Draw a figure of a study, or the figure of a search for the largest batch."""
     from kbatch.plotting.canvas import draw_so_wide
 
     draw = result.plot

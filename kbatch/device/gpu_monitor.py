@@ -191,7 +191,7 @@ class GpuMonitor:
             used = f"TensorFlow uses the GPU {', '.join(devices)}, but {there}."
             self.unavailable = used if devices else f"TensorFlow uses no GPU; {there}."
             return []
-        # One that is lost has no readings, and so the sums have none: a part is not the whole.
+        # A lost GPU has no readings, and then the sums have none: a part is not the whole.
         return [
             _GpuTally(by_bus_id.get(bus_id, NvmlGpu(None, None, bus_id, None)), names)
             for bus_id, names in devices.items()

@@ -78,7 +78,7 @@ def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
             call = loaded.serve
         else:
             call = tf.function(serve, input_signature=[signature], jit_compile=xla)
-        # Of text Keras takes no arrays, nor arrays beside it.
+        # Keras takes no arrays of text, and no other arrays beside text.
         text = any(leaf.dtype.kind in "OSU" for leaf in keras.tree.flatten(inputs.rows))
 
         def run(batch: Any, batch_size: int) -> Any:

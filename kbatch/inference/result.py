@@ -381,7 +381,7 @@ class InferenceProfile(Result):
         if timings and timings[0].bulk:
             raise ValueError(
                 "Bulk prediction times all batches together: the latency of one is not known. "
-                'Measure another call path, such as "predict_on_batch". '
+                'Measure another call path, such as "compiled". '
                 f"Received: call path {timings[0].call_path!r}."
             )
         known = {t.batch_size: t.latencies_s for t in timings if not t.missing_calls(quantile)}

@@ -35,7 +35,7 @@ _AIM = 0.92
 _MOST_CHECKS = 6
 # With this share of what may be used in use, a larger size would gain little.
 _IN_USE = 0.70
-# A second look at a size is so many times as long as its first one.
+# How many times as long a second look at a size is as the first.
 _LONGER = 4
 # Where no hiccup was seen yet, it is taken to slow so many calls in a row.
 _UNSEEN_RUN = 2.0
@@ -50,7 +50,7 @@ class _Size(NamedTuple):
     stretches: list[Sequence[float]]  # The calls of each look, in a row.
     keeps: bool
     confidence: float  # Of its last look.
-    use: float  # Its quantile as a share of what that may be.
+    use: float  # The measured quantile over the largest that keeps to the target.
 
 
 class LatencyTargetSearch:
@@ -204,7 +204,7 @@ class _Hiccups(NamedTuple):
 
 # Calls that show that one batch is far above a target.
 _FEW_CALLS = 10
-# As long as a size is timed in the sweep: 59 short calls would be over within a fluke.
+# A look takes at least these seconds: 59 short calls would be over within one hiccup.
 _LEAST_CHECK_S = 0.3
 # How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
 _SLOW_ROUND = 1.645
@@ -231,7 +231,7 @@ def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile:
 def verify_target(
     profile: InferenceProfile,
     sweep: Sweep,
-    largest: Setting,  # That may be tried.
+    largest: Setting,  # The largest to try.
     *,
     time_budget_s: float,
     say: Callable[[str], None],

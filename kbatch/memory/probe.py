@@ -299,7 +299,7 @@ def no_example_fits(
 def _refusal(
     message: str, needed_bytes: int | None, limit_bytes: int, died: WorkerDied | None = None
 ) -> OutOfMemoryError:
-    """Add how the worker ended, which may be the cause."""
+    """Make the error; where a worker died, say so: a crash may be the real cause."""
     if died is None:
         return OutOfMemoryError(message, needed_bytes, limit_bytes)
     message = (
@@ -374,7 +374,7 @@ class MaxBatchExperiment:
         return self._outcome(self._memory[size]) == "fits"
 
     def size_of(self, answer: MaxBatchAnswer) -> int:
-        """Return the size that was found; raise the want of memory where not one example fits."""
+        """Return the size that was found; raise where not even one example fits."""
         if answer.batch_size is None:
             raise no_example_fits(self.facts, self._window, self._memory[1], self._died)
         return answer.batch_size

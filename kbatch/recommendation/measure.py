@@ -115,7 +115,7 @@ def recommend(
     ends_s, unknown = time.perf_counter() + budget_s, {}
 
     def begin(name: str) -> float:
-        """Tell of a measurement, and return its seconds: its share of what is left."""
+        """Announce a measurement, and return its share of the seconds that are left."""
         if on_progress is not None:
             on_progress(_LINES[name])
         later = list(_SHARES.values())[list(_SHARES).index(name) :]

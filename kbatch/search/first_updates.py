@@ -33,12 +33,12 @@ from kbatch.training.model import replica_count, wait_for
 from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_state
 
-# Examples of the updates that are made. A few tell of a processor that takes so long for float16
-# that more would take minutes.
+# Examples of an update. The first updates have few: a processor that is slow in float16 would take
+# minutes for more.
 FEW, SOME = 2, 32
-# A loss scale is halved with each update that overflows: so often it may be too large at first.
+# Each update that overflows halves the loss scale; it may be too large at first this many times.
 _MOST_TRIES = 20
-# Updates that are timed together, where they take no longer than this.
+# How many updates are timed together, where one takes no longer than these seconds.
 _TOGETHER, _TOGETHER_S = 8, 0.05
 HALF = "mixed_float16"
 _TOO_SLOW = 2.0
@@ -129,7 +129,7 @@ class Updates:
         self._overflows[rows] = None if failed else overflows(self.model)
 
     def _execute(self, rows: int, executions: int) -> float:
-        """Return the seconds of so many executions of a step, which are one where they can be."""
+        """Return the seconds of some steps, run as one execution where the model can."""
         model, calls = self.model, executions
         if isinstance(model.steps_per_execution, GraphCount):
             set_steps(model, executions)

@@ -23,14 +23,14 @@ from kbatch.training.state import kept_seeds
 
 # Seconds of an epoch at the slower of both; of a longer one a part is timed.
 _MOST_S = 1.5
-# Of each, in turns; the least counts. More where they tell sizes apart.
+# Epochs of each size, in turns; the shortest counts. More where they tell sizes apart.
 _EPOCHS, _MORE_EPOCHS = 2, 4
-# Of the time of all trainings, for all epochs and what is traced, and where sizes are to be told
-# apart: a short search has none of it.
+# The share of the time of all trainings that these epochs and their tracing may take, and the share
+# where they tell sizes apart. A short search has no time for them.
 _MOST_SHARE, _MORE_SHARE = 0.05, 0.2
-# That a `fit` on arrays takes beside its steps.
+# Seconds that a `fit` on arrays takes beside its steps.
 _FIT_S = 0.1
-# A batch more or less would change what is timed of fewer.
+# With fewer batches, one batch more or less would change the time.
 _FEWEST_BATCHES = 4
 
 

@@ -36,8 +36,8 @@ from kbatch.training.state import kept_seeds
 _WHOLE = ("own step", "compiled late")
 # Every how many updates a trial measures the moments of its gradients.
 MOMENTS_EVERY = 8
-# Of the memory limit, what the largest batch may take by that of a few examples for no worker
-# process to run it: half of it, and peaks may be twice as high.
+# No worker process runs the largest batch where it is expected to take at most this share of the
+# memory limit: a quarter, because a peak may be twice as high as expected.
 _SURE_SHARE = 0.25
 
 Build = Callable[[str], keras.Model]  # Builds the model under a policy, also in another process.
@@ -240,7 +240,7 @@ class SearchPlan:
         return choose_steps(asked, model, training, stock_fit=self.stock_fit, step_s=step_s)
 
     def _updates_of(self, model: keras.Model, data: TrainingData) -> Updates:
-        """Return what makes updates of a model, with those that it has made."""
+        """Return the `Updates` of a model, made at the first call."""
         if self._updates is None or self._updates.model is not model:
             counted = self.stock_fit and may_choose(self.steps_per_execution, model)
             self._updates = Updates(model, data, counted=counted)

@@ -358,7 +358,7 @@ class LivePlot(keras.callbacks.Callback):
         self._epoch = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> "LivePlot":
-        """Return itself: keras-tuner copies callbacks for each execution, the place is one."""
+        """Return itself: keras-tuner copies callbacks for each execution."""
         return self
 
     def follow_trial(

@@ -238,7 +238,7 @@ def write_checkpoint(model: Any, folder: Path) -> None:
 
 @contextlib.contextmanager
 def search_lock(project: Path) -> Iterator[None]:
-    """Hold the lock of a project directory, where the system has locks and this process rights."""
+    """Lock a project directory, where the system has locks and this process may write."""
     if sys.platform == "win32":
         yield
         return

@@ -20,7 +20,7 @@ def is_fraction(metric: str) -> bool:
 
 
 def within_range(metric: str, found: Estimate[float] | None) -> Estimate[float] | None:
-    """End the interval of an accuracy where accuracies do."""
+    """Keep the interval of an accuracy within 0 and 1."""
     if found is None or found.ends is None or not (is_fraction(metric) and 0 <= found.value <= 1):
         return found
     low, high = found.ends

@@ -203,7 +203,7 @@ class UpdateSweep(Sweep):
         timing: TimingPlan,
         *,
         batch_size: int | None = None,  # Examples of an update; None for those of a micro-batch.
-        # Whether also as many an execution as a search would run: then all are fed from a dataset.
+        # Whether to time executions of as many steps as in a search too. All then read a dataset.
         together: bool = False,
         examples: int | None = None,  # Of the data, which end an epoch.
         refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
@@ -221,7 +221,7 @@ class UpdateSweep(Sweep):
         return self.steps.step(batch, setting.size, steps)
 
     def refusal(self, setting: Setting) -> str | None:
-        """Return why a size is not run, or several steps an execution not beside one."""
+        """Return why a size is not run, or why several steps an execution are not."""
         alike = setting.series == TOGETHER and self.shares(setting) == 1
         words = "one step an execution takes as long as several would"
         return self._refused(setting.size) or (words if alike else None)

@@ -229,7 +229,7 @@ def _length(dataset: tf.data.Dataset) -> int | None:
 
 
 def _block_part(examples: int, most: int) -> int:
-    """Return a size of batches, of which one or several are a block."""
+    """Return the batch size of a validation: one batch is a block, or several are."""
     block = max(1, -(-examples // MOST_BLOCKS))
     return -(-block // -(-block // most))
 
