@@ -45,7 +45,7 @@ def _doctor(_: argparse.Namespace) -> None:
 
 
 def examine(variables: Mapping[str, str]) -> tuple[Finding, ...]:
-    """Examine packages, devices, memory and the speed of policies as far as packages are there."""
+    """Examine packages, devices, memory and the speed of policies, as far as packages allow."""
     try:
         packages = package_findings(importlib.metadata.requires("kbatch-tuner") or ())
     except importlib.metadata.PackageNotFoundError:

@@ -44,7 +44,7 @@ _READ: Mapping[str, Callable[[Any], Any]] = {
 
 
 def _parser(commands: Any, name: str, run: Callable[..., None], help_text: str, data: str) -> Any:
-    """Begin a command, with a build function and `--data` where `data` tells what it may name."""
+    """Add a command; `data` describes the option `--data`, which comes with a build function."""
     parser = commands.add_parser(name, help=help_text, argument_default=argparse.SUPPRESS)
     parser.set_defaults(run=run)
     if data:
@@ -55,7 +55,7 @@ def _parser(commands: Any, name: str, run: Callable[..., None], help_text: str, 
 
 
 def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
-    """Check what needs no TensorFlow, which takes seconds; return what the function is given."""
+    """Return the arguments of the function, checked before TensorFlow is imported."""
     if hasattr(options, "build"):
         split_name(options.build, BUILD)
         split_name(options.data, DATA)

@@ -1,4 +1,4 @@
-"""The machine and the software, as they are now, and what they leave this process."""
+"""The machine and the software as they are now, and the memory that this process may take."""
 
 import contextlib
 import datetime

@@ -107,8 +107,8 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
     """Take rows of the data or make some, and run the model on one, which builds it."""
     if type(model).call is keras.Model.call:
         raise InputError(
-            "The model has no `call`, which Keras's `predict_function` needs: add one, or profile "
-            "the part that predicts, such as `model.decoder`. "
+            "The model has no `call`: add one, or profile the part that predicts, such as "
+            "`model.decoder`. "
             f"Received: model of class {type(model).__name__}."
         )
     tensors: Any = getattr(model, "inputs", None) or ()

@@ -148,7 +148,7 @@ def _measured(
     rounds_s: float,
     budget_s: float,
 ) -> InputPipelineProfile:
-    """Make the rounds, and train for longer where they saw another rate than a long reading."""
+    """Time the rounds; where a long reading had another rate, train for as long as it took."""
     source, record = reading.source, None
     starts_s = _STARTED * reading.record.first_batch_s
     length = block_length(rounds_s, contenders=_CONTENDERS, starts_s=starts_s)

@@ -121,7 +121,7 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
 
 
 def settings_of(study: "Study") -> dict[str, str]:
-    """List what a study was made with, a text each."""
+    """List the conditions of a study, a text each."""
     if not study.trials:
         return {}
     page, given = study.decide().page, study.search.settings if study.search else {}

@@ -267,7 +267,7 @@ def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
 
 
 def apply_settings(model: Any, run: ExecutionRecord) -> Any:
-    """Make a compiled model train as that of an execution did, by its values: twice is as once."""
+    """Set in a compiled model the values of an execution; a second call changes nothing."""
     check_compiled(model)
     if model.dtype_policy.name != run.dtype_policy:
         raise ValueError(
