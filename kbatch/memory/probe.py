@@ -86,9 +86,10 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
             limit = self.limit_bytes
             given = "all of the device" if limit is None else memory_text(limit)
             raise _refusal(
-                "The model could not be built: its weights, with what the optimizer keeps of them, "
-                "need more memory than there is. Use a smaller model or more memory; `nvidia-smi` "
-                f"shows who holds that of a GPU. Received: a limit of {given}.",
+                "The model could not be built: its weights, what the optimizer keeps of them and "
+                "what it takes to make them need more memory than there is. Use a smaller model or "
+                "more memory; `nvidia-smi` shows who holds that of a GPU. Received: a limit of "
+                f"{given}.",
                 None,
                 limit or 0,
                 error if isinstance(error, WorkerDied) else None,

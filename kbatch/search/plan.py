@@ -163,7 +163,7 @@ class SearchPlan:
             largest_batch_size=self.batch_sizes[-1],
             model=model_fingerprint(model),
             notes=notes,
-            step_s=self._step_s(model, data),
+            step_s=self._step_s(model, data, most),
         )
         rows = facts.rows(self.batch_sizes[-1])
         if _size_of(plan, rows) < rows and not (how is not None and how.exact):
@@ -246,13 +246,16 @@ class SearchPlan:
             self._updates = Updates(model, data, counted=counted)
         return self._updates
 
-    def _step_s(self, model: keras.Model, data: TrainingData) -> tuple[float, float] | None:
+    def _step_s(
+        self, model: keras.Model, data: TrainingData, most: int | None
+    ) -> tuple[float, float] | None:
         """Return the seconds of a step by itself and of an example, where steps are chosen."""
         if not (self.stock_fit and may_choose(self.steps_per_execution, model)):
             return None
         try:
             updates = self._updates_of(model, data)
-            for rows in sorted({FEW, min(SOME, self.batch_sizes[-1])} - updates.seconds.keys()):
+            most = min(most or SOME, self.batch_sizes[-1])  # More may not fit: it is not cut yet.
+            for rows in sorted({min(FEW, most), min(SOME, most)} - updates.seconds.keys()):
                 updates.step_s(rows)
         except Exception:  # Training raises it again, where it is looked at.
             return None

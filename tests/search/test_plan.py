@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import weakref
+from collections import Counter
 
 import keras
 import keras_tuner
@@ -16,6 +17,7 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.records.search import PLAN_NAME, Plan
+from kbatch.search.first_updates import Updates
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts
@@ -113,6 +115,37 @@ def test_a_search_that_goes_on_later_reads_it(tmp_path, given):
 def test_a_given_size_says_whether_parts_train_as_the_whole(given):
     assert (given.plan.micro_batch_size, given.plan.reason) == (4, "given")
     assert (given.plan.parts_equal, given.plan.parts_note) == (True, None)
+
+
+def test_no_step_is_timed_on_more_examples_than_fit(monkeypatch, tmp_path):
+    timed = []
+
+    def step_s(self, rows):
+        timed.append(rows)
+        self.seconds[rows] = 1e-3
+        return 1e-3
+
+    monkeypatch.setattr(Updates, "step_s", step_s)
+    monkeypatch.setattr(SearchPlan, "_most_that_fit", lambda *_: (4, "cut", None))
+    settings = {"steps_per_execution": "auto"}
+    (run,) = runs(search(tmp_path, sizes=(32,), settings=settings))
+    assert (run.micro_batch_size, max(timed)) == (4, 4)
+
+
+def test_an_update_that_is_disturbed_does_not_set_the_steps_of_an_execution(monkeypatch, tmp_path):
+    made = Counter()
+
+    def execute(self, rows, executions):
+        seconds = execute_really(self, rows, executions)
+        made[rows] += 1
+        # The first is traced, the second counts.
+        return 0.3 if made[rows] == 2 else min(seconds, 1e-3 * executions)
+
+    execute_really = Updates._execute
+    monkeypatch.setattr(Updates, "_execute", execute)
+    settings = {"steps_per_execution": "auto", "micro_batch_size": None}
+    found = search(tmp_path, sizes=(8,), settings=settings)
+    assert found.plan.step_s[0] <= 1e-3
 
 
 def test_micro_batches_are_equal_parts(tmp_path):
@@ -313,14 +346,14 @@ def told(directory):
 
 @pytest.mark.slow
 def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path):
-    # Weights and slots take 43 MB, gradients as much as the weights.
-    settings = {"memory_limit_bytes": 52 * 2**20}
+    # Weights and slots take 43 MB, gradients as much as the weights, and building takes 10 MB.
+    settings = {"memory_limit_bytes": 64 * 2**20}
     study = search(tmp_path, wide, (4,), data=wide_data(), settings=settings, **WIDE)
     (trial,) = study.trials
     assert trial.status == "out_of_memory"
     assert "One example does not fit" in trial.executions[0].failure
-    assert "52.0 MiB" in trial.executions[0].failure
-    assert "52.0 MiB" in told(tmp_path)["message"]
+    assert "64.0 MiB" in trial.executions[0].failure
+    assert "64.0 MiB" in told(tmp_path)["message"]
 
 
 def test_a_limit_below_the_weights_fails_the_trial(tmp_path):

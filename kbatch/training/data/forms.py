@@ -42,7 +42,7 @@ def as_dataset(data: Any, *, shuffle: bool = False, seed: int | None = None) -> 
     if not known:
         raise InputError(
             "The data have no batches: give a `PyDataset` with at least one. "
-            f"Received: a {type(data).__name__} with num_batches=0."
+            "Received: a PyDataset with num_batches=0."
         )
     spec = keras.tree.map_structure(_common_spec, *known)
     rng, begun = np.random.default_rng(seed), False
