@@ -27,6 +27,8 @@ _OUT_OF_MEMORY = (
     "cufft_alloc_failed",
     # A copy to a GPU that has no room left.
     "dst tensor is not initialized",
+    # A constant of a graph for which there is no room.
+    "cannot parse tensor from proto",
 )
 # A library that could not start or found no way: for want of memory, or since it never worked here.
 _NOT_STARTED = (

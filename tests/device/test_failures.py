@@ -16,6 +16,7 @@ OUT_OF_MEMORY = [
     (errors.ResourceExhaustedError, "OOM when allocating tensor with shape[64,256,256,64]"),
     (errors.InternalError, "Failed to call cublas: CUBLAS_STATUS_ALLOC_FAILED"),
     (errors.InternalError, "Dst tensor is not initialized."),
+    (errors.InvalidArgumentError, "Cannot parse tensor from proto: dtype: DT_FLOAT"),
     (errors.NotFoundError, "No algorithm worked!  Error: RESOURCE_EXHAUSTED: Allocating 8 bytes"),
     (errors.CancelledError, "[_Derived_]RESOURCE_EXHAUSTED: failed on another replica"),
 ]
