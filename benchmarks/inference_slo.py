@@ -79,7 +79,7 @@ class Prober:
         return quantile_s(latencies_s) <= self.target_s
 
     def largest(self) -> int:
-        """Gives the largest size that keeps to the target over all calls of it."""
+        """Returns the largest size that keeps to the target over all calls of it."""
         kept = [
             n for n, calls_s in self.latencies_s.items() if quantile_s(calls_s) <= self.target_s
         ]

@@ -125,7 +125,7 @@ class Probe:
         return memory
 
     def fits(self, batch_size: int, *, share: float = 1.0) -> bool:
-        """Tells whether a batch runs, as a strategy sees it that does not read the memory."""
+        """Returns whether a batch runs, as a strategy sees it that does not read the memory."""
         try:
             self.run(batch_size, share=share)
         except OutOfMemory:
@@ -133,7 +133,7 @@ class Probe:
         return True
 
     def last_bytes(self, batch_size: int) -> float:
-        """Gives what a size took when it last fitted; measures it where it never did."""
+        """Returns what a size took when it last fitted; measures it where it never did."""
         return self._fitted_bytes.get(batch_size) or self._measure(batch_size)
 
     def _measure(self, batch_size: int) -> float:

@@ -16,7 +16,7 @@ class OtherProcesses:
         self._began = self._seconds()
 
     def cores(self) -> float:
-        """Gives how many cores others have used since then, on average."""
+        """Returns how many cores others have used since then, on average."""
         (now_s, others_now_s), (then_s, others_then_s) = self._seconds(), self._began
         return max(0.0, (others_now_s - others_then_s) / (now_s - then_s))
 

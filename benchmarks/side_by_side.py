@@ -40,12 +40,12 @@ def interleaved(
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> float:
-    """Gives the median over the rounds of one contender's time over another's."""
+    """Returns the median over the rounds of one contender's time over another's."""
     return statistics.median(_ratios(numerator, denominator))
 
 
 def ratio_interval(numerator: list[float], denominator: list[float]) -> tuple[float, float]:
-    """Gives a 95 % interval of that median, by the ranks of the rounds: it assumes no shape.
+    """Returns a 95 % interval of that median, by the ranks of the rounds: it assumes no shape.
 
     Raises:
         ValueError: For fewer than six rounds, which have no such interval.

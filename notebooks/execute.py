@@ -17,7 +17,7 @@ HERE = Path(__file__).parent
 
 
 def executed(path):
-    """Gives a notebook with new outputs; the files that it writes are deleted."""
+    """Returns a notebook with new outputs; the files that it writes are deleted."""
     notebook = nbformat.read(path, as_version=4)
     with tempfile.TemporaryDirectory() as folder:
         client = NotebookClient(
