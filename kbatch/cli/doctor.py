@@ -187,9 +187,9 @@ def policy_finding(times_as_fast: Mapping[str, float], device: str) -> Finding:
     measured = " and ".join(f"{name} {ratio:.2f} times" for name, ratio in others.items())
     best = max(others, key=others.__getitem__)
     if others[best] > 1 + _SAME_SPEED:
-        advice = f'set dtype_policy="{best}"'
+        advice = f'give BatchSizeHyperModel dtype_policy="{best}"'
     elif others[best] < 1 - _SAME_SPEED:
-        advice = 'set dtype_policy="float32", or a mixed policy to save memory'
+        advice = 'give BatchSizeHyperModel dtype_policy="float32", or a mixed one to save memory'
     else:
         advice = f'dtype_policy="{best}" saves memory, not time'
     slow = others["mixed_float16"] < 1 - _SAME_SPEED  # It is the default.

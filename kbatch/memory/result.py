@@ -154,9 +154,9 @@ class MaxBatchSizeResult(Result):
         """The line through the sizes that fitted, None from fewer than two."""
         return fit_memory(self.memory_bytes)
 
-    def predict(self, batch_size: int) -> float:
+    def predict(self, batch_size: int) -> int:
         """Estimate the bytes of a batch size from the line through two measured sizes or more."""
-        return predict_memory(self.memory_bytes, batch_size)
+        return round(predict_memory(self.memory_bytes, batch_size))
 
     def powers_of_two(self, low: int = 1) -> tuple[int, ...]:
         """List the powers of two from `low` up to `max_batch_size`."""

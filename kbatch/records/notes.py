@@ -250,7 +250,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "nothing_timed": "Training did not go through `model.fit`: nothing was timed or counted.",
     "float32_instead": (
         "Trained in float32, not under {policy}: {reason}. To train under it all the same, give "
-        '`dtype_policy="{policy}"`.'
+        '`BatchSizeHyperModel(build, batch_sizes, dtype_policy="{policy}")`.'
     ),
     "compiled_late": (
         "The model was not compiled when it was built, so batches were not cut and the "

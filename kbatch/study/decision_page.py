@@ -149,7 +149,7 @@ def _settled_by(found: Decision) -> str:
         count = f"About {judgement.executions_needed:,} executions of each size"
         return f" {count} would settle it (a forecast)."
     if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
-        return " A larger `max_executions` may settle it."
+        return " A search of fewer `batch_sizes` would compare those that left the race."
     if judgement.smallest_tolerance is None:
         return ""
     ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
@@ -340,7 +340,7 @@ def _what_to_do(trials: Sequence[TrialRecord]) -> str:
         )
     if outcomes <= {"running", "interrupted"}:
         return "The search has not finished. If it no longer runs, start it again: it continues."
-    advice = "Read the failures below, fix their cause, then search again."
+    advice = "Read why the trials failed (`tuner.study` prints it), fix the cause, then search again."
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."
     return advice

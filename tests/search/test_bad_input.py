@@ -1,6 +1,7 @@
 """What a search refuses: at once, or before its second trial. One word of each message."""
 
 import concurrent.futures
+import functools
 import threading
 import traceback
 from pathlib import Path
@@ -92,6 +93,7 @@ AT_ONCE = [
     (tuner(batch_sizes=(8, 16)), ValueError, "leave them out"),
     (tuner(build=models.mlp, batch_sizes=(16, 8)), ValueError, "ascending"),
     (tuner(objective=None), ValueError, "objective=None"),
+    (tuner(objective="val_acuracy"), ValueError, "direction.*val_acuracy"),
     (tuner(search_learning_rate=True), ValueError, "search_learning_rate=True"),
     (tuner(search_learning_rate="yes"), ValueError, "search_learning_rate='yes'"),
     (tuner(strategy="random"), ValueError, "strategy='random'"),
@@ -174,6 +176,7 @@ ENDED = [
     ),
     (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
     (searched(build=models.linear, data=one_hot, **SMALL), "argmax"),
+    (searched(build=functools.cache(lambda: models.linear()), **SMALL), "new model"),
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
     (searched(fit={"epochs": 1.5}, **SMALL), "epochs=1.5"),
     (searched(fit={"epochs": True}, **SMALL), "epochs=True"),

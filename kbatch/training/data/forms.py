@@ -192,15 +192,15 @@ def arrays_of(x: Any, y: Any = None, weight: Any = None, class_weight: Any = Non
     while given[-1] is None:
         given = given[:-1]
     arrays: Any = each_part(_array, given)
-    lengths = {leaf.shape[0] for leaf in parts_of(arrays)}
-    if len(lengths) != 1:
+    lengths = [leaf.shape[0] for leaf in parts_of(arrays)]
+    if len(set(lengths)) != 1:
         raise InputError(
             "Inputs, targets and sample weights must have as many rows as each other. "
-            f"Received: {sorted(lengths)} rows."
+            f"Received, in this order: {', '.join(map(str, lengths))} rows."
         )
     check_targets(arrays[1] if len(arrays) > 1 else None)
     packed = keras.utils.pack_x_y_sample_weight(*arrays) if len(arrays) == 1 else arrays
-    return packed, lengths.pop()
+    return packed, lengths[0]
 
 
 def check_class_weight(y: Any) -> None:
