@@ -340,7 +340,9 @@ def _what_to_do(trials: Sequence[TrialRecord]) -> str:
         )
     if outcomes <= {"running", "interrupted"}:
         return "The search has not finished. If it no longer runs, start it again: it continues."
-    advice = "Read why the trials failed (`tuner.study` prints it), fix the cause, then search again."
+    advice = (
+        "Read why the trials failed (`tuner.study` prints it), fix the cause, then search again."
+    )
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."
     return advice

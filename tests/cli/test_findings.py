@@ -66,9 +66,17 @@ def test_little_free_memory_is_a_warning():
 @pytest.mark.parametrize(
     ("ratios", "status", "advice"),
     [
-        ({"mixed_float16": 0.6, "mixed_bfloat16": 0.5}, "warning", 'give BatchSizeHyperModel dtype_policy="float32"'),
+        (
+            {"mixed_float16": 0.6, "mixed_bfloat16": 0.5},
+            "warning",
+            'give BatchSizeHyperModel dtype_policy="float32"',
+        ),
         ({"mixed_float16": 0.6, "mixed_bfloat16": 1.0}, "warning", "saves memory, not time"),
-        ({"mixed_float16": 2.1, "mixed_bfloat16": 2.0}, "ok", 'give BatchSizeHyperModel dtype_policy="mixed_float16"'),
+        (
+            {"mixed_float16": 2.1, "mixed_bfloat16": 2.0},
+            "ok",
+            'give BatchSizeHyperModel dtype_policy="mixed_float16"',
+        ),
         ({"mixed_float16": 1.02}, "ok", "saves memory, not time"),
     ],
 )
