@@ -220,8 +220,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             raise keras_tuner.errors.FatalValueError(str(error)) from error
         if scaling_of(model) is not None:
             raise keras_tuner.errors.FatalValueError(
-                "`build` must make a new model at each call: what it returned was built for a "
-                f"trial before. Received: {type(model).__name__} {model.name!r} again."
+                "`build` must make a new model at each call. Received: that of an earlier call."
             )
         if self._first is None:
             told = model_facts(model, with_policy=bool(self.dtype_policies))

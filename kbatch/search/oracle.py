@@ -17,6 +17,7 @@ import keras_tuner
 from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
+from kbatch.errors import InputError
 from kbatch.library_internals import keras_metric_kind, project_directory
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.records.training_run import COST_NAMES
@@ -277,11 +278,19 @@ def trial_result(record: TrialRecord | None) -> tuple[dict[str, float], int] | s
 
 
 def _with_direction(objective: Any) -> Any:
-    """Add the direction to a Keras metric's name; other names are left to keras-tuner."""
+    """Add the direction to the name of a metric."""
     if isinstance(objective, list):
         return [_with_direction(part) for part in objective]
-    direction = metric_direction(objective) if isinstance(objective, str) else None
-    return objective if direction is None else keras_tuner.Objective(objective, direction)
+    if not isinstance(objective, str):
+        return objective
+    direction = metric_direction(objective) or infer_metric_direction(objective)
+    if direction is None:
+        raise InputError(
+            '`objective` must name a metric that training reports, such as "val_accuracy"; one of '
+            'your own needs a direction, `keras_tuner.Objective("val_score", direction="max")`. '
+            f"Received: objective={objective!r}."
+        )
+    return keras_tuner.Objective(objective, direction)
 
 
 def metric_direction(name: str) -> str | None:

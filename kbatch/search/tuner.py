@@ -159,7 +159,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
                 'give the name of a metric, such as "val_loss". Received: objective=None.'
             )
-        tuner_arguments.check_objective(objective)
         check_tolerance(tolerance, confidence)
         if max_executions is not None:
             check_size(max_executions, "max_executions", unit="")

@@ -10,7 +10,6 @@ from typing import Any, TypeVar, cast
 
 import keras
 import keras_tuner
-from keras_tuner.engine.metrics_tracking import infer_metric_direction
 
 from kbatch.analysis.batch_sizes import check_size, powers_of_two
 from kbatch.analysis.learning_rate import FACTOR_NAME
@@ -20,7 +19,6 @@ from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
 from kbatch.records.search import RECORD_NAME
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.oracle import metric_direction
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.forms import gives_batches
 from kbatch.training.data.training_data import TrainingData
@@ -28,18 +26,6 @@ from kbatch.training.data.training_data import TrainingData
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
-
-
-def check_objective(objective: Any) -> None:
-    """Refuse a name of which nobody knows whether it is to grow or to fall."""
-    if not isinstance(objective, str) or metric_direction(objective) is not None:
-        return
-    if infer_metric_direction(objective) is None:
-        raise InputError(
-            '`objective` must name a metric that training reports, such as "val_accuracy"; one of '
-            'your own needs a direction, `keras_tuner.Objective("val_score", direction="max")`. '
-            f"Received: objective={objective!r}."
-        )
 
 
 def check_strategy(
