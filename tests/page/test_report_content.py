@@ -55,7 +55,7 @@ def test_the_hyperparameters_that_differ_are_named():
     ("trials", "advice"),
     [
         ((make_trial(16, status="out_of_memory"),), "micro_batch_size"),
-        ((make_trial(16, status="failed"),), "failures"),
+        ((make_trial(16, status="failed"),), "failed"),
         ((make_diverged(16),), "smaller learning rate"),
     ],
 )

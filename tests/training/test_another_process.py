@@ -8,6 +8,8 @@ import sys
 import pytest
 from test_fingerprint import fingerprints
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def another_process():

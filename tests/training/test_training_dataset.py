@@ -98,7 +98,7 @@ def test_a_trial_with_the_seed_sees_the_same_batches():
         ((X, Y, 0), "batch_size=0"),
         ((X, Y, True), "batch_size=True"),
         ((X, Y, 95), "cannot be larger.*batch_size=95 for 94"),
-        ((X, Y[:-1], 16), r"\[93, 94\] rows"),
+        ((X, Y[:-1], 16), "94, 93 rows"),
         ((tf.data.Dataset.range(94), None, 16), "Arrays only"),
     ],
 )
