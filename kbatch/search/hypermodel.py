@@ -46,7 +46,7 @@ from kbatch.training.dtype_policy import (
     check_own_dtypes,
     dtype_policy_scope,
 )
-from kbatch.training.learning_rate import scale_model, scaling_of
+from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import ModelFacts, check_trainable
 from kbatch.training.state import check_seed, seeded
 
@@ -218,10 +218,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             check_active_policy(model, policy)
         except (TypeError, ValueError) as error:
             raise keras_tuner.errors.FatalValueError(str(error)) from error
-        if scaling_of(model) is not None:
-            raise keras_tuner.errors.FatalValueError(
-                "`build` must make a new model at each call. Received: that of an earlier call."
-            )
         if self._first is None:
             told = model_facts(model, with_policy=bool(self.dtype_policies))
             self._first = dict(hp.values), told

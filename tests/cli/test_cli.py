@@ -72,7 +72,7 @@ def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo)
 def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(
     tmp_path, monkeypatch, capsys
 ):
-    monkeypatch.setattr("kbatch.search.plan.slowdown", lambda *_: 520.0)
+    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 520.0)
     few_images(monkeypatch)
     found = []
     for folder, policy in (("first", []), ("again", ["--policy", "float32"])):

@@ -1,7 +1,6 @@
 """What a search refuses: at once, or before its second trial. One word of each message."""
 
 import concurrent.futures
-import functools
 import threading
 import traceback
 from pathlib import Path
@@ -176,7 +175,6 @@ ENDED = [
     ),
     (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
     (searched(build=models.linear, data=one_hot, **SMALL), "argmax"),
-    (searched(build=functools.cache(lambda: models.linear()), **SMALL), "new model"),
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
     (searched(fit={"epochs": 1.5}, **SMALL), "epochs=1.5"),
     (searched(fit={"epochs": True}, **SMALL), "epochs=True"),

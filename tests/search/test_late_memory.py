@@ -20,7 +20,7 @@ TESTS = Path(__file__).parents[1]
 def search(directory, name):
     import memory_models
 
-    sizes, settings = (64, 512, 1024), {"memory_limit_bytes": 260 * 2**20}
+    sizes, settings = (64, 512, 1024), {"memory_limit_bytes": 400 * 2**20}
     if name == "given":
         found = kbatch.load_study(directory / "auto").trials[-1].executions[0].micro_batch_size
         sizes, settings = (512, 1024), {"micro_batch_size": found}
@@ -42,7 +42,7 @@ def search(directory, name):
 
 @pytest.mark.slow
 def test_the_batch_size_is_kept_and_the_micro_batch_halved_as_if_it_had_been_given(tmp_path):
-    """Probed with 260 MiB in a process that has 110 MiB."""
+    """Probed with 400 MiB in a process that has 110 MiB."""
     paths = os.pathsep.join([str(TESTS.parent), str(TESTS / "memory"), str(TESTS)])
     # Without oneDNN, whose convolutions crash where memory runs out in one of their threads.
     environment = os.environ | {"PYTHONPATH": paths, "TF_ENABLE_ONEDNN_OPTS": "0"}
