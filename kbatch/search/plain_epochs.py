@@ -28,8 +28,6 @@ _EPOCHS, _MORE_EPOCHS = 2, 4
 # The share of the time of all trainings that these epochs and their tracing may take, and the share
 # where they tell sizes apart. A short search has no time for them.
 _MOST_SHARE, _MORE_SHARE = 0.05, 0.2
-# Seconds that a `fit` on arrays takes beside its steps.
-_FIT_S = 0.1
 # With fewer batches, one batch more or less would change the time.
 _FEWEST_BATCHES = 4
 
@@ -55,7 +53,6 @@ def measure_plain_epochs(
     if found.alike_in_time:
         turns, share = _MORE_EPOCHS, _MORE_SHARE
     left_s = (share if most_share is None else most_share) * spent_s
-    left_s -= turns * len(sizes) * _FIT_S
     slower, example_s = min(rates), sum(1 / rate for rate in rates)
     known_rows = len(keras.tree.flatten(data)[0])
     rows = int(min(known_rows, _MOST_S * slower, left_s / (turns * example_s)))
