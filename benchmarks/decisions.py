@@ -44,8 +44,9 @@ import numpy as np
 from decision_tables import BASE_SIZE, BLOCKS, FACTORS, REPLAYED_SEEDS, SIZES, TABLES, VALIDATION
 from scipy.stats import beta
 
-from kbatch.analysis.judge import Judgement, Run, judge
+from kbatch.analysis.judge import Judgement, judge
 from kbatch.analysis.race import Race
+from kbatch.analysis.run_table import Run
 
 # Seconds of an update and of an example, of the machine in recommend_decisions.py.
 COSTS = {"mlp": (1.8e-3, 0.9e-6), "cnn": (3.0e-3, 22e-6), "text": (18e-3, 75e-6)}

@@ -29,7 +29,8 @@ from typing import NamedTuple
 import numpy as np
 from scipy import special
 
-from kbatch.analysis.judge import Judgement, Run, judge
+from kbatch.analysis.judge import Judgement, judge
+from kbatch.analysis.run_table import Run
 
 BLOCKS = 50
 # Deviation of an accuracy of 0.8 by seeds, in units of an example's difficulty.

@@ -41,6 +41,7 @@ import numpy as np
 from scipy import special
 
 from kbatch.analysis.intervals import Estimate, dunnett_quantile
+from kbatch.analysis.run_table import Pair, Run, RunTable, first_seed, training_seconds_of
 
 DEFAULT_CONFIDENCE = 0.95  # Of decisions, races and searches.
 # Of pairs that train about as fast as the fastest, the smallest batch size is preferred.
@@ -52,31 +53,6 @@ _MANY_ROUNDS = 40
 # A gap of more standard errors, estimated from all sizes, is more than chance explains. Found by
 # simulation, as the levels of the bounds are (`benchmarks/judge_errors.py`).
 _FAR = 2.5
-
-Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
-
-
-class Run(NamedTuple):
-    """One execution of a pair of batch size and learning rate."""
-
-    batch_size: int
-    factor: float  # Of the learning rate, relative to the rule; 1 where it is not searched.
-    seed: int | None  # Executions with the same seed are a round; None is a seed of its own.
-    value: float | None  # Of the objective; None where there is none.
-    seconds: float | None = None  # Of training; None where unknown or not comparable.
-    # How it ended. "left_out" is no execution: it says that the search dropped the pair before the
-    # runs that certify, so that the pair forbids a certain answer where it may be preferred.
-    ended: Literal["completed", "diverged", "out_of_memory", "failed", "left_out"] = "completed"
-    # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
-    # None where they cannot be had.
-    outcomes: np.ndarray | None = None
-    examples: int | None = None  # Of the validation set; None for one a block.
-    weights: str | None = None  # Hash of the initial weights.
-    order: str | None = None  # Hash of the order of the first epoch.
-
-    @property
-    def pair(self) -> Pair:
-        return self.batch_size, self.factor
 
 
 @dataclasses.dataclass(frozen=True)
@@ -137,7 +113,7 @@ def judge(
             only `outcomes` show; False for a training time.
     """
     sign = 1.0 if larger_is_better else -1.0
-    table = _Table(runs, sign=sign)
+    table = RunTable(runs, sign=sign)
     pairs, count = table.pairs, len(table.pairs)
     bounds = _Bounds(table, tolerance=tolerance, error=1 - confidence, looks=looks)
     half = bounds.half_widths()
@@ -185,7 +161,7 @@ def judge(
         smallest_tolerance=smallest,
         examples_needed=examples,
         promising=tuple(
-            pairs[k] for k in hopes if table.preferred(pairs[k][0], bounds.costs[k], found)
+            pairs[k] for k in hopes if bounds.preferred(pairs[k][0], bounds.costs[k], found)
         ),
     )
 
@@ -237,28 +213,6 @@ def judge_race(
         judged -= left
 
 
-def first_seed(runs: Sequence[Run]) -> int:
-    """Return the seed of execution number 0."""
-    return min((run.seed or 0 for run in runs), default=0)
-
-
-def training_seconds_of(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
-    """Return the training time of each size, 0 where none is known."""
-    own = {
-        size: [s for run in runs if run.batch_size == size and (s := run.seconds)]
-        for size in sorted(batch_sizes, reverse=True)
-    }
-    known = {size: float(np.mean(seconds)) for size, seconds in own.items() if seconds}
-    if not known:
-        return dict.fromkeys(batch_sizes, 0.0)
-    # A training takes a time for each example and one for each update.
-    updates = [1 / size for size in known]
-    return {
-        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
-        for size in batch_sizes
-    }
-
-
 class _Rule(NamedTuple):
     leader: int
     certified: tuple[int, ...]
@@ -267,115 +221,10 @@ class _Rule(NamedTuple):
     certain: bool
 
 
-class _Table:
-    """The values of pairs by rounds, NaN where a pair has no run of a seed."""
-
-    def __init__(self, runs: Sequence[Run], *, sign: float):
-        cells: dict[Pair, dict[object, Run]] = {}
-        for number, run in enumerate(runs):
-            mine = cells.setdefault(run.pair, {})
-            mine.setdefault(("none", number) if run.seed is None else run.seed, run)
-        bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
-        scored = {
-            pair: {seed: run for seed, run in mine.items() if run.value is not None}
-            for pair, mine in cells.items()
-            if pair not in bad
-        }
-        self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
-        if not self.pairs:
-            raise ValueError("`runs` must hold one that has a value and did not diverge.")
-        self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
-        self.pinned: Literal["both", "weights", "order"] | None = _pinned(list(scored.values()))
-        # Without seeds the n-th run of each is round n.
-        rows = [list(scored[pair].values()) for pair in self.pairs]
-        seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
-        if self.pinned == "both":
-            rows, seeds = [row[:1] for row in rows], [[0] for _ in rows]
-        columns = {seed: n for n, seed in enumerate(sorted({s for own in seeds for s in own}))}
-        self.values = np.full((len(rows), len(columns)), math.nan)
-        self.seconds = self.values.copy()
-        blocks = {len(run.outcomes) for row in rows for run in row if run.outcomes is not None}
-        self.paired = (
-            len(blocks) == 1
-            and max(blocks) > 1
-            and all(run.outcomes is not None for row in rows for run in row)
-        )
-        self.outcomes = (
-            np.full((*self.values.shape, max(blocks)), math.nan) if self.paired else None
-        )
-        for k, (row, own) in enumerate(zip(rows, seeds, strict=True)):
-            for run, seed in zip(row, own, strict=True):
-                self.values[k, columns[seed]] = sign * (run.value or 0.0)
-                self.seconds[k, columns[seed]] = run.seconds or math.nan
-                if self.outcomes is not None:
-                    self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
-        self.examples = rows[0][0].examples
-        has = ~np.isnan(self.values)
-        self.rounds = [int(count) for count in has.sum(1)]
-        self.most = max(self.rounds)
-        self.common = has[:, None] & has
-        self.counts = self.common.sum(2)
-        self.costs = self._costs()
-        # Size and cost of those that the search dropped, 0 where the cost is not known.
-        self.dropped: list[tuple[int, float]] = []
-        scale = 1.0 if self.costs is None else float(np.nanmean(self.seconds / self.costs[:, None]))
-        for pair in self.left_out:
-            dropped = list(cells[pair].values())
-            if any(run.ended == "left_out" for run in dropped):
-                seconds = [run.seconds / scale for run in dropped if run.seconds]
-                self.dropped.append((pair[0], float(np.mean(seconds)) if seconds else 0.0))
-
-    def _costs(self) -> np.ndarray | None:
-        """Return the times over the least, by rounds where pairs share some with the most timed."""
-        timed = ~np.isnan(self.seconds)
-        if not timed.any(1).all():
-            return None
-        logs = np.log(self.seconds)
-        base = int(timed.sum(1).argmax())
-        found = []
-        for row, own in zip(logs, timed, strict=True):
-            both = own & timed[base]
-            of_row, of_base = (both, both) if both.any() else (own, timed[base])
-            found.append(np.mean(row[of_row]) - np.mean(logs[base][of_base]))
-        return np.exp(np.array(found) - min(found))
-
-    def choose(self, certified: Sequence[int], means: np.ndarray) -> int:
-        """Return the smallest of those about as fast as the fastest; else the best mean."""
-        if self.costs is None:
-            return min(certified, key=lambda k: (means[k], k))
-        least = min(self.costs[k] for k in certified)
-        fast = [k for k in certified if self.costs[k] <= AS_FAST * least]
-        return min(fast, key=lambda k: (self.pairs[k][0], means[k], k))
-
-    def preferred(self, size: int, cost: float, found: "_Rule") -> bool:
-        """Return whether a pair would be named if it were certified."""
-        if not found.certified:
-            return True
-        if self.costs is None:
-            return False
-        least = min(self.costs[k] for k in found.certified)
-        named, own = self.pairs[found.named][0], self.costs[found.named]
-        return own > AS_FAST * cost or (size < named and cost <= AS_FAST * least)
-
-
-def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
-    """Return what is the same in all runs of a pair, whatever their seeds."""
-    repeated = [list(row.values()) for row in rows if len(row) > 1]
-    # Not by equal values: noise of the device is added to them.
-    weights, order = (
-        any(
-            len(own := {getattr(run, name) for run in row}) == 1 and own != {None}
-            for row in repeated
-        )
-        for name in ("weights", "order")
-    )
-    return "both" if weights and order else "weights" if weights else "order" if order else None
-
-
 class _Bounds:
     """The differences of all pairs, as matrices [than, of], and the parts of their variance."""
 
-    def __init__(self, table: _Table, *, tolerance: float, error: float, looks: int):
+    def __init__(self, table: RunTable, *, tolerance: float, error: float, looks: int):
         self._table, self._tolerance, self._error = table, tolerance, error
         count, counts = len(table.pairs), table.counts
         self._others = max(1, count - 1)
@@ -474,12 +323,32 @@ class _Bounds:
         rivals = [k for k in indices if k not in worse]
         near = gaps + half <= self._tolerance
         certified = tuple(k for k in rivals if all(near[i, k] for i in rivals if i != k))
-        named = table.choose(certified, behind) if certified else leader
+        named = self._choose(certified, behind) if certified else leader
         found = _Rule(leader, certified, worse, named, False)
         open_ = [(table.pairs[k][0], costs[k]) for k in rivals if k not in certified]
         open_ += table.dropped if left_out else []
-        settled = not any(table.preferred(*one, found) for one in open_)
+        settled = not any(self.preferred(*one, found) for one in open_)
         return found._replace(certain=bool(certified) and settled)
+
+    def _choose(self, certified: Sequence[int], means: np.ndarray) -> int:
+        """Return the smallest of those about as fast as the fastest; else the best mean."""
+        costs, pairs = self._table.costs, self._table.pairs
+        if costs is None:
+            return min(certified, key=lambda k: (means[k], k))
+        least = min(costs[k] for k in certified)
+        fast = [k for k in certified if costs[k] <= AS_FAST * least]
+        return min(fast, key=lambda k: (pairs[k][0], means[k], k))
+
+    def preferred(self, size: int, cost: float, found: _Rule) -> bool:
+        """Return whether a pair would be named if it were certified."""
+        costs = self._table.costs
+        if not found.certified:
+            return True
+        if costs is None:
+            return False
+        least = min(costs[k] for k in found.certified)
+        named, own = self._table.pairs[found.named][0], costs[found.named]
+        return own > AS_FAST * cost or (size < named and cost <= AS_FAST * least)
 
     def forecast(self, found: _Rule) -> tuple[int | None, float | None, int | None]:
         """Forecast the rounds that settle it, else the tolerance and the examples that would."""
@@ -501,7 +370,7 @@ class _Bounds:
         if at_best <= self._tolerance and settled(math.inf, 1.0):
             return None, None, None
         uppers = np.maximum(0.0, self.gaps) + self.half_widths(_MANY_ROUNDS, found.worse)
-        named = self._table.choose(rivals, self.gaps.max(0))
+        named = self._choose(rivals, self.gaps.max(0))
         smallest = float(max(uppers[k, named] for k in rivals))
         # The variance by examples is inverse to their number.
         share = (at_best / self._tolerance) ** 2 if self._tolerance else math.inf

@@ -21,17 +21,10 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import (
-    FIRST_LOOK,
-    Judgement,
-    Pair,
-    Run,
-    first_seed,
-    judge_race,
-    training_seconds_of,
-)
+from kbatch.analysis.judge import FIRST_LOOK, Judgement, judge_race
 from kbatch.analysis.learning_rate import FACTORS
 from kbatch.analysis.rate_search import RateModel
+from kbatch.analysis.run_table import Pair, Run, first_seed, training_seconds_of
 
 # Rounds that are run for a size to be certified, where these may be enough.
 _ROUNDS_TO_CERTIFY = 5

@@ -25,7 +25,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.judge import AS_FAST, Pair, Run
+from kbatch.analysis.judge import AS_FAST
+from kbatch.analysis.run_table import Pair, Run
 
 # Losses are compressed from this many units on; one of these stands for no value at all.
 _COMPRESSED, _NO_VALUE = 3.0, 10.0

@@ -21,7 +21,7 @@ import tensorflow as tf
 from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import failure_text, failure_traceback
-from kbatch.device.memory import worker_device
+from kbatch.device.memory import gpu_in_use, worker_device
 from kbatch.device.worker import MappedPickles, Worker, WorkerDied
 from kbatch.errors import InputError
 from kbatch.library_internals import fail_at_once_without_memory, move_project
@@ -42,6 +42,11 @@ from kbatch.training.data.training_data import FitCall
 # Large arrays of the data, in the project directory while the search runs.
 _DATA_FOLDER = ".kbatch-data"
 _CHECK_S = 0.05
+_GPU_IN_USE = (
+    "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
+    "process of each trial gets what that leaves, which may be too little for any. Restart the "
+    "kernel or the script, and search before anything else uses TensorFlow."
+)
 # Records of other trials that an execution is compared with.
 _COMPARED = 3
 # What engines say of a task that they ended for want of memory.
@@ -72,6 +77,17 @@ class ParallelTrials:
         self._search: Any = None  # What travels with each task, or the executor's reference to it.
         self._open: list[tuple[Any, Run]] = []  # Each with the future of its task.
         self._waiting: list[tuple[Task, Run]] = []
+
+    @classmethod
+    def of(
+        cls, tuner: Any, call: FitCall
+    ) -> "contextlib.AbstractContextManager[ParallelTrials | None]":
+        """Open what runs the trials of a tuner in other processes, None where they run here."""
+        if tuner._executor is None:
+            return contextlib.nullcontext()
+        if tuner._executor == "local" and gpu_in_use():
+            tuner._progress.say(_GPU_IN_USE)
+        return contextlib.closing(cls(tuner, call))
 
     def close(self) -> None:
         for future, _ in self._open:

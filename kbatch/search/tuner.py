@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import re
 import secrets
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -21,8 +20,7 @@ from kbatch.device.failures import (
     device_is_lost,
     failure_traceback,
 )
-from kbatch.device.memory import gpu_in_use
-from kbatch.errors import DeviceLostError, InputError
+from kbatch.errors import DeviceLostError
 from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
@@ -45,15 +43,8 @@ from kbatch.search.trial_files import (
 from kbatch.study.comparison import check_tolerance
 from kbatch.study.names import at_most, outcome
 from kbatch.study.study import Study, load_study
-from kbatch.training.build_function import BuildFunction, as_hypermodel, has_stock_fit
+from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.data.training_data import FitCall
-
-_GPU_IN_USE = (
-    "This process holds the GPU already, by a model, a tensor or a dataset that was made here: the "
-    "process of each trial gets what that leaves, which may be too little for any. Restart the "
-    "kernel or the script, and search before anything else uses TensorFlow."
-)
-
 
 # Seeds that are drawn: few enough to be read aloud.
 _SEEDS = 10_000
@@ -141,27 +132,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         project_name: str | None = None,
         overwrite: bool = False,
     ):
-        hypermodel: BatchSizeHyperModel | None = None
-        if isinstance(build, BatchSizeHyperModel):
-            if batch_sizes is not None:
-                raise InputError(
-                    "A `BatchSizeHyperModel` has its own `batch_sizes`: leave them out of "
-                    f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
-                    f"{build.batch_sizes}."
-                )
-            hypermodel = build
-        elif batch_sizes is not None:
-            hypermodel = BatchSizeHyperModel(build, batch_sizes)
+        hypermodel = tuner_arguments.given_hypermodel(build, batch_sizes)
         self._build = as_hypermodel(build)
-        own = self._build if hypermodel is None else hypermodel._inner
-        if objective is None and has_stock_fit(own):
-            raise InputError(
-                "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
-                'give the name of a metric, such as "val_loss". Received: objective=None.'
-            )
+        tuner_arguments.check_objective(objective, hypermodel or self._build)
         check_tolerance(tolerance, confidence)
-        if max_executions is not None:
-            check_size(max_executions, "max_executions", unit="")
         tuner_arguments.check_strategy(
             strategy,
             search_learning_rate=search_learning_rate,
@@ -253,7 +227,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         try:
-            with self._progress, search_lock(project), self._elsewhere(call) as parallel:
+            with self._progress, search_lock(project), ParallelTrials.of(self, call) as parallel:
                 self._compare_search(call)
                 ended = len(self.oracle.ended_trials)
                 if ended:
@@ -427,7 +401,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if self.decides_by["strategy"] != "race" or wanted is False:
             tuner_arguments.check_without_rates(names, self.decides_by)
             return
-        if wanted is None and any(map(_names_rate, names)):
+        if wanted is None and any(map(tuner_arguments.names_rate, names)):
             self.decides_by["search_learning_rate"] = False
             return
         self.hypermodel.searches_rate = True
@@ -516,14 +490,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             file = Path(self.project_dir) / RECORD_NAME
             trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
 
-    def _elsewhere(self, call: FitCall) -> contextlib.AbstractContextManager[ParallelTrials | None]:
-        """Open what runs trials in other processes, where they run there."""
-        if self._executor is None:
-            return contextlib.nullcontext()
-        if self._executor == "local" and gpu_in_use():
-            self._progress.say(_GPU_IN_USE)
-        return contextlib.closing(ParallelTrials(self, call))
-
 
 def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
     """Keep what an earlier run of the search derived, and draw a seed where there is none."""
@@ -533,12 +499,6 @@ def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: boo
     if hypermodel.seed is None:
         # Executions are compared by pairs with a seed in common.
         hypermodel.seed = secrets.randbelow(_SEEDS)
-
-
-def _names_rate(name: str) -> bool:
-    """Return whether a hyperparameter is a learning rate by its name, other than a race's own."""
-    words = re.split(r"[^a-z]+", name.lower())
-    return name != FACTOR_NAME and ("lr" in words or {"learning", "rate"} <= set(words))
 
 
 @contextlib.contextmanager

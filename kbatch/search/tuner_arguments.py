@@ -2,9 +2,10 @@
 
 import functools
 import os
+import re
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -19,6 +20,7 @@ from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
 from kbatch.records.search import RECORD_NAME
 from kbatch.search.hypermodel import BatchSizeHyperModel
+from kbatch.training.build_function import has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
 from kbatch.training.data.forms import gives_batches
 from kbatch.training.data.training_data import TrainingData
@@ -26,6 +28,28 @@ from kbatch.training.data.training_data import TrainingData
 Method = TypeVar("Method", bound=Callable[..., Any])
 
 SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
+
+
+def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
+    """Return the hypermodel, None where the sizes follow from the data that `search` is given."""
+    if not isinstance(build, BatchSizeHyperModel):
+        return None if batch_sizes is None else BatchSizeHyperModel(build, batch_sizes)
+    if batch_sizes is not None:
+        raise InputError(
+            "A `BatchSizeHyperModel` has its own `batch_sizes`: leave them out of "
+            f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
+            f"{build.batch_sizes}."
+        )
+    return build
+
+
+def check_objective(objective: Any, hypermodel: keras_tuner.HyperModel) -> None:
+    own = hypermodel._inner if isinstance(hypermodel, BatchSizeHyperModel) else hypermodel
+    if objective is None and has_stock_fit(own):
+        raise InputError(
+            "`objective` may be None where a `HyperModel.fit` of your own returns the value: "
+            'give the name of a metric, such as "val_loss". Received: objective=None.'
+        )
 
 
 def check_strategy(
@@ -58,6 +82,8 @@ def check_strategy(
             'give `strategy="race"`, or leave it out. Received: '
             f"search_learning_rate={search_learning_rate!r}, strategy={strategy!r}."
         )
+    if max_executions is not None:
+        check_size(max_executions, "max_executions", unit="")
     if max_executions is not None and strategy == "grid":
         raise InputError(
             '`max_executions` limits a race: give `strategy="race"`, or `executions_per_trial` for '
@@ -91,6 +117,12 @@ def check_without_rates(names: Sequence[str], decides_by: Mapping[str, Any]) -> 
             f"`overwrite=True` to start over. Received: strategy={decides_by['strategy']!r}, "
             f"search_learning_rate={decides_by.get('search_learning_rate')!r}."
         )
+
+
+def names_rate(name: str) -> bool:
+    """Return whether a hyperparameter is a learning rate by its name, other than a race's own."""
+    words = re.split(r"[^a-z]+", name.lower())
+    return name != FACTOR_NAME and ("lr" in words or {"learning", "rate"} <= set(words))
 
 
 def check_executor(executor: Any, max_parallel: Any) -> None:

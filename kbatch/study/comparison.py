@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from kbatch.analysis.judge import Run
 from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.analysis.run_table import Run
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 

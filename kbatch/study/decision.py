@@ -11,14 +11,8 @@ from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
-from kbatch.analysis.judge import (
-    DEFAULT_CONFIDENCE,
-    Judgement,
-    Run,
-    first_seed,
-    judge,
-    judge_race,
-)
+from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
+from kbatch.analysis.run_table import Run, first_seed
 from kbatch.page.table import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord

@@ -5,7 +5,8 @@ import pytest
 from scipy import special
 
 from kbatch.analysis.cross_fit import CrossFit
-from kbatch.analysis.judge import Run, judge
+from kbatch.analysis.judge import judge
+from kbatch.analysis.run_table import Run
 
 TOLERANCE = 0.01
 

@@ -6,8 +6,9 @@ import functools
 import numpy as np
 import pytest
 
-from kbatch.analysis.judge import FIRST_LOOK, Run, judge_race
+from kbatch.analysis.judge import FIRST_LOOK, judge_race
 from kbatch.analysis.race import NextRun, Race
+from kbatch.analysis.run_table import Run
 
 SIZES, BASE = (16, 32, 64, 128, 256, 512), 32
 BLOCKS, EXAMPLES = 50, 2000

@@ -12,6 +12,7 @@ from records_factory import make_trial as trial_of
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
 from kbatch.records.training_run import Outcomes
+from kbatch.study.figures.learning_curves import learning_curves
 from kbatch.study.figures.pareto import pareto_points
 
 
@@ -209,6 +210,11 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
     _, points = pareto_points(study)
     shown = {trial.batch_size: value.value for trial, _, value, _ in points}
     assert shown == pytest.approx(judged.to_dict())
+    once = make_trial(64, 100, factor=4.0, count=1)  # Better, at a rate that was not repeated.
+    study = dataclasses.replace(study, trials=(*study.trials, once))
+    curves = {trial.batch_size: curve for trial, curve in learning_curves(study)[1]}
+    ends = {size: curve[-1][1].value for size, curve in curves.items()}
+    assert ends == pytest.approx(judged.to_dict())
 
 
 def test_a_figure_names_as_tied_no_size_between_that_left_the_race():

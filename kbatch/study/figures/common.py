@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from matplotlib.axes import Axes
 
@@ -59,20 +59,24 @@ def _counts(trials: Sequence[TrialRecord]) -> str:
     return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
-def best_of_size(trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
-    """Pick the trial of each batch size with the best objective, completed ones first."""
-    ranked = sorted(trials, key=lambda trial: (trial.status != "completed", trial.rank))
-    found = {trial.batch_size: trial for trial in reversed(ranked)}
+def one_of_each_size(study: "Study", trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:
+    """Pick of each batch size the trial that the decision compares, else the best one."""
+    compared = {trial.trial_id for trial in study.decide().trials}
+
+    def order(trial: TrialRecord) -> tuple[Any, ...]:
+        return trial.trial_id not in compared, trial.status != "completed", trial.rank
+
+    found = {trial.batch_size: trial for trial in sorted(trials, key=order, reverse=True)}
     return dict(sorted(found.items()))
 
 
-def best_of_size_note(trials: Sequence[TrialRecord]) -> str:
-    """Describe that the best trials are shown, empty where each size has one trial."""
+def one_of_each_size_note(trials: Sequence[TrialRecord]) -> str:
+    """Describe which trials are shown, empty where each size has one."""
     sizes = {trial.batch_size for trial in trials}
     if len(sizes) == len(trials):
         return ""
     of = f"{len(sizes):,} of {pluralize(len(trials), 'trial')}"
-    return f"Shown: the best trial of each batch size, {of}."
+    return f"Shown: of each batch size the trial that is compared, else the best; {of}."
 
 
 def name_sizes(panel: Axes, sizes: Sequence[int], *, most: int) -> None:

@@ -13,6 +13,7 @@ from kbatch.plotting.canvas import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common
 from kbatch.study.names import diverged
+from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 
 if TYPE_CHECKING:
@@ -28,11 +29,12 @@ Curve = list[tuple[tuple[float, ...], Estimate[float]]]
 
 
 def learning_curves(study: "Study") -> tuple[Objective, list[tuple[TrialRecord, Curve]]]:
-    """Return the metric, and the best trial of each batch size with its learning curve."""
+    """Return the metric, and a trial of each batch size with its learning curve."""
     refuse_empty(study)
-    quality = study.quality_metric
-    best = common.best_of_size(study.trials).values()
-    curves = [(t, curve) for t in best if quality and (curve := _curve(t, quality.name))]
+    quality, decided = study.quality_metric, study.decide()
+    shown = common.one_of_each_size(study, study.trials).values()
+    judged = [judged_part(decided, trial) for trial in shown]
+    curves = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")
     return quality, curves
@@ -66,7 +68,7 @@ def plot_learning_curves(
 
     Three panels, one below the other, show the same curves against updates, examples and seconds of
     training: where large batches lose in the second and win in the third, they pay. Each curve is
-    of the best trial of its batch size.
+    of the trial of its batch size that `study.decide()` compares, else of the best one.
 
     Args:
         study: A study, from `load_study`.
@@ -106,7 +108,9 @@ def plot_learning_curves(
     lines = ""
     if max(len(trial.executions) for trial in study.trials) > 1:
         lines = "Lines: mean over executions; bands: its 95 % interval, from three executions on."
-    tracing = "Training time has the tracing of the first step in it, but no validation."
-    notes = (common.best_of_size_note(study.trials), tracing, lines)
+    tracing = ""
+    if "seconds" in budgets:
+        tracing = "Training time has the tracing of the first step in it, but no validation."
+    notes = (common.one_of_each_size_note(study.trials), tracing, lines)
     common.write_conditions(panels, study, *notes, alarm=incomplete)
     return panels[0]

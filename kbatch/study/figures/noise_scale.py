@@ -51,7 +51,7 @@ def goodput_of(study: "Study") -> Goodput | None:
     completed = [trial for trial in study.trials if trial.status == "completed"]
     rates = {
         size: rate
-        for size, trial in common.best_of_size(completed).items()
+        for size, trial in common.one_of_each_size(study, completed).items()
         if (rate := trial.throughput) is not None
     }
     if not resolved or len(rates) < 2:
@@ -105,7 +105,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
         ValueError: If the study is empty or no noise scale was measured, with what to do.
     """
     measured, progress = measured_trials(study), goodput_of(study)
-    trials = common.best_of_size(measured)
+    trials = common.one_of_each_size(study, measured)
     # Its axis is logarithmic, which has no place for 0.
     runs = {
         size: [
@@ -155,7 +155,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
         "more."
     )
     notes = (progress.note, common.bars_text(study.trials)) if progress else ()
-    notes = (meaning, *notes, common.best_of_size_note(measured))
+    notes = (meaning, *notes, common.one_of_each_size_note(measured))
     common.write_conditions([panel, *below], study, *notes, alarm=incomplete)
     return panel
 
@@ -176,5 +176,5 @@ def _draw_goodput(panel: Axes, found: Goodput) -> None:
     draw.ring(panel, found.best, most)
     side = "left" if found.best == sizes[0] else "right" if found.best == sizes[-1] else "center"
     words = f"largest: {found.best:,}"
-    draw.text(panel, words, (found.best, most), (0, -14), ha=side, va="top", bold=True)
+    draw.text(panel, words, (found.best, most), (0, 10), ha=side, va="bottom", bold=True)
     canvas.write_title(panel, "Goodput: throughput times statistical efficiency", columns=2)

@@ -1,0 +1,144 @@
+"""One table of runs, each an execution of a pair of batch size and learning rate.
+
+All runs of a seed are a round. Executions that begin alike under other seeds count as one.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+Pair = tuple[int, float]  # Batch size, and the learning rate's factor.
+
+
+class Run(NamedTuple):
+    """One execution of a pair of batch size and learning rate."""
+
+    batch_size: int
+    factor: float  # Of the learning rate, relative to the rule; 1 where it is not searched.
+    seed: int | None  # Executions with the same seed are a round; None is a seed of its own.
+    value: float | None  # Of the objective; None where there is none.
+    seconds: float | None = None  # Of training; None where unknown or not comparable.
+    # How it ended. "left_out" is no execution: it says that the search dropped the pair before the
+    # runs that certify, so that the pair forbids a certain answer where it may be preferred.
+    ended: Literal["completed", "diverged", "out_of_memory", "failed", "left_out"] = "completed"
+    # Pseudo-values of blocks of validation examples, in the unit of the value, which is their mean;
+    # None where they cannot be had.
+    outcomes: np.ndarray | None = None
+    examples: int | None = None  # Of the validation set; None for one a block.
+    weights: str | None = None  # Hash of the initial weights.
+    order: str | None = None  # Hash of the order of the first epoch.
+
+    @property
+    def pair(self) -> Pair:
+        return self.batch_size, self.factor
+
+
+class RunTable:
+    """The values of pairs by rounds, NaN where a pair has no run of a seed."""
+
+    def __init__(self, runs: Sequence[Run], *, sign: float):
+        cells: dict[Pair, dict[object, Run]] = {}
+        for number, run in enumerate(runs):
+            mine = cells.setdefault(run.pair, {})
+            mine.setdefault(("none", number) if run.seed is None else run.seed, run)
+        bad = {run.pair for run in runs if run.ended in ("diverged", "out_of_memory")}
+        scored = {
+            pair: {seed: run for seed, run in mine.items() if run.value is not None}
+            for pair, mine in cells.items()
+            if pair not in bad
+        }
+        self.pairs = tuple(sorted(pair for pair, mine in scored.items() if mine))
+        if not self.pairs:
+            raise ValueError("`runs` must hold one that has a value and did not diverge.")
+        self.left_out = tuple(sorted(set(cells) - set(self.pairs)))
+        self.pinned: Literal["both", "weights", "order"] | None = _pinned(list(scored.values()))
+        # Without seeds the n-th run of each is round n.
+        rows = [list(scored[pair].values()) for pair in self.pairs]
+        seeds = [[n if r.seed is None else r.seed for n, r in enumerate(row)] for row in rows]
+        if self.pinned == "both":
+            rows, seeds = [row[:1] for row in rows], [[0] for _ in rows]
+        columns = {seed: n for n, seed in enumerate(sorted({s for own in seeds for s in own}))}
+        self.values = np.full((len(rows), len(columns)), math.nan)
+        self.seconds = self.values.copy()
+        blocks = {len(run.outcomes) for row in rows for run in row if run.outcomes is not None}
+        self.paired = (
+            len(blocks) == 1
+            and max(blocks) > 1
+            and all(run.outcomes is not None for row in rows for run in row)
+        )
+        self.outcomes = (
+            np.full((*self.values.shape, max(blocks)), math.nan) if self.paired else None
+        )
+        for k, (row, own) in enumerate(zip(rows, seeds, strict=True)):
+            for run, seed in zip(row, own, strict=True):
+                self.values[k, columns[seed]] = sign * (run.value or 0.0)
+                self.seconds[k, columns[seed]] = run.seconds or math.nan
+                if self.outcomes is not None:
+                    self.outcomes[k, columns[seed]] = sign * np.asarray(run.outcomes, float)
+        self.examples = rows[0][0].examples
+        has = ~np.isnan(self.values)
+        self.rounds = [int(count) for count in has.sum(1)]
+        self.most = max(self.rounds)
+        self.common = has[:, None] & has
+        self.counts = self.common.sum(2)
+        self.costs = self._costs()
+        # Size and cost of those that the search dropped, 0 where the cost is not known.
+        self.dropped: list[tuple[int, float]] = []
+        scale = 1.0 if self.costs is None else float(np.nanmean(self.seconds / self.costs[:, None]))
+        for pair in self.left_out:
+            dropped = list(cells[pair].values())
+            if any(run.ended == "left_out" for run in dropped):
+                seconds = [run.seconds / scale for run in dropped if run.seconds]
+                self.dropped.append((pair[0], float(np.mean(seconds)) if seconds else 0.0))
+
+    def _costs(self) -> np.ndarray | None:
+        """Return the times over the least, by rounds where pairs share some with the most timed."""
+        timed = ~np.isnan(self.seconds)
+        if not timed.any(1).all():
+            return None
+        logs = np.log(self.seconds)
+        base = int(timed.sum(1).argmax())
+        found = []
+        for row, own in zip(logs, timed, strict=True):
+            both = own & timed[base]
+            of_row, of_base = (both, both) if both.any() else (own, timed[base])
+            found.append(np.mean(row[of_row]) - np.mean(logs[base][of_base]))
+        return np.exp(np.array(found) - min(found))
+
+
+def _pinned(rows: Sequence[Mapping[object, Run]]) -> Literal["both", "weights", "order"] | None:
+    """Return what is the same in all runs of a pair, whatever their seeds."""
+    repeated = [list(row.values()) for row in rows if len(row) > 1]
+    # Not by equal values: noise of the device is added to them.
+    weights, order = (
+        any(
+            len(own := {getattr(run, name) for run in row}) == 1 and own != {None}
+            for row in repeated
+        )
+        for name in ("weights", "order")
+    )
+    return "both" if weights and order else "weights" if weights else "order" if order else None
+
+
+def first_seed(runs: Sequence[Run]) -> int:
+    """Return the seed of execution number 0."""
+    return min((run.seed or 0 for run in runs), default=0)
+
+
+def training_seconds_of(runs: Sequence[Run], batch_sizes: Sequence[int]) -> dict[int, float]:
+    """Return the training time of each size, 0 where none is known."""
+    own = {
+        size: [s for run in runs if run.batch_size == size and (s := run.seconds)]
+        for size in sorted(batch_sizes, reverse=True)
+    }
+    known = {size: float(np.mean(seconds)) for size, seconds in own.items() if seconds}
+    if not known:
+        return dict.fromkeys(batch_sizes, 0.0)
+    # A training takes a time for each example and one for each update.
+    updates = [1 / size for size in known]
+    return {
+        size: known.get(size, float(np.interp(1 / size, updates, list(known.values()))))
+        for size in batch_sizes
+    }
