@@ -4,7 +4,8 @@ python benchmarks/headline.py [--nets cnn mlp text] [--rounds 6] [--epochs 4]   
 
 Searches the three nets of `search_overhead.py` for the size that trains fastest, six sizes from 16
 to 512 in one execution each; then trains an epoch of the base size and of the named one by plain
-`fit(x, y, batch_size=)` after `decision.apply(build())`, in turns. Aim: within 15 %.
+`fit(x, y, batch_size=)`, in turns, each model with what its trial had set, as `decision.apply`
+sets it for the named size. Aim: within 15 %.
 
 search     training time of the base size over that of the named one, in the search
 epochs     the same of one epoch by plain `fit` that the search ends with, where it was cheap enough
@@ -26,6 +27,7 @@ from side_by_side import interleaved, ratio, ratio_interval
 
 import kbatch
 from kbatch.study.decision_page import MUCH_APART
+from kbatch.training.learning_rate import apply_settings
 
 
 def search(net: str, epochs: int) -> kbatch.Study:
@@ -75,7 +77,11 @@ def main() -> None:
             model.fit(x, y, batch_size=size, verbose=0)
 
         keras.config.set_dtype_policy(decision.trial.dtype_policy)
-        models = {size: decision.apply(builder(net)()) for size in (base, named)}
+        trials = {trial.batch_size: trial for trial in study.trials}
+        models = {
+            size: apply_settings(builder(net)(), trials[size].executions[-1])
+            for size in (base, named)
+        }
         for size, model in models.items():
             epoch(model, size)  # It is traced.
         seconds = interleaved(
