@@ -97,10 +97,11 @@ class Broken(Rows):
     [(raising, 2), (lambda at: Broken(at, 1), 0), (lambda at: Broken(at, 2), 3)],
 )
 def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
-    with pytest.raises(InputError, match=f"error at batch {at} .*a broken image") as caught:  # noqa: SIM117
-        with BatchStream(pipeline_of(data(at), model, batch_size=None)) as stream:
-            for _ in range(at + 1):
-                stream.next()
+    refused = pytest.raises(InputError, match=f"error at batch {at} .*a broken image")
+    pipeline = pipeline_of(data(at), model, batch_size=None)
+    with refused as caught, BatchStream(pipeline) as stream:
+        for _ in range(at + 1):
+            stream.next()
     assert caught.value.__cause__ is not None
 
 
