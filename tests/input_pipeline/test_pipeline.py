@@ -98,8 +98,8 @@ class Broken(Rows):
 )
 def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
     refused = pytest.raises(InputError, match=f"error at batch {at} .*a broken image")
-    pipeline = pipeline_of(data(at), model, batch_size=None)
-    with refused as caught, BatchStream(pipeline) as stream:
+    rows = data(at)
+    with refused as caught, BatchStream(pipeline_of(rows, model, batch_size=None)) as stream:
         for _ in range(at + 1):
             stream.next()
     assert caught.value.__cause__ is not None
