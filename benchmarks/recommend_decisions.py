@@ -18,7 +18,7 @@ from typing import NamedTuple
 import numpy as np
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.recommendation.limits import sizes_to_search, starting_size
+from kbatch.recommendation.result import sizes_to_search, starting_size
 
 BASE = 32
 

@@ -14,13 +14,12 @@ PER_EXAMPLE_S = 1e-5
 SPREAD = 1 + 0.01 * np.array([0, 1, -1, 0.5, -0.5, 0.2, -0.2, 0.8, -0.8, 0])
 
 
-def make_timings(n_half=100.0, *, fits=SIZES[-1], sizes=SIZES):
-    """Steps of a device that reaches half its peak at `n_half`; what does not fit is in parts."""
+def make_timings(n_half=100.0, *, sizes=SIZES):
+    """Updates of a device that reaches half its peak at `n_half`."""
 
     def timed(size):
-        micro = min(size, fits)
-        times = size / micro * PER_EXAMPLE_S * (n_half + micro) * SPREAD
-        return TimedUpdate(size, micro, tuple(range(len(SPREAD))), tuple(times.tolist()))
+        times_s = PER_EXAMPLE_S * (n_half + size) * SPREAD
+        return TimedUpdate(size, tuple(range(len(SPREAD))), tuple(times_s.tolist()))
 
     return tuple(timed(size) for size in sizes)
 
@@ -58,6 +57,7 @@ def make_recommendation(*, n_half=100.0, noise_scale=200.0, input_rate=1e6, **ch
         "scheduled": False,
         "learning_rate_rule": "sqrt",
         "updates": make_timings(n_half),
+        "cut": (),
         "memory": make_memory(),
         "memory_limit_bytes": 8 * 2**30,
         "pilot": make_pilot(noise_scale),

@@ -10,16 +10,14 @@ from kbatch.throughput.result import TimedUpdate, TrainingProfile
 HICCUPS = (1.0, 1.01, 0.99, 1.005, 1.0, 0.995, 1.02)
 
 
-def update(size, step_s, *, batch_size=None, steps=1, hiccups=HICCUPS):
+def update(size, step_s, *, steps=1, hiccups=HICCUPS):
     times_s = tuple(step_s * h for h in hiccups)
     rounds = tuple(range(len(times_s)))
-    return TimedUpdate(
-        batch_size or size, size, rounds, times_s, steps, first_s=steps * step_s + 1.5
-    )
+    return TimedUpdate(size, rounds, times_s, steps, first_s=steps * step_s + 1.5)
 
 
 def left_out(size, outcome="too slow for the time budget"):
-    return TimedUpdate(size, size, outcome=outcome)
+    return TimedUpdate(size, outcome=outcome)
 
 
 def memory_of(*sizes):

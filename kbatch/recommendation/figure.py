@@ -10,10 +10,9 @@ from kbatch.page.numbers import where_measured
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, INK, MUTED, series_style
-from kbatch.recommendation.limits import noise_bounds
 
 if TYPE_CHECKING:
-    from kbatch.recommendation.result import Limit, Recommendation
+    from kbatch.recommendation.result import Recommendation
 
 HEIGHT_IN = 5.2
 _ROW_CHARACTERS = 90
@@ -30,21 +29,23 @@ Curve = dict[int, tuple[float, tuple[float, float] | None]]
 
 def limit_curves(found: "Recommendation") -> dict[str, Curve]:
     """Return throughput, worth of an example and progress, each as a share of its largest."""
-    noise, bounds = found.noise_scale.value or 0.0, noise_bounds(found.noise_scale)
-    rates = {size: size / time_s for size, time_s in found.times_s.items()}
-    most, smallest = max(rates.values(), default=1.0), min(rates, default=1)
+    noise, speeds = found.noise_scale, {size: size / s for size, s in found.times_s.items()}
+    most, smallest = max(speeds.values(), default=1.0), min(speeds, default=1)
+    curves: dict[str, Curve] = {
+        THROUGHPUT: {size: (speed / most, None) for size, speed in speeds.items()}
+    }
+    if noise.value is None or not speeds:
+        return curves
 
     def worth(scale: float, size: int) -> float:
         return (scale + smallest) / (scale + size) if scale < math.inf else 1.0
 
-    times = found.relative_times
-    return {
-        THROUGHPUT: {size: (rate / most, None) for size, rate in rates.items()},
-        WORTH: {
-            size: (worth(noise, size), (worth(bounds[0], size), worth(bounds[1], size)))
-            for size in times
-        },
-        PROGRESS: {size: (1 / time, None) for size, time in times.items()},
+    low, high = noise.low or 0.0, math.inf if noise.high is None else noise.high
+    worths = {size: worth(noise.value, size) for size in speeds}
+    progress = {size: min(speed, found.input_rate) * worths[size] for size, speed in speeds.items()}
+    return curves | {
+        WORTH: {size: (one, (worth(low, size), worth(high, size))) for size, one in worths.items()},
+        PROGRESS: {size: (one / max(progress.values()), None) for size, one in progress.items()},
     }
 
 
@@ -68,18 +69,18 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     upper, lower = canvas.panels(ax, HEIGHT_IN, (4, 3 if wide else 7))
     # The axis holds the sizes that were timed, and powers of two around the limits.
     sizes = set(curves[THROUGHPUT]) or {1}
-    places = [end for one in found.limits for end in _places(one)]
-    within = [end for end in places if end is not None and 1 <= end <= _WIDEST * max(sizes)]
+    begins = [limit.begins for limit in found.limits if limit.begins]
+    places = [end for one in begins for end in (one.value, *(one.ends or ())) if end]
+    within = [end for end in places if 1 <= end <= _WIDEST * max(sizes)]
     sizes |= {2 ** (math.ceil(end) - 1).bit_length() for end in within}
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(lower, sorted(sizes), "Batch size (examples)")
-    for index, (label, curve) in enumerate(curves.items()):
-        if curve:
-            values, intervals = zip(*curve.values(), strict=True)
-            color, marker = series_style(index)
-            draw.band(upper, list(curve), intervals, color)
-            draw.points(upper, list(curve), values, color, marker, size=5, line="-", label=label)
+    for index, (label, curve) in enumerate(curves.items() if curves[THROUGHPUT] else ()):
+        values, intervals = zip(*curve.values(), strict=True)
+        color, marker = series_style(index)
+        draw.band(upper, list(curve), intervals, color)
+        draw.points(upper, list(curve), values, color, marker, size=5, line="-", label=label)
     upper.set_ylim(0, 1.06)
     upper.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     upper.set_ylabel("Share of the largest")
@@ -98,12 +99,6 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
         (upper, lower), " · ".join([*parts, "band and bars: 95 % intervals; grey: sizes to search"])
     )
     return upper
-
-
-def _places(limit: "Limit") -> tuple[float | None, ...]:
-    """Return where a limit begins, and the ends of its interval."""
-    begins = limit.begins
-    return () if begins is None else (begins.value, *(begins.ends or ()))
 
 
 def _draw_limits(panel: Axes, found: "Recommendation") -> None:

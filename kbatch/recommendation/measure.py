@@ -1,11 +1,10 @@
 """The limits of the batch size, measured one after the other within one budget of time."""
 
 import contextlib
-import dataclasses
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import keras
@@ -27,8 +26,16 @@ from kbatch.memory.search import MEMORY_WINDOW
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number, pluralize
 from kbatch.recommendation import BUDGET_S
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION, most_at_once
-from kbatch.recommendation.result import PilotRecord, Recommendation, useful_stretches
+from kbatch.recommendation.result import (
+    INPUT,
+    MEMORY,
+    NOISE,
+    SATURATION,
+    PilotRecord,
+    Recommendation,
+    most_at_once,
+    useful_stretches,
+)
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.throughput.measure import ALONE, update_sweep
 from kbatch.throughput.result import TimedUpdate
@@ -102,8 +109,8 @@ def recommend(
         TypeError: If `build` cannot build, or a size is no integer.
         ValueError: If the model is not compiled, or an argument cannot be used.
     """
-    given_seed = check_seed(seed)
-    seed = int(np.random.default_rng().integers(2**31)) if given_seed is None else given_seed
+    if (seed := check_seed(seed)) is None:
+        seed = int(np.random.default_rng().integers(2**31))
     check_seconds(budget_s=budget_s)
     base = check_size(base_batch_size, "base_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
@@ -141,18 +148,19 @@ def recommend(
         with kept_state(model):
             sum_sparse_gradients(model)  # As a search trains.
             model.make_train_function()  # All that is timed shares its graphs.
-            updates = time_updates(
-                model, data, sizes, largest_whole=fits, budget_s=begin(SATURATION), first=base
-            )
-            if timings := [update for update in updates if update.measured]:
+            fitting = [size for size in sizes if fits is None or size <= fits]
+            updates = time_updates(model, data, fitting, budget_s=begin(SATURATION), first=base)
+            timings = {one.batch_size: one.median_s for one in updates if one.measured}
+            # Larger ones go through in parts, unless the model has a step of its own.
+            cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
+            if timings:
                 part_s = begin(INPUT)
                 with reason_kept(INPUT, unknown):
-                    timed = _read_at(timings, base=base, budget_s=part_s)
-                    pipeline = _input(model, data, timed, budget_s=part_s, seed=seed)
+                    pipeline = _input(model, data, timings, base=base, budget_s=part_s, seed=seed)
             else:
                 unknown[SATURATION] = "not even the smallest batch size could be run"
         parts = None
-        if pilot is not None or any(timed.accumulated for timed in timings):
+        if pilot is not None or cut:
             parts = parts_note(model, data.sample(rows_to_compare(fits), model, fewest=1))
     optimizer = inner_optimizers(model)[0]
     return Recommendation(
@@ -164,6 +172,7 @@ def recommend(
         scheduled=isinstance(rate_of(optimizer), Schedule),
         learning_rate_rule="linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt",
         updates=updates,
+        cut=cut,
         memory=memory.records,
         memory_limit_bytes=memory.limit_bytes,
         pilot=pilot,
@@ -345,15 +354,13 @@ def time_updates(
     data: TrainingData,
     batch_sizes: Sequence[int],
     *,
-    largest_whole: int | None,
     budget_s: float,
     first: int,
 ) -> tuple[TimedUpdate, ...]:
-    """Time updates on whole batches, `first` before the others; larger ones are made of parts.
+    """Time updates on whole batches, `first` before the others.
 
     Those that were not timed have the reason as their outcome.
     """
-    fitting = [size for size in batch_sizes if largest_whole is None or size <= largest_whole]
     timing = TimingPlan(
         budget_s,
         needed_calls=12,
@@ -364,17 +371,10 @@ def time_updates(
     )
     batch_of = functools.partial(data.sample, model=model)
     with update_sweep(model, batch_of, timing, chosen=False) as sweep:
-        ordered = sorted(fitting, key=lambda size: (size != first, size))
+        ordered = sorted(batch_sizes, key=lambda size: (size != first, size))
         list(sweep.warm_up(Setting(ALONE, size) for size in ordered))
         sweep.run()
-        found = [sweep.found(Setting(ALONE, size)) for size in fitting]
-    largest = max((u for u in found if u.measured), key=lambda u: u.batch_size, default=None)
-    if largest is not None and largest_whole is not None and user_step(model) is None:
-        for size in batch_sizes[len(fitting) :]:
-            parts = -(-size // largest.batch_size)
-            times_s = tuple(parts * time_s for time_s in largest.durations_s)
-            found.append(dataclasses.replace(largest, batch_size=size, durations_s=times_s))
-    return tuple(found)
+        return tuple(sweep.found(Setting(ALONE, size)) for size in batch_sizes)
 
 
 # The pipeline is read in batches of at most so many times the base size.
@@ -383,23 +383,22 @@ _MOST_LARGER = 8
 _FEWEST_STEPS, _MUCH_LONGER = 30, 1.5
 
 
-def _read_at(timings: Sequence[TimedUpdate], *, base: int, budget_s: float) -> TimedUpdate:
-    """Return the largest update near the base size in whose batches the data are to be read."""
-    whole = [timed for timed in timings if not timed.accumulated]
-    near = [timed for timed in whole if timed.batch_size <= _MOST_LARGER * base]
-    found = (near or whole or timings)[-1]
-    if (least_s := _FEWEST_STEPS * found.median_s) > _MUCH_LONGER * budget_s:
+def _input(
+    model: keras.Model,
+    data: TrainingData,
+    times_s: Mapping[int, float],
+    *,
+    base: int,
+    budget_s: float,
+    seed: int,
+) -> InputPipelineProfile:
+    """Measure what the data deliver in a search, in batches of a size near the base size."""
+    size = max((size for size in times_s if size <= _MOST_LARGER * base), default=max(times_s))
+    if (least_s := _FEWEST_STEPS * times_s[size]) > _MUCH_LONGER * budget_s:
         raise InputError(
             f"it takes {format_number(least_s, 2)} s at least, and its part of `budget_s` was "
             f"{format_number(budget_s, 2)} s"
         )
-    return found
-
-
-def _input(
-    model: keras.Model, data: TrainingData, timed: TimedUpdate, *, budget_s: float, seed: int
-) -> InputPipelineProfile:
-    """Measure what the data deliver in a search."""
-    dataset = data.batches(timed.micro_batch_size, model, seed=seed).dataset
+    dataset = data.batches(size, model, seed=seed).dataset
     # In epochs without end: else the starts of short ones count as waits for data.
     return profile_input_pipeline(model, dataset.repeat(), budget_s=budget_s, remedies=False)

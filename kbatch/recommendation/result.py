@@ -1,7 +1,26 @@
-"""The limits of the batch size: what was measured, which binds, and a size to start with."""
+"""The limits of the batch size, which of them binds, and the sizes that a search should try.
+
+Updates to a goal are S(B) = S_min (1 + B_noise / B) (McCandlish et al. 2018, arXiv:1812.06162,
+equation 2.11). An update takes t(B) on the device, and no less than B / p where the input pipeline
+delivers p examples/s:
+
+    T(B) = S_min max(t(B), B / p) (1 + B_noise / B)
+
+Memory and the input pipeline bind where the way to a goal would be shorter without them. Else
+a larger batch gains by throughput and loses by gradient noise, and the one binds that comes first
+on the batch axis: saturation, where the device runs at 90 % of its peak, or the noise scale, from
+which on more than half of a batch's examples are wasted. With t(B) = a + b B, n_half = a / b, T(B)
+is least at B = sqrt(n_half B_noise), and saturation lies at 9 n_half: it comes first where the best
+batch runs at three quarters of the peak or more, and twice as large a one at less than 1.15 times
+its throughput.
+
+The size to start with is the smallest of at most 1.05 times the least T(B). It never falls as the
+noise scale grows, so a range of noise scales gives a range of sizes.
+"""
 
 import dataclasses
 import functools
+import itertools
 import math
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
@@ -14,25 +33,128 @@ from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
 from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
+from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
 from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Figure, Result
-from kbatch.recommendation.limits import (
-    INPUT,
-    LIMITS,
-    SATURATION,
-    binding_limits,
-    most_at_once,
-    sizes_to_search,
-    starting_size,
-    times_to_goal,
-    with_more_memory,
-)
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
 from kbatch.throughput.result import TimedUpdate
 
 if TYPE_CHECKING:
     import pandas as pd
+
+MEMORY = "memory"
+SATURATION = "hardware saturation"
+NOISE = "gradient noise"
+INPUT = "input pipeline"
+LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
+# Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
+# noise scale were a few times larger or smaller (arXiv:2505.23971).
+_NOISE_FACTOR = 4
+
+# Seconds of an update by batch size, ascending.
+UpdateTimes = Mapping[int, float]
+
+
+def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
+    """Return up to how many examples fit in memory at once, by the line through those measured.
+
+    None where memory hardly grows with the batch, so that nothing shows an end.
+    """
+    most_bytes = MEMORY_WINDOW[1] * limit_bytes
+    peaks = {one.batch_size: one.peak_bytes for one in records if one.peak_bytes}
+    line, ran = fit_memory(peaks), max((b for b, m in peaks.items() if m <= most_bytes), default=1)
+    out = [one.batch_size for one in records if one.outcome == "out_of_memory"]
+    if line is None or (line.bytes_per_example <= 0 and not out):
+        return None
+    # A line is trusted up to the window only where sizes were measured until memory ended them.
+    in_time = all(one.peak_bytes or one.refusal for one in records)
+    share = MEMORY_WINDOW[1] if in_time else SURE_SHARE
+    likely = max(ran, int(line.largest_within(share * limit_bytes)))
+    return min([likely, *(size - 1 for size in out)])
+
+
+def times_to_goal(
+    times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
+) -> dict[int, float]:
+    """Compute the time to a goal of each batch size, all in the same unit.
+
+    `rate` is what the input pipeline delivers, in examples/s.
+    """
+    found = {}
+    for size, update_s in times_s.items():
+        wait_s = max(update_s, size / rate)
+        noisy = noise_scale == math.inf
+        found[size] = wait_s * (1 / size if noisy else (1 + noise_scale / size) / (1 + noise_scale))
+    return found
+
+
+def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
+    """Return the least and the largest noise scale that the measurement allows, in examples."""
+    return noise.low or 0.0, math.inf if noise.high is None else noise.high
+
+
+def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
+    """Return the smallest batch size that is about as fast to a goal as the best one."""
+    goal = times_to_goal(times_s, noise_scale=noise_scale, rate=rate)
+    return min(size for size, time in goal.items() if time <= CLOSEST_RATIO * min(goal.values()))
+
+
+def sizes_to_search(
+    times_s: UpdateTimes,
+    noise: Estimate[float | None],
+    *,
+    base_batch_size: int,
+    rates: tuple[float, float] = (math.inf, math.inf),
+) -> tuple[int, ...]:
+    """Return the sizes that may train best, ascending: the base size and one more at each end."""
+    likely = noise.low or 0.0 if noise.value is None else noise.value
+    scales = (*noise_bounds(noise), likely / _NOISE_FACTOR, likely * _NOISE_FACTOR)
+    cases = itertools.product(scales, rates)
+    starts = [starting_size(times_s, noise_scale=scale, rate=rate) for scale, rate in cases]
+    sizes = list(times_s)
+    first, last = sizes.index(min(starts)), sizes.index(max(starts))
+    around = sizes[max(0, first - 1) : last + 2]
+    ends = [*around, *(size for size in sizes if size == base_batch_size)]
+    return tuple(size for size in sizes if min(ends) <= size <= max(ends))
+
+
+def binding_limits(
+    times_s: UpdateTimes,
+    noise: Estimate[float | None],
+    *,
+    whole_s: UpdateTimes,  # Of the sizes that go through at once.
+    saturation: tuple[float, float] | None,
+    rates: tuple[float, float] = (math.inf, math.inf),
+) -> tuple[str, ...]:
+    """Return which limit binds, for all that the measurements allow."""
+    free_s = dict(times_s)
+    if len(whole_s) > 1:
+        # With more memory each further example takes as long as those between the two largest.
+        (before, before_s), (last, last_s) = list(whole_s.items())[-2:]
+        example_s = (last_s - before_s) / (last - before)
+        for size in times_s if example_s > 0 else ():
+            if size > last:
+                free_s[size] = min(times_s[size], last_s + example_s * (size - last))
+
+    def binding(scale: float, rate: float) -> set[str]:
+        def least(of: UpdateTimes, rate: float) -> float:
+            return min(times_to_goal(of, noise_scale=scale, rate=rate).values())
+
+        now = least(times_s, rate)
+        gains = {MEMORY: now / least(free_s, rate), INPUT: now / least(times_s, math.inf)}
+        limit = max(gains, key=lambda name: gains[name])
+        if gains[limit] > CLOSEST_RATIO:
+            return {limit}
+        if now / least(free_s, math.inf) > CLOSEST_RATIO:
+            return {MEMORY, INPUT}  # Each hides what the removal of the other would give.
+        if saturation is None:
+            return {SATURATION, NOISE}
+        return {SATURATION if end < scale else NOISE for end in saturation}
+
+    found = set().union(*itertools.starmap(binding, itertools.product(noise_bounds(noise), rates)))
+    return tuple(limit for limit in LIMITS if limit in found)
+
 
 # Of the way that the loss went: what follows takes long, and fits the training set alone.
 _USEFUL_SHARE = 0.9
@@ -71,7 +193,7 @@ def useful_stretches(losses: Sequence[float]) -> int:
 class Limit(NamedTuple):
     """What one of the four limits says."""
 
-    name: str  # One of `kbatch.recommendation.limits.LIMITS`.
+    name: str  # One of `LIMITS`.
     # Where it begins, in examples, without a value where it limits no size; None where unknown.
     begins: Estimate[float | None] | None
     words: str  # What was measured, or why it is unknown.
@@ -88,9 +210,9 @@ class Recommendation(Result):
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
     learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
-    #: Of each batch size, all in the same rounds, or why they were not timed. Those in parts follow
-    #: from the time of the largest that went through at once.
+    #: Of each batch size that fits at once, all in the same rounds, or why they were not timed.
     updates: tuple[TimedUpdate, ...]
+    cut: tuple[int, ...]  #: Larger sizes, which go through in parts of the largest that was timed.
     memory: tuple[MemoryRecord, ...]  #: Of some batch sizes, ascending.
     memory_limit_bytes: int  #: Memory that they could take.
     pilot: PilotRecord | None  #: The training that measured the noise scale, or None.
@@ -195,8 +317,7 @@ class Recommendation(Result):
     @property
     def micro_batch_size(self) -> int | None:
         """Examples of it that go through the device at once."""
-        sizes = {timed.batch_size: timed.micro_batch_size for timed in self.timings}
-        return None if self.batch_size is None else sizes[self.batch_size]
+        return None if self.batch_size is None else min(self.batch_size, max(self._whole_s))
 
     @property
     def learning_rate(self) -> float | None:
@@ -208,52 +329,35 @@ class Recommendation(Result):
     @property
     def batch_sizes(self) -> tuple[int, ...]:
         """The sizes that a search should compare, ascending; none without timings."""
-        if not self.timings:
+        if not self.times_s:
             return ()
-        base, rates = self.base_batch_size, self._rate_bounds or (math.inf,)
-        return sizes_to_search(self.times_s, self.noise_scale, base_batch_size=base, rates=rates)
+        base = self.base_batch_size
+        return sizes_to_search(
+            self.times_s, self.noise_scale, base_batch_size=base, rates=self._rates
+        )
 
     @property
     def binding(self) -> tuple[str, ...]:
         """The limit that binds; several where they cannot be separated, none without timings."""
-        times_s = self.times_s
-        if not times_s:
+        if not self.times_s:
             return ()
-        most, largest = self._most_at_once, max(times_s)
-        ends = most is not None and most < largest  # Memory, not the data or the sizes.
-        whole_s = {timed.batch_size: timed.median_s for timed in self._whole}
         return binding_limits(
-            times_s,
+            self.times_s,
             self.noise_scale,
+            whole_s=self._whole_s,
             saturation=self.saturation and self.saturation.ends,
-            rates=self._rate_bounds or (math.inf,),
-            without_memory_limit=with_more_memory(
-                whole_s, largest_batch_size=largest if ends else 0
-            ),
+            rates=self._rates,
         )
 
     @property
-    def timings(self) -> tuple[TimedUpdate, ...]:
-        """The updates that have times."""
-        return tuple(update for update in self.updates if update.measured)
-
-    @property
     def times_s(self) -> dict[int, float]:
-        """Seconds of an update by batch size, ascending."""
-        return {timed.batch_size: timed.median_s for timed in self.timings}
+        """Seconds of an update by batch size, ascending; of those in parts by that of a part."""
+        found, most = self._whole_s, max(self._whole_s, default=None)
+        return found | {size: -(-size // most) * found[most] for size in self.cut if most}
 
     @property
-    def _whole(self) -> list[TimedUpdate]:
-        return [timed for timed in self.timings if not timed.accumulated]
-
-    @property
-    def relative_times(self) -> dict[int, float]:
-        """Expected time to a goal of each size over the least; empty without a noise scale."""
-        noise = self.noise_scale.value
-        if noise is None or not self.timings:
-            return {}
-        times = times_to_goal(self.times_s, noise_scale=noise, rate=self.input_rate)
-        return {size: time / min(times.values()) for size, time in times.items()}
+    def _whole_s(self) -> dict[int, float]:
+        return {one.batch_size: one.median_s for one in self.updates if one.measured}
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None]:
@@ -272,8 +376,8 @@ class Recommendation(Result):
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        pairs = [(timed.batch_size, s) for timed in self._whole for s in timed.durations_s]
-        if len(self._whole) < 2 or len(pairs) < 3:
+        pairs = [(timed.batch_size, s) for timed in self.updates for s in timed.durations_s]
+        if len(self._whole_s) < 2 or len(pairs) < 3:
             return None
         found = efficient_batch_size(fit_latency(*zip(*pairs, strict=True)))
         return None if found.value is not None and found.ends is None else found
@@ -281,17 +385,15 @@ class Recommendation(Result):
     @property
     def input_rate(self) -> float:
         """Examples per second that the data deliver; infinite where that is not known."""
-        bounds = self._rate_bounds
-        if self.pipeline is None or not bounds:
-            return math.inf
+        (low, high), rate = self._rates, self.pipeline and self.pipeline.pipeline.samples_per_second
         # Short rounds may miss the pauses that a long reading has seen.
-        (low, high), rate = bounds, self.pipeline.pipeline.samples_per_second
         return low if rate is None else min(max(rate.value, low), high)
 
     @property
-    def _rate_bounds(self) -> tuple[float, float] | tuple[()]:
+    def _rates(self) -> tuple[float, float]:
+        """The least and the most that it may be."""
         bounds = self.pipeline and self.pipeline.rate_bounds
-        return bounds if bounds is not None and bounds[0] > 0 else ()
+        return bounds if bounds and bounds[0] > 0 else (math.inf, math.inf)
 
     @property
     def _learning_rate_ratio(self) -> float:
@@ -300,10 +402,6 @@ class Recommendation(Result):
             base_batch_size=self.base_batch_size,
             rule=self.learning_rate_rule,
         )
-
-    @property
-    def _most_at_once(self) -> int | None:
-        return most_at_once(self.memory, self.memory_limit_bytes)
 
     @property
     def limits(self) -> tuple[Limit, ...]:
@@ -319,7 +417,7 @@ class Recommendation(Result):
     # Where a limit begins, and what was measured; or None, and why it is not known.
 
     def _memory(self) -> tuple[Estimate[float | None] | None, str]:
-        most = self._most_at_once
+        most = most_at_once(self.memory, self.memory_limit_bytes)
         if most is None:
             return None, "it hardly grows with the batch"
         limit = memory_text(self.memory_limit_bytes)
@@ -329,14 +427,14 @@ class Recommendation(Result):
         found = self.saturation
         if found is None:
             return None, "that takes two sizes that were timed whole"
-        best = max(self._whole, key=lambda timed: timed.samples_per_second)
-        fastest = f"{format_number(best.samples_per_second)} samples/s at {best.batch_size:,}"
+        rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
+        fastest = f"{format_number(rate)} samples/s at {size:,}"
         if found.value is None:
             longer = "a larger batch took no longer as far as was timed"
             return None, f"{longer}; the fastest was {fastest}"
-        beyond = " (not timed)" if found.value > self._whole[-1].batch_size else ""
-        size = format_number(found.value, 2)
-        return found, f"{fastest}; 90 % of the peak rate takes {size} at once{beyond}"
+        beyond = " (not timed)" if found.value > max(self._whole_s) else ""
+        begins = format_number(found.value, 2)
+        return found, f"{fastest}; 90 % of the peak rate takes {begins} at once{beyond}"
 
     def _noise(self) -> tuple[Estimate[float | None] | None, str]:
         noise, size = self.noise_scale, self._known_noise
@@ -348,7 +446,7 @@ class Recommendation(Result):
 
     def _input(self) -> tuple[Estimate[float | None] | None, str]:
         rate, times_s = self.input_rate, self.times_s
-        if not self._rate_bounds or not times_s:
+        if math.isinf(rate) or not times_s:
             return None, "it was not measured"
         waits = (size for size, time_s in times_s.items() if rate * CLOSEST_RATIO < size / time_s)
         delivered, first = f"{format_number(rate, 2)} samples/s", next(waits, None)

@@ -40,8 +40,8 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
             f"or longer. Received: {len(profile.updates)} updates, none measured."
         )
     memory_bytes = profile.memory_bytes
-    timed = [way.micro_batch_size for way in profile.fastest_ways]
-    failed = [u.micro_batch_size for u in profile.updates if u.outcome == OUT_OF_MEMORY]
+    timed = [way.batch_size for way in profile.fastest_ways]
+    failed = [u.batch_size for u in profile.updates if u.outcome == OUT_OF_MEMORY]
     sizes = sorted({*timed, *failed, *memory_bytes})
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
@@ -69,8 +69,6 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     canvas.write_title(upper, title, columns=2, fewest=2)
     parts = where_measured(profile.environment)
     parts.append("XLA" if profile.jit_compile else "without XLA")
-    if batches := sorted({u.batch_size for u in profile.measured if u.accumulated}):
-        parts.append(f"steps accumulate {', '.join(f'{size:,}' for size in batches)} examples")
     number = count_range((len(update.rounds) for update in profile.measured), "round")
     parts.append(f"{number} a point, bars: 95 % interval of the median")
     fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""

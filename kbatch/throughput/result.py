@@ -30,10 +30,9 @@ _NEGLIGIBLE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class TimedUpdate:
-    """An update on a batch, whole or in parts, and its time in each round."""
+    """An update on a batch that goes through the device at once, and its time in each round."""
 
     batch_size: int  #: Examples of the update.
-    micro_batch_size: int  #: Examples that go through the device at once.
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     durations_s: tuple[float, ...] = ()  #: Median seconds of an update in each of them.
     steps_per_execution: int = 1  #: Updates that Keras started at once.
@@ -47,30 +46,14 @@ class TimedUpdate:
         return self.outcome == MEASURED
 
     @property
-    def accumulated(self) -> bool:
-        """Whether it has several micro-batches."""
-        return self.micro_batch_size < self.batch_size
-
-    @property
     def median_s(self) -> float:
         """Seconds of the update, the median over the rounds."""
         return statistics.median(self.durations_s)
 
     @property
-    def samples_per_second(self) -> float:
-        """Examples per second at this median."""
-        return self.batch_size / self.median_s
-
-    @property
-    def micro_batch_times_s(self) -> list[float]:
-        """Seconds of a micro-batch, its share of the update, in each round."""
-        share = self.micro_batch_size / self.batch_size
-        return [share * duration_s for duration_s in self.durations_s]
-
-    @property
     def row(self) -> Row:
-        """The seconds of a micro-batch, with their interval."""
-        return Row.of(self.micro_batch_size, self.micro_batch_times_s, outcome=self.outcome)
+        """The seconds of the update, with their interval."""
+        return Row.of(self.batch_size, self.durations_s, outcome=self.outcome)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -96,7 +79,7 @@ class TrainingProfile(Result):
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
 
     def __repr__(self) -> str:
-        sizes = [update.micro_batch_size for update in self.measured]
+        sizes = [update.batch_size for update in self.measured]
         between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
         return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
 
@@ -116,7 +99,7 @@ class TrainingProfile(Result):
         speed = f"{format_number(rate.value)}{in_brackets(rate)} samples/s"
         than = ""
         if self.gain is not None:
-            times, largest = format_number(self.gain.value), self.fastest_ways[-1].micro_batch_size
+            times, largest = format_number(self.gain.value), self.fastest_ways[-1].batch_size
             than = f", {times}{in_brackets(self.gain)} times as fast as with {largest:,}"
         return f"Train with micro-batches of {size:,}{together}: {speed}{than}."
 
@@ -127,18 +110,15 @@ class TrainingProfile(Result):
         peaks = self.memory_bytes
         found = pd.DataFrame(
             {
-                "micro-batch size": update.micro_batch_size,
-                "batch size": update.batch_size,
+                "micro-batch size": update.batch_size,
                 "steps per execution": update.steps_per_execution,
                 **timed_columns(update.row, "micro-batch time"),
                 "first call (s)": update.first_s,
-                "peak memory (MiB)": (peak := peaks.get(update.micro_batch_size)) and peak / 2**20,
+                "peak memory (MiB)": (peak := peaks.get(update.batch_size)) and peak / 2**20,
                 "outcome": update.outcome,
             }
             for update in self.updates
         )
-        if not any(update.accumulated for update in self.updates):
-            del found["batch size"]
         if all(update.steps_per_execution == 1 for update in self.updates):
             del found["steps per execution"]
         if self.measured:
@@ -191,14 +171,14 @@ class TrainingProfile(Result):
     def fastest_ways(self) -> tuple[TimedUpdate, ...]:
         """Of each micro-batch size the number of steps an execution that is fastest, ascending."""
         ways: dict[int, TimedUpdate] = {}
-        for update in sorted(self.measured, key=lambda one: (one.micro_batch_size, one.median_s)):
-            ways.setdefault(update.micro_batch_size, update)
+        for update in sorted(self.measured, key=lambda one: (one.batch_size, one.median_s)):
+            ways.setdefault(update.batch_size, update)
         return tuple(ways.values())
 
     @property
     def micro_batch_size(self) -> int:
         """The fastest size by the rounds that all have; of those that tie, the largest."""
-        return self._chosen.micro_batch_size
+        return self._chosen.batch_size
 
     @property
     def steps_per_execution(self) -> int:
@@ -229,8 +209,8 @@ class TrainingProfile(Result):
     def latency(self) -> Latency:
         """The fit of the seconds of a micro-batch, by the fastest way of each size."""
         ways = self.fastest_ways
-        sizes = [way.micro_batch_size for way in ways for _ in way.rounds]
-        return fit_latency(sizes, [time_s for way in ways for time_s in way.micro_batch_times_s])
+        sizes = [way.batch_size for way in ways for _ in way.rounds]
+        return fit_latency(sizes, [time_s for way in ways for time_s in way.durations_s])
 
     @property
     def memory_bytes(self) -> dict[int, int]:
@@ -251,7 +231,7 @@ def choose_micro_batch(
     if not common:
         raise ValueError(
             "A choice needs sizes with at least one round that all have: measure longer. "
-            f"Received: rounds={[(way.micro_batch_size, way.rounds) for way in ways]}."
+            f"Received: rounds={[(way.batch_size, way.rounds) for way in ways]}."
         )
     times_s = [  # Seconds of an example.
         [

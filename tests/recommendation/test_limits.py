@@ -9,7 +9,7 @@ import pytest
 from kbatch.analysis.goodput import goodput
 from kbatch.analysis.intervals import Estimate
 from kbatch.memory.result import MemoryRecord
-from kbatch.recommendation.limits import (
+from kbatch.recommendation.result import (
     INPUT,
     MEMORY,
     NOISE,
@@ -19,7 +19,6 @@ from kbatch.recommendation.limits import (
     sizes_to_search,
     starting_size,
     times_to_goal,
-    with_more_memory,
 )
 
 SIZES = [2**k for k in range(13)]
@@ -41,15 +40,9 @@ def random_times(seed):
     return dict(zip(SIZES, times.tolist(), strict=True))
 
 
-def limits(times_s, noise, *, fits=SIZES[-1], saturation=None, input_rate=(math.inf,)):
+def limits(times_s, noise, *, fits=SIZES[-1], saturation=None, input_rate=(math.inf, math.inf)):
     whole_s = {size: time_s for size, time_s in times_s.items() if size <= fits}
-    return binding_limits(
-        times_s,
-        noise,
-        saturation=saturation,
-        rates=input_rate,
-        without_memory_limit=with_more_memory(whole_s, largest_batch_size=SIZES[-1]),
-    )
+    return binding_limits(times_s, noise, whole_s=whole_s, saturation=saturation, rates=input_rate)
 
 
 def exactly(value):
@@ -100,14 +93,6 @@ def test_memory_and_pipeline_bind_exactly_where_their_removal_shortens_the_way()
     assert bound == {(MEMORY,), (INPUT,), (SATURATION,), (NOISE,), (MEMORY, INPUT)}
 
 
-def test_more_memory_goes_on_as_the_last_two_sizes_do():
-    whole_s = {size: time_s for size, time_s in device(100).items() if size <= 64}
-    found = with_more_memory(whole_s, largest_batch_size=300)
-    assert found == pytest.approx({size: PER_EXAMPLE_S * (100 + size) for size in (128, 256)})
-    assert with_more_memory({1: 1.0}, largest_batch_size=300) == {}
-    assert with_more_memory({1: 2.0, 2: 1.9}, largest_batch_size=300) == {}
-
-
 def test_the_start_is_the_smallest_that_is_about_as_fast_as_any_and_as_the_closed_form():
     for n_half, scale in itertools.product([3.0, 50.0, 900.0], [1.0, 40.0, 300.0, 4000.0]):
         exact = max(1.0, math.sqrt(n_half * scale))
@@ -146,7 +131,7 @@ def test_the_range_holds_the_base_size_and_one_more_than_the_starts_at_each_end(
     assert wide[0] < found[0] < found[-1] < wide[-1]
     slow, fast, both = (
         sizes_to_search(times_s, noise_scale(2000.0), base_batch_size=64, rates=rates)
-        for rates in ([5e3], [1e6], [5e3, 1e6])
+        for rates in ((5e3, 5e3), (1e6, 1e6), (5e3, 1e6))
     )
     assert both == tuple(b for b in SIZES if slow[0] <= b <= fast[-1])
 

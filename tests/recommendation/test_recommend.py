@@ -8,9 +8,9 @@ from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.recommendation.limits import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.recommendation.measure import reason_kept, time_updates
-from kbatch.training.data.training_data import DataEnded, TrainingData
+from kbatch.recommendation.measure import reason_kept
+from kbatch.recommendation.result import INPUT, MEMORY, NOISE, SATURATION
+from kbatch.training.data.training_data import DataEnded
 
 STEPS = [MEMORY, NOISE, SATURATION, INPUT]
 
@@ -44,8 +44,9 @@ def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told
     assert sizes[:2] == [1, 8]
     assert found.memory_limit_bytes == 2**30
     assert found.pilot.batch_size == 32
-    sizes = {timed.batch_size for timed in found.timings}
-    assert {32} <= sizes <= {8, 16, 32, 64, 128, 256}  # As many as there was time to build.
+    assert (
+        {32} <= set(found.times_s) <= {8, 16, 32, 64, 128, 256}
+    )  # As many as there was time to build.
     assert (found.optimizer, found.learning_rate_rule) == ("Adam", "sqrt")
     assert found.base_learning_rate == pytest.approx(1e-3)
     assert (found.dtype_policy, found.scheduled) == ("float32", False)
@@ -136,7 +137,7 @@ def test_under_xla_it_is_told_what_limits(monkeypatch):
     build = Here(lambda: models.mlp(jit_compile=True))
     found = recommend(build, budget_s=6.0, batch_sizes=(16, 32))
     assert found.pilot.batch_size == 32
-    assert {32} <= {timed.batch_size for timed in found.timings}
+    assert 32 in found.times_s
 
 
 @pytest.mark.parametrize(
@@ -156,16 +157,3 @@ def test_data_and_memory_that_do_not_allow_it_are_a_reason_and_other_errors_are_
     assert unknown == {INPUT: reason}
     with pytest.raises(RuntimeError), reason_kept(INPUT, unknown):
         raise RuntimeError("a mistake")
-
-
-@pytest.mark.parametrize("fits", [16, 32])
-def test_only_memory_cuts_a_batch_and_parts_take_the_time_of_the_largest(monkeypatch, fits):
-    # An update takes a millisecond to it, so that none is too slow to be timed.
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
-    model, sizes, data = models.linear(), (8, 16, 32), TrainingData(X, Y)
-    model.build((None, 8))
-    found = time_updates(model, data, sizes, largest_whole=fits, budget_s=2.0, first=16)
-    assert [one.batch_size for one in found] == [8, 16, 32]
-    assert [one.micro_batch_size for one in found] == [8, 16, min(fits, 32)]
-    if fits == 16:
-        assert found[2].median_s == pytest.approx(2 * found[1].median_s)

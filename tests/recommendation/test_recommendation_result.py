@@ -16,7 +16,7 @@ from recommendation_factory import (
 from kbatch.analysis.noise_scale import noise_scale_of_runs
 from kbatch.plotting.canvas import ALARM_TEXT
 from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
-from kbatch.recommendation.result import useful_stretches
+from kbatch.recommendation.result import times_to_goal, useful_stretches
 from kbatch.throughput.result import TimedUpdate
 
 UNRESOLVED = make_pilot(scatter=30.0)
@@ -25,8 +25,9 @@ UNRESOLVED = make_pilot(scatter=30.0)
 def test_the_size_and_the_limit_follow_the_device_and_the_noise():
     for n_half, scale in itertools.product([10.0, 100.0, 800.0], [30.0, 200.0, 3000.0]):
         found = make_recommendation(n_half=n_half, noise_scale=scale)
-        times = found.relative_times
-        assert times[found.batch_size] <= 1.05
+        known = {"noise_scale": found.noise_scale.value, "rate": found.input_rate}
+        times = times_to_goal(found.times_s, **known)
+        assert times[found.batch_size] <= 1.05 * min(times.values())
         assert found.micro_batch_size == found.batch_size
         assert {found.batch_size, 32} <= set(found.batch_sizes) <= set(SIZES)
         first = "hardware saturation" if 9 * n_half < scale else "gradient noise"
@@ -34,13 +35,14 @@ def test_the_size_and_the_limit_follow_the_device_and_the_noise():
 
 
 def test_memory_binds_where_it_ends_the_sizes():
-    device = {"n_half": 300, "noise_scale": 2000.0, "updates": make_timings(300, fits=32)}
-    few = make_recommendation(**device, memory=make_memory(40))
+    fitting, cut = [size for size in SIZES if size <= 32], [size for size in SIZES if size > 32]
+    device = {"n_half": 300, "noise_scale": 2000.0, "updates": make_timings(300, sizes=fitting)}
+    few = make_recommendation(**device, memory=make_memory(40), cut=tuple(cut))
     assert few.binding == ("memory",)
-    assert few.micro_batch_size == 32
-    # The same times, where the data and not memory end the sizes that were run whole.
-    enough = make_recommendation(**device, memory=make_memory(2000))
-    assert "memory" not in enough.binding
+    assert (few.micro_batch_size, list(few.times_s)) == (32, list(SIZES))
+    assert few.times_s[256] == pytest.approx(8 * few.times_s[32])
+    # The data and not memory end the sizes.
+    assert "memory" not in make_recommendation(**device).binding
 
 
 def test_a_slow_pipeline_binds_and_takes_the_batch_down():
@@ -74,7 +76,6 @@ def test_without_a_noise_scale_the_size_that_the_learning_rate_suits_is_the_star
     found = make_recommendation(pilot=pilot)
     assert (found.batch_size, found.learning_rate) == (32, 0.001)
     assert found.batch_sizes[0] == SIZES[0]
-    assert found.relative_times == {}
     assert found.binding == ("hardware saturation", "gradient noise")
     # Where it was not timed, the nearest size.
     assert make_recommendation(pilot=pilot, updates=make_timings(sizes=(64, 128))).batch_size == 64
@@ -91,10 +92,10 @@ def test_without_timings_no_size_is_named():
 def test_single_times_of_each_size_name_no_saturation():
     # What a call of 60 s timed after a pilot of 73 s.
     times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
-    once = make_recommendation(updates=[TimedUpdate(b, b, (0,), (s,)) for b, s in times])
+    once = make_recommendation(updates=[TimedUpdate(b, (0,), (s,)) for b, s in times])
     assert once.saturation is None
     assert once.binding == ("hardware saturation", "gradient noise")
-    twice = [TimedUpdate(b, b, (0, 1), (s, 1.01 * s)) for b, s in times]
+    twice = [TimedUpdate(b, (0, 1), (s, 1.01 * s)) for b, s in times]
     assert make_recommendation(updates=twice).saturation.value == 29
 
 
@@ -191,9 +192,8 @@ def test_progress_is_throughput_times_worth():
         assert low <= value <= high
     # Without a noise scale throughput is drawn alone.
     curves = limit_curves(make_recommendation(pilot=UNRESOLVED))
-    assert len(curves[THROUGHPUT]) == len(SIZES)
-    assert curves[WORTH] == curves[PROGRESS] == {}
-    assert not any(limit_curves(make_recommendation(**NOTHING)).values())
+    assert [len(curve) for curve in curves.values()] == [len(SIZES)]
+    assert limit_curves(make_recommendation(**NOTHING)) == {THROUGHPUT: {}}
 
 
 def test_the_drawing_has_the_limits_the_start_and_the_range():

@@ -1,4 +1,4 @@
-"""Train steps of every micro-batch size: what they do, and the model is left as it was."""
+"""Train steps of every batch size: what they do, and the model is left as it was."""
 
 import contextlib
 
@@ -20,9 +20,9 @@ BATCH = (tf.constant(X), tf.constant(Y))
 
 
 @contextlib.contextmanager
-def train_steps(model):
-    with update_sweep(model, pytest.fail, TimingPlan(), chosen=True) as sweep:
-        yield sweep.steps
+def train_steps(model, **settings):
+    with update_sweep(model, pytest.fail, TimingPlan(), chosen=True, **settings) as sweep:
+        yield sweep
 
 
 def network(**changed):
@@ -39,21 +39,26 @@ def state(model):
     return [keras.ops.convert_to_numpy(v) for v in variables]
 
 
-def test_a_step_is_that_of_training_with_the_size_whatever_was_run_before():
+@pytest.mark.parametrize("together", [False, True])
+@pytest.mark.parametrize("before", ["plain", "accumulating"])
+def test_executions_are_steps_of_training_whatever_was_run_before(before, together):
     model = models.mlp(optimizer="sgd")
-    before = model.get_weights()
+    if before == "accumulating":
+        kbatch.accumulate_gradients(model, 5)
+    weights = model.get_weights()
     expected = models.mlp(optimizer="sgd", run_eagerly=True)
-    expected.set_weights(before)
-    expected.train_on_batch(*BATCH)
-    with train_steps(model) as steps:
-        runs = {size: steps.step(BATCH, size) for size in (24, 8, 5, 1)}
-        for run in runs.values():
+    with train_steps(model, together=together) as sweep:
+        assert accumulation_of(model) is None  # What is timed goes through at once.
+        asked = (1, 5, 3) if together else (1, 1)
+        for steps, run in [(steps, sweep.call(BATCH, steps)) for steps in asked]:
+            for each in (model, expected):
+                each.set_weights(weights)
             run()
-        for size, run in runs.items():
-            model.set_weights(before)
-            run()
+            for _ in range(steps):
+                expected.train_on_batch(*BATCH)
             for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
-                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7, err_msg=str(size))
+                np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+    assert model.steps_per_execution == 1
 
 
 @pytest.mark.parametrize("before", ["trained", "accumulating"])
@@ -65,86 +70,15 @@ def test_the_model_is_given_back_as_it_was(before):
         kbatch.accumulate_gradients(model, 6)
     values, function = state(model), model.train_function
     accumulation = accumulation_of(model)
-    with train_steps(model) as steps:
-        for size in (24, 8, 24):
-            steps.step(BATCH, size)()
+    with train_steps(model, together=True) as sweep:
+        for steps in (1, 3):
+            sweep.call(BATCH, steps)()
         assert not np.array_equal(values[0], state(model)[0])
     # Metrics are built by the first step, and come last.
     for one, other in zip(values, state(model), strict=False):
         np.testing.assert_array_equal(one, other)
     assert model.train_function is function
     assert accumulation_of(model) == accumulation
-
-
-def counting():
-    """A model that counts how often it is run."""
-
-    class Counting(layers.Layer):
-        def build(self, _):
-            self.count = self.add_weight(shape=(), initializer="zeros", trainable=False)
-
-        def call(self, x):
-            self.count.assign(self.count + 1)
-            return x
-
-    model = keras.Sequential([layers.Input((8,)), Counting(), layers.Dense(3)])
-    model.compile("sgd", "mse")
-    return model
-
-
-def test_a_step_has_as_many_micro_batches_as_its_size_gives():
-    model = kbatch.accumulate_gradients(counting(), 6)
-    batch = (BATCH[0], tf.zeros((24, 3)))
-    with train_steps(model) as steps:
-        runs = {size: steps.step(batch, size) for size in (24, 12, 8, 5)}
-        counter = model.layers[0].count
-        for run in runs.values():  # The first one also counts what is traced eagerly.
-            run()
-        for size, expected in ((8, 3), (24, 1), (5, 5), (12, 2)):
-            counter.assign(0)
-            runs[size]()
-            assert int(counter) == expected
-
-
-def test_all_sizes_of_a_batch_share_one_graph():
-    traced = []
-
-    class Tracing(layers.Layer):
-        def call(self, x):
-            traced.append(x.shape)
-            return x
-
-    model = keras.Sequential([layers.Input((8,)), Tracing(), layers.Dense(3)])
-    model.compile("sgd", "mse")
-    with train_steps(model) as steps:
-        steps.step((BATCH[0], tf.zeros((24, 3))), 12)()
-        once = len(traced)
-        for size in (8, 6, 3, 2):
-            steps.step((BATCH[0], tf.zeros((24, 3))), size)()
-    assert len(traced) == once
-
-
-def test_under_xla_each_size_has_a_graph():
-    model = keras.Sequential([layers.Input((8,)), layers.Dense(3)])
-    model.compile("sgd", "mse", jit_compile=True)
-    with train_steps(model) as steps:
-        for updates, size in enumerate((24, 12), 1):
-            steps.step((BATCH[0], tf.zeros((24, 3))), size)()
-            assert int(model.optimizer.iterations) == updates
-
-
-@pytest.mark.parametrize("micro_batch_size", [24, 12])
-def test_an_execution_makes_its_steps(micro_batch_size):
-    model = models.linear()
-    model.fit(X, Y, batch_size=24, verbose=0)
-    made = int(model.optimizer.iterations)
-    with train_steps(model) as steps:
-        for asked in (None, 1, 5, 3, None):
-            steps.step(BATCH, micro_batch_size, asked)()
-            made += asked or 1
-            assert int(model.optimizer.iterations) == made
-    assert model.steps_per_execution == 1
-    assert int(model.optimizer.iterations) == 1
 
 
 def test_an_execution_takes_a_tenth_of_a_second_or_an_epoch():

@@ -28,14 +28,6 @@ def test_a_row_is_the_median_with_its_interval_and_its_rate():
     assert (left_out(8).row.rate, left_out(8).row.time_s, left_out(8).row.n) == (None, None, 0)
 
 
-def test_the_fit_of_accumulated_updates_is_that_of_their_micro_batches():
-    plain = [update(b, 2e-3 + 1e-4 * b) for b in (16, 32, 64)]
-    parts = [update(b, 64 / b * (2e-3 + 1e-4 * b), batch_size=64) for b in (16, 32, 64)]
-    one, other = (training_profile(*updates).latency.line for updates in (plain, parts))
-    assert one.intercept == pytest.approx(other.intercept)
-    assert one.slope == pytest.approx(other.slope)
-
-
 def test_the_fit_gives_the_line_back_and_what_follows_from_it():
     profile = training_profile()
     fit = profile.latency.line
@@ -56,17 +48,9 @@ def test_where_no_line_holds_sizes_are_read_off_what_was_measured():
     assert "off by up to 33 %" in profile.line_text
 
 
-def test_the_choice_is_by_time_an_example_whatever_the_updates():
-    profile = training_profile(update(16, 0.2, batch_size=64), update(64, 0.3))
-    assert profile.micro_batch_size == 16
-    assert profile.gain.value == pytest.approx(1.5)
-    whole = training_profile(update(16, 0.1), update(64, 0.3))
-    assert (whole.micro_batch_size, whole.gain) == (64, None)
-
-
 def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
     profile = in_executions()
-    ways = [(way.micro_batch_size, way.steps_per_execution) for way in profile.fastest_ways]
+    ways = [(way.batch_size, way.steps_per_execution) for way in profile.fastest_ways]
     assert ways == [(8, 12_500), (32, 3_125), (128, 1)]
     assert (profile.micro_batch_size, profile.steps_per_execution) == (32, 3_125)
     assert profile.gain.value == pytest.approx((2.28e-3 / 128) / (5.2e-4 / 32))
@@ -81,7 +65,7 @@ def test_of_each_size_the_faster_number_of_steps_an_execution_counts():
 
 def test_what_was_not_measured_takes_no_part():
     profile = training_profile(left_out(1), update(2, 1.0), left_out(4, OUT_OF_MEMORY))
-    assert [u.micro_batch_size for u in profile.measured] == [2]
+    assert [u.batch_size for u in profile.measured] == [2]
     assert profile.micro_batch_size == 2
     with pytest.raises(ValueError, match=r"two or more sizes.*7 at 1 sizes"):
         _ = profile.efficient
@@ -100,8 +84,6 @@ def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
     assert measured["samples/s"] == pytest.approx(256 / 27.6e-3)
     assert (measured["rounds"], failed["rounds"]) == (7, 0)
     assert failed[["samples/s", "micro-batch time (ms)", "peak memory (MiB)"]].isna().all()
-    assert "batch size" not in table
-    assert "batch size" in training_profile(update(16, 0.8, batch_size=64)).table()
 
 
 def test_the_figure_has_its_conditions_and_what_failed():
@@ -119,9 +101,7 @@ SIZES = (8, 16, 32, 64)
 def way(size, seconds, *, rounds=None):
     """A size whose examples take so many seconds in each round."""
     seconds = tuple(seconds)
-    return TimedUpdate(
-        size, size, tuple(rounds or range(len(seconds))), tuple(size * s for s in seconds)
-    )
+    return TimedUpdate(size, tuple(rounds or range(len(seconds))), tuple(size * s for s in seconds))
 
 
 def steady(size, seconds, count=5):
@@ -131,7 +111,7 @@ def steady(size, seconds, count=5):
 
 def chosen(*ways):
     found, gain = choose_micro_batch(ways)
-    return found.micro_batch_size, gain
+    return found.batch_size, gain
 
 
 def test_of_all_orders_the_largest_within_two_percent_of_the_fastest_is_chosen():

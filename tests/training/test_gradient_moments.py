@@ -7,8 +7,6 @@ import small_models as models
 import tensorflow as tf
 from equal_training import accumulating, built
 
-from kbatch.training.accumulation import varying_micro_batch
-
 X, Y = models.rows(94)
 
 
@@ -85,24 +83,20 @@ def test_one_update(kind, micro_batch_size, jit_compile):
 
 @pytest.fixture(scope="module")
 def traced():
-    """A model that measures every update, traced once for every size of its micro-batches."""
-    model = accumulating(still(), 8, moments_every=1)
-    return built(model, X, Y), varying_micro_batch(model)
+    """A model that measures every update, traced once."""
+    return built(accumulating(still(), 8, moments_every=1), X, Y)
 
 
-def test_one_update_in_single_rows(traced):
-    model, size = traced
-    size.assign(1)
-    expected = reference(model, X[:8], Y[:8], 1)
-    result = after(model, X[:8], Y[:8], batch_size=8)
+def test_one_update_in_single_rows():
+    expected = reference(still(), X[:8], Y[:8], 1)
+    result = found(still(), X[:8], Y[:8], 1, batch_size=8)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)
 
 
 # Of an epoch of three updates, the last of which is ragged.
 @pytest.mark.parametrize(("every", "measured"), [(1, [0, 1, 2]), (2, [0, 2])])
 def test_means_over_every_nth_update_of_the_last_epoch(traced, every, measured):
-    model, size = traced
-    size.assign(8)
+    model = traced
     parts = [slice(0, 32), slice(32, 64), slice(64, 94)]
     expected = np.mean([reference(model, X[parts[i]], Y[parts[i]], 8) for i in measured], axis=0)
     if every > 1:
@@ -123,8 +117,7 @@ def test_a_growing_loss_scale_is_divided_out_as_it_was():
 
 
 def test_an_update_of_one_micro_batch_does_not_count(traced):
-    model, size = traced
-    size.assign(8)
+    model = traced
     expected = reference(model, X[:32], Y[:32], 8)
     result = after(model, X[:40], Y[:40], batch_size=32)
     np.testing.assert_allclose(result, expected, rtol=2e-4, atol=1e-6)

@@ -3,7 +3,6 @@
 from typing import NamedTuple
 
 import keras
-import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
@@ -12,7 +11,7 @@ from kbatch.training.accumulation.exact import ExactTrainStep, check_exact
 from kbatch.training.accumulation.output_losses import LossDenominators, check_denominators
 from kbatch.training.accumulation.parts_check import check_at_first_training
 from kbatch.training.accumulation.train_step import AccumulatingTrainStep
-from kbatch.training.model import check_model, installed_step, user_step
+from kbatch.training.model import check_model, user_step
 
 
 class Accumulation(NamedTuple):
@@ -48,14 +47,6 @@ def check_stock_step(model: keras.Model) -> None:
             "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
             f"Received: model of class {type(model).__name__}."
         )
-
-
-def varying_micro_batch(model: keras.Model) -> tf.Variable:
-    """Let the size in a model that accumulates vary without tracing again, but under XLA."""
-    step = installed_step(model)
-    with tf.device("CPU:0"):  # Loops are counted there.
-        step.size = tf.Variable(tf.constant(step.how.micro_batch_size, tf.int32), trainable=False)
-    return step.size
 
 
 def accumulate_gradients(

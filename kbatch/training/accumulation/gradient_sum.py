@@ -53,7 +53,7 @@ def finalize(
 class MicroBatches(NamedTuple):
     leaves: Any  # Nested tensors of shape (rows, ...), with None where a part is absent.
     rows: tf.Tensor
-    size: int | tf.Variable  # The last one may have fewer.
+    size: int  # The last one may have fewer.
 
     @property
     def known_rows(self) -> int | None:
@@ -92,7 +92,7 @@ class MicroBatches(NamedTuple):
         return tf.cond(rest > 0, lambda: add(sums, self.part(self.rows - size, size)), lambda: sums)
 
 
-def cut(batch: Any, size: int | tf.Variable) -> MicroBatches:
+def cut(batch: Any, size: int) -> MicroBatches:
     leaves = each_part(as_tensor, batch)
     present = parts_of(leaves)
     lengths = [leaf.shape[0] for leaf in present]

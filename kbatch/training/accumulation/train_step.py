@@ -36,7 +36,6 @@ class AccumulatingTrainStep(TrainStep):
         super().__init__(model)
         self.loss_denominator = how.loss_denominator or self.loss_denominator
         self.how = how._replace(loss_denominator=self.loss_denominator)  # An `Accumulation`.
-        self.size: int | tf.Variable = how.micro_batch_size  # It may change from step to step.
         # Of metrics whose function returns one value for all rows: means over micro-batches here.
         self.batch_metrics: set[str] = set()
         self.warns = False  # Of `batch_metrics`, which are known when the step is traced.
@@ -52,7 +51,7 @@ class AccumulatingTrainStep(TrainStep):
         model = self.model
         # It may have been compiled again, or frozen, since the step was installed.
         check_model(model)
-        batch = prepared_batch(model, data, self.size)
+        batch = prepared_batch(model, data, self.how.micro_batch_size)
         if model.built and not model.trainable_weights:
             return super()._update(data)  # Keras warns of it.
 
@@ -76,7 +75,7 @@ class AccumulatingTrainStep(TrainStep):
         return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
 
 
-def prepared_batch(model: Any, data: Any, size: int | tf.Variable) -> MicroBatches:
+def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:
     """Cut a batch, and build what a loop or branch cannot build."""
     batch = cut(keras.utils.unpack_x_y_sample_weight(data), size)
     if tf.distribute.has_strategy():
