@@ -74,7 +74,6 @@ OTHER_DOORS = {
     ("kbatch.recommendation.result", "kbatch.recommendation.figure"),
     ("kbatch.study.study", "kbatch.study.figures"),
     ("kbatch.study.study", "kbatch.study.trackers"),
-    ("kbatch.study.table", "kbatch.analysis.rate_search"),
 }
 # Files that import each other, also within functions: this list may only become shorter.
 CIRCLES: list[set[str]] = []

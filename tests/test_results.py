@@ -261,7 +261,7 @@ def test_long_texts_stand_below_the_table_in_a_terminal():
 
 
 def test_every_rendering_writes_the_same_table():
-    content = Content("Title", "Answer.", TABLE, (), (), {}, {}, None)
+    content = Content("Title", "Answer.", "Do `it`.", TABLE, (), (), {}, {}, None)
     text = html_text([content])
     assert re.search(r'<tr class="answer">\s*<th[^>]*><span class="tag">answer', text)
     page = Page(text)

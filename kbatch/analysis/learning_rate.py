@@ -24,7 +24,7 @@ update cannot take away more than the whole weight, and a larger share would tur
 
 import dataclasses
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 RULES = ("linear", "sqrt")
@@ -173,6 +173,15 @@ class LearningRateScaling:
     #: What a model was left with, in its order: the learning rate of each optimizer, then all
     #: numbers that may follow. Empty where there was no model.
     values: tuple[float, ...] = ()
+    #: What the build function gave those that follow, by name.
+    given: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+
+    def values_of(self, follower: str) -> tuple[float, ...]:
+        """Return what one of `FOLLOWERS` is at the batch size, empty where there is none."""
+        if follower == "batch_norm_momentum":
+            return self.batch_norm_momenta
+        value = getattr(self, follower)
+        return () if value is None else (value,)
 
 
 def learning_rate_scaling(
@@ -216,6 +225,9 @@ def learning_rate_scaling(
     """
     sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     ratio = factor * learning_rate_ratio(**sizes, rule=rule)
+    one = {"beta_2": beta_2, "weight_decay": weight_decay, "ema_momentum": ema_momentum}
+    given = {"batch_norm_momentum": tuple(sorted(set(batch_norm_momenta)))}
+    given |= {name: (value,) for name, value in one.items() if value is not None}
     if beta_2 is not None and "beta_2" in follow_batch_size:
         beta_2 = scale_beta_2(beta_2, beta_1, **sizes)
     if weight_decay is not None and "weight_decay" in follow_batch_size:
@@ -239,4 +251,5 @@ def learning_rate_scaling(
         batch_norm_momenta=tuple(sorted(momenta)),
         factor=factor,
         ema_momentum=ema_momentum,
+        given={name: given.get(name, ()) for name in follow_batch_size},
     )

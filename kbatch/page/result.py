@@ -38,6 +38,7 @@ class Page(NamedTuple):
 
     title: str  # What it is a result of, in a few words.
     answer: str  # The decision, in one sentence.
+    use: str  # How to act on it, empty where the answer says it.
     table: "pd.DataFrame"  # As `kbatch.page.table` reads it.
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
@@ -49,10 +50,11 @@ class Page(NamedTuple):
 class Result(ABC):
     """The base of a frozen dataclass that holds what was measured.
 
-    A result says what it found in these seven; whatever shows it reads nothing else:
+    A result says what it found in these eight; whatever shows it reads nothing else:
 
     - `title`: what it is a result of, in a few words.
     - `answer`: the decision, in one sentence.
+    - `use`: how to act on it; empty where the answer says it.
     - `table()`: what was measured, a row each. Column names carry units ("peak memory (MiB)"), an
       interval stands in the columns "X, low" and "X, high", what is unknown is None and its reason
       stands in the column "outcome". `attrs["answer"]` lists the labels of the rows that `answer`
@@ -86,6 +88,11 @@ class Result(ABC):
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
         return most_important(self.noted)
+
+    @property
+    def use(self) -> str:
+        """How to act on the answer, in a sentence or two; empty where the answer says it."""
+        return ""
 
     @property
     def settings(self) -> Mapping[str, str]:
@@ -126,6 +133,7 @@ class Result(ABC):
         return Page(
             self.title,
             self.answer,
+            self.use,
             self.table(),
             self.notes,
             self.figures(),

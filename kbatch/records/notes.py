@@ -83,13 +83,8 @@ def _alone(why: str | None) -> str:
 
 
 def _one_execution(race: bool, shown: str, best_mean: str) -> str:
-    ran, more = "Each size ran once", "`executions_per_trial=3` or more"
-    if race:
-        ran, more = "No size was repeated twice", "a larger `max_executions`"
-    return (
-        f"{ran}, so what another seed would change is not known and nothing is certain.{shown} "
-        f"{best_mean}; {more} would show more."
-    )
+    ran = "No size was repeated twice" if race else "Each size ran once"
+    return f"{ran}, so what another seed would change is not known.{shown} {best_mean}."
 
 
 # With the names of values in braces, or made from these.
@@ -147,15 +142,12 @@ KINDS: dict[str, str | Callable[..., str]] = {
     ),
     "alone": _alone,
     "pinned": (
-        "Nothing can be certain: neither the initial weights nor the order of the examples "
-        "change with the seed, so all executions count as one. Leave `set_random_seed` out of "
-        "`build` and shuffle the data. {best_mean}."
+        "Neither the initial weights nor the order of the examples change with the seed, so all "
+        "executions count as one. {best_mean}."
     ),
-    "no_outcomes": (
-        "Nothing can be certain: {why}. By the spread over executions alone, {told}. {best_mean}."
-    ),
+    "no_outcomes": "Since {why}, by the spread over executions alone {told}. {best_mean}.",
     "one_execution": _one_execution,
-    "not_certified": "Nothing is certified: {told}. {best_mean}.{more}",
+    "not_certified": "{told}. {best_mean}.{more}",
     "certified": (
         "Its {words} is certified to lie within {within} of the best ({sure}). It is open "
         "whether {others} would do too, and be preferred.{more}"
@@ -168,11 +160,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "rate_unchecked": (
         "Your learning rate, {rate} at batch size {size}, was not checked: "
         '`strategy="race"` looks for a better one.{more}'
-    ),
-    "rates_by_callback": (
-        "A callback set learning rates in training: {went}. So at the end they did not follow "
-        "the rule, and sizes were compared at other rates than it gives. Use a schedule in `build` "
-        "in place of the callback: the rule scales it for each size."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
@@ -202,10 +189,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "noise_binds": (
         "The gradient noise binds: the batch size lies above the noise scale of {scale} "
         "examples, beyond which a larger batch saves ever fewer updates."
-    ),
-    "failure_rate": (
-        "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "
-        "still fail."
     ),
     "devices_differ": (
         "Trials ran on different devices: {devices}. Compare samples/s and seconds within one "

@@ -172,7 +172,9 @@ class SearchProgress:
         at_once: int = 1,
     ) -> None:
         """Show that a trial begins; with `took_s`, prepare the line of one that ran that long."""
-        place = "trial" if ended is None or left is None else f"trial {ended + 1}/{ended + left}"
+        place = f"training {len(self._durations_s) + 1}"  # How many a race has is not known.
+        if ended is not None and left is not None:
+            place = f"trial {ended + 1}/{ended + left}"
         others = (f"{n} {value_text(v)}" for n, v in values.items() if n != "batch_size")
         self._name = ", ".join([place, f"batch {values['batch_size']:>5}", *others])
         self._trials_left, self._begun_s = left, self._now() - (took_s or 0.0)

@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
+from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import is_time, rates_of_settings
-from kbatch.study.names import TrialNames, diverged, end_text, metric_words, trained_runs
+from kbatch.study.comparison import compared_settings, is_time, rates_of_settings
+from kbatch.study.names import end_text, metric_words, trained_runs
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
@@ -19,17 +19,13 @@ if TYPE_CHECKING:
 MUCH_DATA_WAIT = 0.2
 # A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
-# Rates that callbacks changed by factors that differ by less follow the rule.
-_RATES_APART = 0.1
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
 # Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
 _AVERAGING_TIMES = 5
 
 
-def limit_notes(
-    best: TrialRecord, trials: Sequence[TrialRecord], names: TrialNames
-) -> Iterator[Note]:
+def limit_notes(best: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
     """Compare the trial that is named with larger batch sizes of its settings."""
     # Where it waits for data its samples/s say nothing about the device: nothing else is asked.
     if (best.data_wait_share or 0) > MUCH_DATA_WAIT:
@@ -39,7 +35,7 @@ def limit_notes(
         trial
         for trial in trials
         if trial.batch_size > best.batch_size
-        and names.settings(trial) == names.settings(best)
+        and compared_settings(trial) == compared_settings(best)
         and len(device_kinds([trial, best])) < 2
     ]
     scale = best.noise_scale
@@ -105,22 +101,6 @@ def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
         yield Note.of("still_rising", words=words, gain=by, last=last)
 
 
-def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
-    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
-    sizes = sorted({trial.batch_size for trial in trials})
-    place = sizes.index(named.batch_size)
-    near = sizes[max(0, place - 1) : place + 2]
-    if failed := [t for t in trials if t.batch_size in near and t.status == "failed"]:
-        succeeded = len(named.executions)
-        yield Note.of(
-            "failure_rate",
-            failed=f"{failed[-1].batch_size:,}",
-            how="diverged" if diverged(failed[-1]) else "failed",
-            trainings=f"{pluralize(succeeded, 'training')} of {named.batch_size:,}",
-            rate=percent(1 - 0.05 ** (1 / succeeded)),
-        )
-
-
 def caveats(study: "Study") -> Iterator[Note]:
     """Find what limits the conclusions from a study, whatever it decides."""
     trials = [rates[0] for rates in rates_of_settings(study.trials)]
@@ -139,7 +119,6 @@ def caveats(study: "Study") -> Iterator[Note]:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
-    yield from _rates(trials)
     noted = [note for trial in study.trials for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
@@ -153,22 +132,6 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
         most = percent(max(trial.data_wait_share or 0 for trial in found))
         yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
-
-
-def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
-    """Say where callbacks changed learning rates by other factors than those of the rule."""
-    changes = []
-    for trial in trials:
-        last = trial.executions[-1]
-        given, rate = last.learning_rate, last.last_learning_rate
-        if trial.status == "completed" and last.scaling and last.scaling.rule and given and rate:
-            changes.append((rate / given, trial.batch_size, given, rate))
-    if changes and max(changes)[0] > (1 + _RATES_APART) * min(changes)[0]:
-        went = [
-            f"from {setting(given)} to {setting(rate)} at {size:,}"
-            for _, size, given, rate in sorted((min(changes), max(changes)), key=lambda c: c[1])
-        ]
-        yield Note.of("rates_by_callback", went=join_words(went))
 
 
 def lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:

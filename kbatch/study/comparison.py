@@ -66,7 +66,7 @@ def comparable_trials(
     most = max(len(trial.executions) for trial in scored) if searched else 0
     repeated = [trial for trial in scored if len(trial.executions) >= most]
     best = min(repeated, key=lambda trial: trial.rank)
-    settings, budget, timed = _settings(best), _budget(best), is_time(best.objective)
+    settings, budget, timed = compared_settings(best), _budget(best), is_time(best.objective)
     # Of several trials of a size the one that was repeated most, whatever came out; of the rates of
     # a search then the best one.
     ordered = sorted(completed, key=lambda trial: trial.rank if searched else trial.trial_id)
@@ -74,7 +74,7 @@ def comparable_trials(
     kept: dict[int, TrialRecord] = {}
     left_out: list[LeftOut] = []
     for trial in ordered:
-        if _settings(trial) != settings:
+        if compared_settings(trial) != settings:
             left_out.append((trial, "other settings"))
         elif _budget(trial) != budget:
             left_out.append((trial, "another budget"))
@@ -94,7 +94,7 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
     groups: dict[object, list[TrialRecord]] = {}
     for trial in trials:
         searched = FACTOR_NAME in trial.hyperparameters
-        alike = repr((trial.batch_size, _settings(trial), _budget(trial)))
+        alike = repr((trial.batch_size, compared_settings(trial), _budget(trial)))
         groups.setdefault(alike if searched else trial.trial_id, []).append(trial)
     return [
         sorted(group, key=lambda t: (t.status != "completed", -len(t.executions), t.rank))
@@ -197,8 +197,8 @@ def is_time(objective: Objective) -> bool:
     return objective.name == "samples_per_second" or objective.name in COST_NAMES
 
 
-def _settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
-    """Return what two trials that are compared have in common."""
+def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
+    """Return what two trials that are compared have in common beside their budget."""
     own = (*OWN_COLUMNS, FACTOR_NAME)
     others = (n for n in trial.hyperparameters if n not in own and n[:6] != "tuner/")
     # By its text True differs from 1.

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
-from kbatch.analysis.intervals import FEWEST_VALUES, Estimate, ratio_over_rounds
+from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
 from kbatch.analysis.run_table import Run, first_seed
 from kbatch.page.table import table_text
@@ -41,16 +41,6 @@ _FAR = 8
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
 
 
-class SizeChange(NamedTuple):
-    """What another batch size changes against the base size, with 95 % confidence."""
-
-    #: Training time of the base size over that of this one; None where times do not compare.
-    speedup: Estimate[float] | None
-    #: Objective of this size minus that of the base size, in the metric's unit. None where the
-    #: objective is a time, or training ended at a target, where metrics are alike by design.
-    difference: Estimate[float] | None
-
-
 # A row of the table, by the names of its columns.
 Row = dict[str, object]
 
@@ -64,13 +54,13 @@ class Page(NamedTuple):
     change: str = ""  # What it changes against the base size.
     rate: str = ""  # Whether the learning rate was checked, and what was found.
     rows: tuple[Row, ...] = ()  # One a size.
-    settings: str = ""  # What else was set, and whether batches are cut.
+    use: str = ""  # How to train with it: what else is set, and whether batches are cut.
     limits: tuple[str, ...] = ()  # What limits it.
     search: str = ""  # How many trainings there were, which failed or are missing.
 
     def __str__(self) -> str:
         table = table_text(frame_of(self.rows)) if self.rows else ""
-        words = (self.settings, " ".join(self.limits), self.search)
+        words = (self.use, " ".join(self.limits), self.search)
         above = (self.headline, self.missing, self.certainty, self.change, self.rate)
         return "\n".join(filter(None, (*above, table, *words)))
 
@@ -106,8 +96,9 @@ class Decision:
     unpaired: str = ""
     #: The batch size to compare with, None where it has no comparable trial.
     base_batch_size: int | None = None
-    #: What each other size changes against it, by batch size.
-    changes: Mapping[int, SizeChange] = dataclasses.field(default_factory=dict)
+    #: Training time at that size over the time at the one to take, over executions; None where
+    #: they are one, or times do not compare.
+    speedup: Estimate[float] | None = None
     #: Certified sizes whose times the executions do not tell apart, with the fastest: one may train
     #: as fast as it, or for 1.15 of its time.
     alike_in_time: tuple[int, ...] = ()
@@ -177,12 +168,10 @@ class Decision:
         if (scaling := run.scaling) is not None:
             if scaling.learning_rate_ratio != 1:
                 found["learning_rate"] = self.learning_rate
-            names = scaling.follow_batch_size if scaling.kappa != 1 else ()
-            values = {name: getattr(scaling, name, None) for name in names}
-            if "batch_norm_momentum" in names:
-                momenta = scaling.batch_norm_momenta
-                values["batch_norm_momentum"] = momenta if momenta[1:] else (*momenta, None)[0]
-            found |= {name: value for name, value in values.items() if value is not None}
+            for name in scaling.follow_batch_size:
+                values = scaling.values_of(name)
+                if values != scaling.given.get(name, ()):
+                    found[name] = values if values[1:] else values[0]
         if (run.steps_per_execution or 1) > 1:
             found["steps_per_execution"] = run.steps_per_execution
         if (run.accumulation_steps or 1) > 1:
@@ -281,16 +270,14 @@ def decide(
         runs = _with_times(runs, {size: plain_s[size] for size in alike})
         judgement = judge_race(runs, raced_sizes, **given) if begin else judge(runs, **given)
         assert judgement is not None
-    if begin:
-        runs = [run for run in runs if run.batch_size in raced and (run.seed or 0) > first]
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
     base = by_size.get(base_batch_size or 0) if len(compared) > 1 else None
-    judged = [dataclasses.replace(t, executions=t.executions[begin:]) for t in compared]
+    trial = by_size[judgement.named[0]]
     return Decision(
-        batch_size=judgement.named[0],
-        trial=by_size[judgement.named[0]],
+        batch_size=trial.batch_size,
+        trial=trial,
         best=by_size[judgement.leader[0]],
         trials=compared,
         judgement=judgement,
@@ -299,32 +286,30 @@ def decide(
         unpaired=unpaired,
         base_batch_size=base and base_batch_size,
         alike_in_time=alike,
-        changes={} if base is None else _changes(judged, runs, judged[compared.index(base)]),
+        speedup=None if base in (None, trial) else _speedup(base, trial, begin),
         left_out=left_out,
     )
 
 
 def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]:
     """Return the certified sizes that may be as fast as the fastest, and may not; none if alone."""
-    pairs = [pair for pair in judgement.certified if pair in judgement.costs]
-    if len(pairs) < 2:
+    costs = {pair: judgement.costs[pair] for pair in judgement.certified if judgement.costs}
+    if len(costs) < 2:
         return ()
+    fastest = min(costs, key=lambda pair: costs[pair])
     seconds = {
-        pair: {r.seed or 0: r.seconds for r in runs if r.pair == pair and r.seconds}
-        for pair in pairs
+        pair: {run.seed or 0: run.seconds for run in runs if run.pair == pair and run.seconds}
+        for pair in costs
     }
-    fastest = min(pairs, key=lambda pair: judgement.costs[pair])
-    found = []
-    for pair in pairs:
+    found = [fastest]
+    for pair in costs.keys() - {fastest}:
         both = sorted(seconds[pair].keys() & seconds[fastest].keys())
-        ratio = ratio_over_rounds(
-            [seconds[pair][k] for k in both], [seconds[fastest][k] for k in both]
-        )
-        ends = ratio and ratio.ends
-        unknown = ends is None and judgement.costs[pair] < _TOLD_APART
-        if pair != fastest and (unknown or (ends and ends[0] <= 1 and ends[1] >= _TOLD_APART)):
-            found.append(pair[0])
-    return tuple(sorted([*found, fastest[0]])) if found else ()
+        times = [[seconds[one][seed] for seed in both] for one in (pair, fastest)]
+        unknown = (1.0, _TOLD_APART) if costs[pair] < _TOLD_APART else (1.0, 1.0)
+        low, high = ((ratio := ratio_over_rounds(*times)) and ratio.ends) or unknown
+        if low <= 1 and high >= _TOLD_APART:
+            found.append(pair)
+    return tuple(sorted(size for size, _ in found)) if found[1:] else ()
 
 
 def plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
@@ -357,46 +342,11 @@ def starting_rate(trial: TrialRecord) -> float | None:
     return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
 
 
-def _changes(
-    trials: Sequence[TrialRecord], runs: Sequence[Run], base: TrialRecord
-) -> dict[int, SizeChange]:
-    """Compare each size with the base size."""
-    found, larger = {}, base.objective.direction == "max"
-    timed = base.target is not None or is_time(base.objective)
-    for trial in trials:
-        if trial is base:
-            continue
-        difference = None
-        if not timed:
-            pair = [run for run in runs if run.batch_size in (base.batch_size, trial.batch_size)]
-            # Its bounds hold one side at a time.
-            verdict = judge(pair, larger_is_better=larger, tolerance=0.0, confidence=0.975)
-            gap = (trial.objective_value or 0.0) - (base.objective_value or 0.0)
-            bounds = (gap for key, gap in verdict.gaps.items() if key != verdict.leader)
-            difference = next(bounds, Estimate(gap))
-            if difference.ends and (verdict.leader[0] == trial.batch_size) != larger:
-                low, high = difference.ends
-                difference = Estimate(-difference.value, -high, -low)
-        found[trial.batch_size] = SizeChange(_speedup(base, trial), difference)
-    return found
-
-
-def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
-    """Divide the base size's time by that of another size, over executions or timing windows."""
-    seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
-    pairs = zip(base.executions, other.executions, strict=False)
-    times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
-    apart = len(device_kinds([base, other])) > 1
-    if apart or not times or any(map(ends_by_time, base.executions)):
+def _speedup(base: TrialRecord, other: TrialRecord, begin: int) -> Estimate[float] | None:
+    """Divide the training time of one trial by that of another, over executions from `begin` on."""
+    if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
-    numerators, denominators = zip(*times, strict=True)
-    if len(times) >= FEWEST_VALUES and (found := ratio_over_rounds(numerators, denominators)):
-        return found
-    ratio = fmean(numerators) / fmean(denominators)
-    one, two = base.executions[0].throughput, other.executions[0].throughput
-    # The windows do not show how many updates another execution needs to a target.
-    timed = len(times) == 1 and base.target is None
-    if not (timed and one and two and one.ends and two.ends):
-        return Estimate(ratio)
-    shift = ratio * one.value / two.value
-    return Estimate(ratio, shift * two.ends[0] / one.ends[1], shift * two.ends[1] / one.ends[0])
+    seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
+    pairs = zip(base.executions[begin:], other.executions[begin:], strict=False)
+    times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
+    return ratio_over_rounds(*zip(*times, strict=True)) if times else None

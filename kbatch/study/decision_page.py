@@ -5,31 +5,44 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from kbatch.analysis.intervals import Estimate
+from kbatch.analysis.intervals import Estimate, ranged_columns
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
-from kbatch.page.numbers import format_number, in_brackets, join_words, pluralize, setting
+from kbatch.page.numbers import (
+    format_number,
+    in_brackets,
+    join_words,
+    one_line,
+    pluralize,
+    setting,
+)
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.caveats import failures, lagging, limit_notes, still_rising
-from kbatch.study.comparison import as_compared, is_share, rate_factor
-from kbatch.study.decision import Decision, Page, Row, SizeChange, plain_seconds, starting_rate
+from kbatch.study.caveats import MUCH_DATA_WAIT, lagging, limit_notes, still_rising
+from kbatch.study.comparison import as_compared, is_share, is_time, rate_factor, rates_of_settings
+from kbatch.study.decision import Decision, Page, Row, plain_seconds, starting_rate
 from kbatch.study.names import (
-    TrialNames,
     at_most,
     budget_text,
-    decay_text,
+    differing,
     metric_words,
     missing_text,
     outcome,
-    trial_names,
+    trial_name,
+    value_of,
 )
-from kbatch.study.table import COMPARED, objective_column, rows_of
-from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds, is_fraction
+from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
-# Ratios of times by plain `fit` and in the search that differ by less are one.
-MUCH_APART = 0.1
 # Lines of the table, so that a page has 15 at most.
 _MOST_ROWS = 7
+# What the outcome of a trial is where it is compared.
+_COMPARED = ("take", "best", "as good", "not told apart", "worse")
+_LONGEST_REASON = 60
+_COSTS = {
+    "samples_per_second": "samples/s",
+    "seconds_to_target": "time to target (s)",
+    "updates_to_target": "updates to target",
+    "examples_to_target": "examples to target",
+}
 
 
 def with_page(
@@ -51,21 +64,20 @@ def with_page(
         headline = f"No batch size can be named: {_missing_reason(trials)}."
         advice = Note.of("nothing_completed", advice=_what_to_do(trials))
         return dataclasses.replace(found, page=Page(headline, lost, advice))
-    names = trial_names(trials)
     limits = (
-        *limit_notes(trial, trials, names),
+        *limit_notes(trial, trials),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
-        *failures(trial, trials),
         *lagging(found.trials),
     )
+    race = settings.get("strategy") == "race"
     page = Page(
-        headline=_headline(found, trial, trials, names),
+        headline=_headline(found, trial, trials, race),
         missing=lost,
-        certainty=_certainty(found, trials, settings),
+        certainty=_certainty(found, trials, race),
         change=_change(found, trial, plain_seconds(found.trials, epoch_s)),
         rate=_rate(found, trial, settings),
-        rows=_rows(found, trials, names),
-        settings=_settings(found, trial.executions[-1]),
+        rows=_rows(found, trials),
+        use=_use(found, trial.executions[-1]),
         limits=limits,
         search=_search(trials),
     )
@@ -73,25 +85,58 @@ def with_page(
 
 
 def _headline(
-    found: Decision, trial: TrialRecord, trials: Sequence[TrialRecord], names: TrialNames
+    found: Decision, trial: TrialRecord, trials: Sequence[TrialRecord], race: bool
 ) -> str:
     kept = trial.batch_size == found.base_batch_size and rate_factor(trial) == 1
     rate, budget = found.learning_rate, budget_text(trials)
-    text = f"{'Keep' if kept else 'Take'} batch size {names.name(trial)}"
+    text = f"{'Keep' if kept else 'Take'} batch size {trial_name(trial, differing(trials))}"
     text += f" with learning rate {setting(rate)}" if rate else ""
-    return f"{text}, {'' if trial.target else 'for '}{budget}." if budget else f"{text}."
+    text += f", {'' if trial.target else 'for '}{budget}" if budget else ""
+    if not found.certified:
+        settled = _settled_by(found, race)
+        text += f": nothing is certified{f', {settled}' if settled else ''}"
+    return f"{text}."
 
 
-def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any]) -> Note:
+def _settled_by(found: Decision, race: bool) -> str:
+    """Say in a clause what would settle an answer; an empty text where it is not known."""
+    judgement = found.judgement
+    if judgement is None:
+        return "a search for one of the objectives would compare the sizes"
+    match judgement.obstacle:
+        case "alone":
+            return "another size that completes would be compared with it"
+        case "one_execution":
+            more = "a larger `max_executions`" if race else "`executions_per_trial=3` or more"
+            return f"{more} would show more"
+        case "pinned":
+            return "a `build` without `set_random_seed`, or shuffled data, would show more"
+        case "no_outcomes":
+            return f"since {found.unpaired}"
+    if judgement.executions_needed is not None:
+        count = f"about {judgement.executions_needed:,} executions of each size"
+        return f"{count} would settle it (a forecast)"
+    if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
+        return "a search of fewer `batch_sizes` would compare those that left the race"
+    if judgement.smallest_tolerance is None:
+        return ""
+    ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
+    if judgement.examples_needed is not None:
+        outcomes = found.trials[0].executions[0].outcomes
+        has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
+        ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
+    return f"more executions would settle it only with {' or '.join(ways)}"
+
+
+def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> Note:
     judgement, best = found.judgement, found.best
     if judgement is None or best is None:
         return Note.of("several_objectives")
     words, within = metric_words(best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
-    sizes = sorted({trial.batch_size for trial in trials})
-    tied = sizes_text(found.tied, sizes) if found.tied else ""
     told = f"every other size that was compared is worse by more than {within} ({sure})"
-    if tied:
+    if found.tied:
+        tied = sizes_text(found.tied, sorted({trial.batch_size for trial in trials}))
         told = f"{tied} are not told apart within {within} ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
@@ -102,19 +147,19 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
             return Note.of("alone", why=join_words(dict.fromkeys(others)) if others else None)
         case "one_execution":
             shown = f" On these validation examples, {told}." if judgement.gaps else ""
-            race = search.get("strategy") == "race"  # Some ran at several learning rates.
             return Note.of("one_execution", race=race, shown=shown, best_mean=best_mean)
         case "no_outcomes":
-            why = found.unpaired
-            return Note.of("no_outcomes", why=why, told=told, best_mean=best_mean)
+            return Note.of("no_outcomes", why=found.unpaired, told=told, best_mean=best_mean)
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
-    more = _settled_by(found)
+    more = ""
+    if found.certified and not found.certain and (settled := _settled_by(found, race)):
+        more = f" {settled[0].upper()}{settled[1:]}."
     if judgement.pinned == "weights":
         more += " All executions began with the same weights, so what others change is not known."
     elif judgement.pinned == "order":
         more += " All executions saw the examples in one order, so another one is not known."
-    if found.certain and tied:
+    if found.certain and found.tied:
         which = "it trains fastest; of those that differ by less than 5 % it is the smallest"
         if not judgement.costs:
             kinds = device_kinds(found.trials)
@@ -127,6 +172,7 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], search: Mapping[s
     if found.certified:
         given = {"words": words, "within": within, "sure": sure, "others": _open_sizes(found)}
         return Note.of("certified", **given, more=more)
+    told = f"{told[0].upper()}{told[1:]}"
     return Note.of("not_certified", told=told, best_mean=best_mean, more=more)
 
 
@@ -138,26 +184,6 @@ def _open_sizes(found: Decision) -> str:
     open_ = [p for p in judgement.pairs if p not in told and (most is None or costs[p] <= most)]
     sizes = sorted({size for size, _ in (*open_, *judgement.left_out)})
     return join_words([f"{size:,}" for size in sizes]) if sizes else "another size"
-
-
-def _settled_by(found: Decision) -> str:
-    """Say what would settle an answer, an empty text where it is settled or nothing is known."""
-    judgement: Any = found.judgement
-    if found.certain:
-        return ""
-    if judgement.executions_needed is not None:
-        count = f"About {judgement.executions_needed:,} executions of each size"
-        return f" {count} would settle it (a forecast)."
-    if judgement.left_out and (found.tolerance or 0.0) >= (judgement.smallest_tolerance or 0.0):
-        return " A search of fewer `batch_sizes` would compare those that left the race."
-    if judgement.smallest_tolerance is None:
-        return ""
-    ways = [f"`tolerance={setting(judgement.smallest_tolerance)}`"]
-    if judgement.examples_needed is not None:
-        outcomes = found.trials[0].executions[0].outcomes
-        has = f" ({outcomes.examples:,} now)" if outcomes and outcomes.examples else ""
-        ways += [f"about {judgement.examples_needed:,} validation examples{has}"]
-    return f" More executions alone would not settle it; with {' or '.join(ways)} they would."
 
 
 def tolerance_text(found: Decision) -> str:
@@ -176,52 +202,40 @@ def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
 
 
 def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -> str:
-    """Say what the size that is named changes against the base size."""
-    base, size = found.base_batch_size, trial.batch_size
-    change, parts = found.changes.get(size), []
-    if change is None or base is None:
+    """Say what the size that is named changes against the base size: of each quantity one number.
+
+    The time is that of plain `fit` where it was measured, which is what people get.
+    """
+    base, size, parts = found.base_batch_size, trial.batch_size, []
+    compared = next((other for other in found.trials if other.batch_size == base), None)
+    if compared is None or base is None or base == size:
         return ""
-    if (speedup := change.speedup) is not None:
-        bounds = speedup
-        if speedup.value < 1 and speedup.ends:
-            bounds = Estimate(1 / speedup.value, 1 / speedup.ends[1], 1 / speedup.ends[0])
-        parts.append(f"{_times(speedup.value)}{in_brackets(bounds, 2)}")
-        if {base, size} <= plain_s.keys():
-            plain = plain_s[base] / plain_s[size]
-            if abs(plain / speedup.value - 1) > MUCH_APART:
-                # What people get comes first.
-                parts.insert(0, f"{_times(plain)} by plain `fit` after `apply`")
-                parts[1] += " in the search"
-    if change.difference is not None:
-        words = metric_words(trial.objective.name)
+    speedup, how = found.speedup, ""
+    if {base, size} <= plain_s.keys():
+        speedup, how = Estimate(plain_s[base] / plain_s[size]), " by plain `fit` after `apply`"
+    if speedup is not None:
+        longer, ends = speedup.value < 1, speedup.ends
+        if longer:
+            ends = ends and (1 / ends[1], 1 / ends[0])
+            speedup = Estimate(1 / speedup.value, *(ends or (None, None)))
+        times = f"{format_number(speedup.value, 2)} times {'longer' if longer else 'sooner'}"
+        parts.append(f"{times}{in_brackets(speedup, 2)}{how}")
+    if trial.target is None and not is_time(trial.objective):
+        words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()
         if {base, size} <= {certified for certified, _ in pairs}:
-            parts.append(f"{words} as good within {tolerance_text(found)}")
+            parts.append(f"{words} as good {within}")
         elif base in found.tied:
             # A number here would contradict that they are not told apart.
-            parts.append(f"{words} not told apart within {tolerance_text(found)}")
+            parts.append(f"{words} not told apart {within}")
         else:
-            parts.append(f"{words} {_difference_text(trial, change)}")
+            own, before = (
+                judged_part(found, one).objective_value or 0.0 for one in (trial, compared)
+            )
+            gained, fraction = own - before, is_fraction(trial.objective.name)
+            number = f"{100 * gained:+z.1f} %" if fraction else format_number(gained, 2)
+            parts.append(f"{words} {'+' if gained > 0 and not fraction else ''}{number}")
     return f"{base:,} -> {size:,}: {', '.join(parts)}." if parts else ""
-
-
-def _times(speedup: float) -> str:
-    ratio = format_number(max(speedup, 1 / speedup), 2)
-    return f"{ratio} times {'longer' if speedup < 1 else 'sooner'}"
-
-
-def _difference_text(trial: TrialRecord, change: SizeChange) -> str:
-    """Write the difference of the metric with its sign and interval."""
-    difference: Any = change.difference
-    fraction = is_fraction(trial.objective.name)
-
-    def signed(number: float) -> str:
-        if fraction:
-            return f"{100 * number:+z.1f}"
-        return f"{'+' if number > 0 else ''}{format_number(number, 2)}"
-
-    between = " ({} to {})".format(*map(signed, difference.ends)) if difference.ends else ""
-    return f"{signed(difference.value)}{' %' if fraction else ''}{between}"
 
 
 def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> str:
@@ -250,14 +264,14 @@ def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> s
     return Note.of("rate_off", **given, far=far)
 
 
-def _rows(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> tuple[Row, ...]:
+def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
     """Return a row a batch size; of many those around the answer."""
     if found.judgement is None or len(found.trials) < 2:
         return ()
     words = objective_column(found.trials[0].objective)
-    columns = ("batch size", "learning rate", words, "relative time", "runs", "outcome")
-    rows = rows_of(found, as_compared(trials), names, None)
-    rows.sort(key=lambda row: row["outcome"] in COMPARED)  # Of a size the last is shown.
+    columns = ("batch size", "learning rate", "samples/s", words, "runs", "outcome")
+    rows = rows_of(found, as_compared(trials), None)
+    rows.sort(key=lambda row: row["outcome"] in _COMPARED)  # Of a size the last is shown.
     by_size: dict[Any, Row] = {row["batch size"]: row for row in rows}
     shown = [by_size[size] for size in sorted(by_size)]
     place = next(place for place, row in enumerate(shown) if row["outcome"] == "take")
@@ -268,19 +282,20 @@ def _rows(found: Decision, trials: Sequence[TrialRecord], names: TrialNames) -> 
     )
 
 
-def _settings(found: Decision, run: ExecutionRecord) -> str:
-    """Say what else was set, and whether cutting batches is worth anything here."""
-    parts, texts = [], []
+def _use(found: Decision, run: ExecutionRecord) -> str:
+    """Say how to train with the answer: what `apply` sets, and whether batches are cut."""
+    given, parts, policy = run.scaling.given if run.scaling else {}, [], ""
     for name, value in found.settings.items():
-        values = value if isinstance(value, tuple) else (value,)
-        write = decay_text if name in ("beta_2", "batch_norm_momentum", "ema_momentum") else setting
         if name == "dtype_policy":  # `apply` refuses a model under another one.
-            texts = [f'`keras.config.set_dtype_policy("{value}")` comes before `build()`.']
+            policy = f'`keras.config.set_dtype_policy("{value}")`, then '
         elif name not in ("micro_batch_size", "learning_rate"):
-            words = [one if isinstance(one, str) else write(one) for one in values]
-            parts.append(f"`{name}` {join_words(words)}")
-    if parts:
-        texts.append(f"`decision.apply(build())` also sets {join_words(parts)}.")
+            after = value if isinstance(value, tuple) else (value,)
+            changes = [join_words(map(_decay_text, one)) for one in (given.get(name), after) if one]
+            parts.append(f"`{name}` {' -> '.join(changes)}")
+    also = f", which also sets {join_words(parts)}," if parts else ""
+    fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
+    call = f"`model = decision.apply(build())`{also} then `model.fit(x, y{fit})`."
+    texts = [f"Train with it: {policy}{call}"]
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
     most = max((trial.micro_batch_size or 0 for trial in fitted), default=0)
     if (run.accumulation_steps or 1) > 1:
@@ -288,6 +303,13 @@ def _settings(found: Decision, run: ExecutionRecord) -> str:
     elif most:
         texts.append(f"{most:,} examples fit at once: no accumulation is needed.")
     return " ".join(texts)
+
+
+def _decay_text(value: float) -> str:
+    """Write a setting; near 1 by two digits of its distance: 0.9995 is not 0.999."""
+    distance = 1 - value
+    near = 0 < distance < 0.01
+    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else setting(value)
 
 
 def _search(trials: Sequence[TrialRecord]) -> str:
@@ -346,3 +368,93 @@ def _what_to_do(trials: Sequence[TrialRecord]) -> str:
     if "out of memory" in outcomes:
         advice += " Those out of memory need a smaller `micro_batch_size`."
     return advice
+
+
+def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective | None) -> list[Row]:
+    """Write trials as rows with the same columns: of several learning rates the best."""
+    rows: list[Row] = []
+    names = differing(trials)
+    waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
+    cut = any((trial.accumulation_steps or 1) > 1 for trial in trials)
+    for trial, *others in rates_of_settings(trials):
+        objective, judged = trial.objective, judged_part(found, trial)
+        row: Row = {"batch size": trial.batch_size}
+        row |= {
+            name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names
+        }
+        row |= {"micro-batch size": trial.micro_batch_size} if cut else {}
+        row["learning rate"] = starting_rate(trial)
+        if FACTOR_NAME in trial.hyperparameters:
+            row["rates tried"] = 1 + len(others)
+        row |= ranged_columns("samples/s", trial.throughput)
+        if quality is not None and quality.name != objective.name:
+            row |= ranged_columns(metric_words(quality.name), trial.metric(quality.name))
+        if not is_time(objective):
+            row |= ranged_columns(metric_words(objective.name), judged.metric(objective.name))
+        if trial.target is not None:
+            costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
+            row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
+        row |= _against_best(found, trial)
+        if (scale := trial.noise_scale) is not None:
+            row |= ranged_columns("noise scale (examples)", scale)
+        if waited and trial.data_wait_share is not None:
+            row["waiting for data (%)"] = 100 * trial.data_wait_share
+        if (used := trial.mean(lambda e: e.usage and e.usage.gpu_utilization)) is not None:
+            row["GPU utilization (%)"] = 100 * used
+        if (joules := trial.mean(lambda e: e.joules_per_sample)) is not None:
+            row["energy (J/sample)"] = joules
+        rows.append(row | {"runs": len(trial.executions), "outcome": _outcome(found, trial)})
+    every, last = dict.fromkeys(name for row in rows for name in row), ("runs", "outcome")
+    columns = [*(name for name in every if name not in last), *last]
+    return [{name: row.get(name) for name in columns} for row in rows]
+
+
+def objective_column(objective: Objective) -> str:
+    """Name the column that holds the objective."""
+    return _COSTS.get(objective.name) or metric_words(objective.name)
+
+
+def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
+    """Return the pair that judges a trial, None where it is not compared."""
+    pairs = found.judgement.pairs if found.judgement else ()
+    compared = zip(found.trials, pairs, strict=False)
+    return next((pair for one, pair in compared if one.trial_id == trial.trial_id), None)
+
+
+def judged_part(found: Decision, trial: TrialRecord) -> TrialRecord:
+    """Return a trial with the executions that judge it: the first of a race chose its pairs."""
+    pair, count = _pair(found, trial), len(trial.executions)
+    if found.judgement is None or pair is None or found.judgement.rounds[pair] != count - 1:
+        return trial
+    return dataclasses.replace(trial, executions=trial.executions[1:])
+
+
+def _against_best(found: Decision, trial: TrialRecord) -> Row:
+    """Write how much worse a trial is than the best mean, and its time over the least."""
+    judgement, pair = found.judgement, _pair(found, trial)
+    if judgement is None or pair is None or len(found.trials) < 2:
+        return {}
+    unit, factor = (" (points)", 100) if is_fraction(trial.objective.name) else ("", 1)
+    gap = judgement.gaps.get(pair)
+    gap = Estimate(0.0) if pair == judgement.leader else gap and gap.times(factor)
+    return {**ranged_columns(f"worse by{unit}", gap), "relative time": judgement.costs.get(pair)}
+
+
+def _outcome(found: Decision, trial: TrialRecord) -> str:
+    """Say what is known of a trial: how it compares, why it is not compared, or how it ended."""
+    if found.trial is not None and trial.trial_id == found.trial.trial_id:
+        return "take"
+    if (pair := _pair(found, trial)) is not None and found.judgement is not None:
+        if trial.batch_size in found.worse:
+            return "worse"
+        if pair in found.judgement.certified and not found.judgement.obstacle:
+            return "as good"
+        return "not told apart" if trial.batch_size in found.tied else "best"
+    why = {one.trial_id: reason for one, reason in found.left_out}
+    if trial.trial_id in why:
+        met = trial.target is None or trial.cost("updates_to_target") is not None
+        return why[trial.trial_id] if met else "never met the target"
+    ended = outcome(trial)
+    if ended != "failed" or not trial.failure:
+        return ended
+    return f"{ended}: {one_line(trial.failure)[:_LONGEST_REASON]}"

@@ -1,7 +1,6 @@
 """The names, conditions and values of a study's trials, as its texts and figures write them."""
 
 from collections.abc import Iterable, Sequence
-from typing import NamedTuple
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import count_range, pluralize, setting, where_measured
@@ -13,56 +12,38 @@ from kbatch.study.trial import OWN_COLUMNS, TrialRecord, device_kinds
 MOST_NAMED = 5
 
 
-class TrialNames(NamedTuple):
-    """What tells the trials of a study apart beside the batch size."""
-
-    hyperparameters: tuple[str, ...]  # Those of the user that differ between trials.
-    several_policies: bool  # Whether the dtype policy differs.
-
-    def settings(self, trial: TrialRecord) -> tuple[str, ...]:
-        """List what a trial has beside its batch size, such as `("units=8", "float32")`."""
-        values = ((name, trial.hyperparameters.get(name)) for name in self.hyperparameters)
-        own = (f"{name}={value_text(value)}" for name, value in values)
-        return (*own, *((trial.dtype_policy,) if self.several_policies else ()))
-
-    def name(self, trial: TrialRecord) -> str:
-        """Name a trial, such as `"64 (units=8)"`."""
-        settings = ", ".join(self.settings(trial))
-        return f"{trial.batch_size:,} ({settings})" if settings else f"{trial.batch_size:,}"
-
-    def order(self, trial: TrialRecord) -> tuple[tuple[int, float, str], ...]:
-        """Return a key that sorts trials by their settings: numbers by value, then texts."""
-        values = [trial.hyperparameters.get(name) for name in self.hyperparameters]
-        return tuple(
-            (0, value, "") if isinstance(value, (int, float)) else (1, 0, str(value))
-            for value in (*values, trial.dtype_policy)
-        )
-
-
-def trial_names(trials: Iterable[TrialRecord]) -> TrialNames:
+def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
+    """Name what tells trials apart beside the batch size: hyperparameters, and the dtype policy."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in trial.hyperparameters)
-    return TrialNames(
-        hyperparameters=tuple(
-            name
-            for name in names
-            if name not in (*OWN_COLUMNS, FACTOR_NAME)  # The rate itself has a column.
-            and not name.startswith("tuner/")
-            and len({trial.hyperparameters.get(name) for trial in trials}) > 1
-        ),
-        several_policies=len({trial.dtype_policy for trial in trials}) > 1,
+    own = (*OWN_COLUMNS, FACTOR_NAME)  # The rate itself has a column.
+    chosen = (name for name in names if name not in own and not name.startswith("tuner/"))
+    return tuple(
+        name
+        for name in (*chosen, "dtype_policy")
+        if len({value_of(trial, name) for trial in trials}) > 1
     )
+
+
+def value_of(trial: TrialRecord, name: str) -> bool | int | float | str | None:
+    """Return a hyperparameter, or the dtype policy that was active."""
+    return trial.dtype_policy if name == "dtype_policy" else trial.hyperparameters.get(name)
+
+
+def setting_texts(trial: TrialRecord, names: Iterable[str]) -> list[str]:
+    """List what a trial has beside its batch size, such as `["units=8", "float32"]`."""
+    texts = ((name, value_text(value_of(trial, name))) for name in names)
+    return [text if name == "dtype_policy" else f"{name}={text}" for name, text in texts]
+
+
+def trial_name(trial: TrialRecord, names: Iterable[str]) -> str:
+    """Name a trial, such as `"64 (units=8)"`."""
+    settings = ", ".join(setting_texts(trial, names))
+    return f"{trial.batch_size:,} ({settings})" if settings else f"{trial.batch_size:,}"
 
 
 def value_text(value: bool | int | float | str | None) -> str:
     return setting(value) if isinstance(value, float) else str(value)
-
-
-def decay_text(value: float) -> str:
-    """Write a decay or momentum, near 1 by two digits of its distance: 0.9995 is not 0.999."""
-    distance = 1 - value
-    near = 0 < distance < 0.01
-    return f"{1 - float(f'{distance:.2g}'):.10g}" if near else setting(value)
 
 
 def missing_text(missing: int) -> str:

@@ -4,12 +4,14 @@ import contextlib
 import dataclasses
 import functools
 import html
+import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
+from kbatch.page.numbers import count_range
 from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
@@ -26,8 +28,8 @@ from kbatch.records.search import (
 from kbatch.study.caveats import caveats
 from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
 from kbatch.study.decision import Decision, decide, frame_of
-from kbatch.study.decision_page import with_page
-from kbatch.study.names import trial_names
+from kbatch.study.decision_page import rows_of, with_page
+from kbatch.study.names import caption, trained_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
@@ -75,11 +77,8 @@ class Study(Result):
 
     def table(self) -> "pd.DataFrame":
         """Return a row a batch size: of several learning rates the best, and how it compares."""
-        from kbatch.study.table import rows_of
-
         trials = as_compared(self.trials)
-        found, names = self.decide(), trial_names(self.trials)
-        return frame_of(rows_of(found, trials, names, self.quality_metric))
+        return frame_of(rows_of(self.decide(), trials, self.quality_metric))
 
     @property
     def notes(self) -> tuple[Note, ...]:
@@ -93,11 +92,34 @@ class Study(Result):
         return study_figures(self) if self.trials else ()
 
     @property
+    def use(self) -> str:
+        """How to train with the answer."""
+        return self.decide().page.use
+
+    @property
     def settings(self) -> dict[str, str]:
         """What was searched and how, and what else was found."""
-        from kbatch.study.table import settings_of
+        if not self.trials:
+            return {}
+        page, given = self.decide().page, self.search.settings if self.search else {}
+        runs = [run for trial in self.trials for run in trial.executions]
+        examples = [run.epochs[0].examples for run in trained_runs(self.trials)]
 
-        return settings_of(self)
+        def different(values: Iterable[object]) -> str:
+            return ", ".join(dict.fromkeys(str(value) for value in values if value is not None))
+
+        found = {
+            "searched": page.search,
+            "compared": caption(self.trials, self.environment),
+            "against the base size": page.change,
+            "plan": "" if self.plan is None else _plan_text(self.plan),
+            **{name: json.dumps(value, ensure_ascii=False) for name, value in given.items()},
+            "training data": f"{count_range(examples, 'example')} an epoch" if examples else "",
+            "optimizer": different(run.optimizer for run in runs),
+            "jit_compile": different(run.jit_compile for run in runs),
+            "seeds of the executions": different(run.seed for run in runs),
+        }
+        return {name: text for name, text in found.items() if text}
 
     @property
     def environment(self) -> EnvironmentRecord | None:
@@ -257,6 +279,17 @@ class Study(Result):
         check_tracker(tracker)
         refuse_empty(self)
         return log_study(self, tracker)
+
+
+def _plan_text(plan: Plan) -> str:
+    """Say what a search settled before its first training."""
+    most, cut = plan.micro_batch_size, plan.reason in ("given", "cut")
+    size = f"micro-batches of up to {most:,}" if cut and most else "batches go through whole"
+    why = {"given": "as given", "fits": "the largest fits", "cut": "the most that fit"}
+    parts = {None: "", True: ", seen to train as the whole batch does", False: ", not exact"}
+    size = f"{size} ({why.get(plan.reason, plan.reason)}){parts[plan.parts_equal]}"
+    policy = plan.dtype_policy or "the policy of each trial"
+    return f"number {plan.number}, made in {plan.duration_s:.1f} s: {policy}; {size}"
 
 
 class _HasProjectDir(Protocol):

@@ -83,7 +83,6 @@ def test_the_base_is_compared_with_and_kept_by_a_search_that_goes_on(tmp_path):
     sizes = searches.stock(batch_sizes=(8, 16), **settings)
     study = kbatch.load_study(searches.quick(tmp_path, sizes, kbatch.BatchSizeTuner))
     assert study.search.settings["base_batch_size"] == study.decide().base_batch_size == 16
-    assert study.decide().changes.keys() == {8}
     more = searches.stock(batch_sizes=(8, 16, 48), **settings)
     again = kbatch.load_study(searches.quick(tmp_path, more, kbatch.BatchSizeTuner))
     # The default would be 32 now, and another search.

@@ -7,7 +7,6 @@ from records_factory import make_epochs, make_execution, make_study, make_trial,
 
 from kbatch.analysis.learning_rate import learning_rate_scaling
 from kbatch.study.caveats import limit_notes
-from kbatch.study.names import trial_names
 
 
 def repeated(size, accuracy, rate, wait_share=0.0, device=None):
@@ -28,8 +27,8 @@ def repeated(size, accuracy, rate, wait_share=0.0, device=None):
 
 
 def limits(study):
-    best, names = study.decide().trial, trial_names(study.trials)
-    return [] if best is None else list(limit_notes(best, study.trials, names))
+    best = study.decide().trial
+    return [] if best is None else list(limit_notes(best, study.trials))
 
 
 def names(*trials):

@@ -15,6 +15,8 @@ from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.learning_curves import learning_curves
 from kbatch.study.figures.pareto import pareto_points
 
+BEGINS = ("initial_weights", "first_order")
+
 
 def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
     """A trial of three executions wrong on so many of 20,000 validation examples."""
@@ -67,15 +69,19 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert (found.batch_size, found.certain) == (64, True)
     page = found.page
     assert page.headline.startswith("Take batch size 64 with learning rate 0.00141, for 1 epoch")
-    assert page.certainty.startswith("Certain (95 % confidence): ")
+    assert page.certainty.code == "certain"
     assert page.change == (
         "32 -> 64: 2.0 times sooner (2.0 to 2.0), validation accuracy as good within 0.01."
     )
+    # The only ratio of times: the rows have samples/s.
+    assert [row["samples/s"] for row in page.rows] == pytest.approx([1000, 2000, 2060, 4000])
+    assert str(found).count("times") == 1
     assert [row["batch size"] for row in page.rows] == [32, 64, 128, 256]
     assert outcomes(found) == ["as good", "take", "as good", "worse"]
-    assert "`steps_per_execution` 8" in page.settings
-    assert "`beta_2` 0.998" in page.settings
-    assert "128 examples fit at once: no accumulation is needed." in page.settings
+    assert "decision.apply(build())`" in page.use and "batch_size=64, epochs=1" in page.use
+    assert "`steps_per_execution` 8" in page.use
+    assert "`beta_2` 0.999 -> 0.998" in page.use
+    assert "128 examples fit at once: no accumulation is needed." in page.use
     assert page.search == "12 trainings of 4 batch sizes."
     assert page.certainty in found.notes
     assert str(found).splitlines()[0] == page.headline
@@ -119,8 +125,8 @@ def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
 def test_batches_that_are_cut_need_accumulation():
     cut = pages(make_trial(32, 800), make_trial(64, 800, rate=3000.0, micro_batch_size=16))
     assert cut.settings["micro_batch_size"] == 16
-    assert "micro-batches of 16" in cut.page.settings
-    assert "no accumulation" not in cut.page.settings
+    assert "micro-batches of 16" in cut.page.use
+    assert "no accumulation" not in cut.page.use
 
 
 @pytest.mark.parametrize(("epochs", "told"), [(1, False), (4, True)])
@@ -130,16 +136,7 @@ def test_a_value_that_still_rises_at_the_end_is_said_to_hold_for_this_length(epo
     assert [(v["gain"], v["last"]) for v in rising] == [("0.020", "epoch")] * told
 
 
-def test_successes_beside_a_failure_leave_its_rate_open():
-    trials = make_trial(32, 800), make_trial(64, 800, rate=2000.0)
-    near, far = pages(*trials, make_diverged(128)), pages(*trials, make_diverged(16))
-    assert near.batch_size == far.batch_size == 64
-    (rate,) = [n.values["rate"] for n in near.page.limits if n.code == "failure_rate"]
-    assert rate == "63 %"
-    assert "failure_rate" not in [note.code for note in far.page.limits]
-
-
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(6))
 def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     rng = np.random.default_rng(seed)
     trials = [
@@ -154,34 +151,29 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     ]
     found = pages(*trials)
     both = {32, found.batch_size} <= set(found.tied)
-    assert ("%" in found.page.change) == (found.batch_size in found.changes and not both)
+    assert ("%" in found.page.change) == (found.batch_size != 32 and not both)
     assert outcomes(found).count("worse") == len(set(found.worse) - {found.batch_size})
-    assert (found.page.certainty.startswith("Certain")) == found.certain
+    assert (found.page.certainty.code == "certain") == found.certain
 
 
 @pytest.mark.parametrize(
     ("same", "certain", "words"),
     [
-        (("initial_weights", "first_order"), False, "neither the initial weights nor the order"),
-        (("initial_weights",), True, "began with the same weights"),
-        (("first_order",), True, "saw the examples in one order"),
-        ((), True, "Certain"),
+        (("initial_weights", "first_order"), False, "count as one"),
+        (("initial_weights",), True, "same weights"),
+        (("first_order",), True, "in one order"),
+        ((), True, ""),
     ],
 )
 def test_what_does_not_change_with_the_seed_is_said(same, certain, words):
     trials = []
     for trial in (make_trial(32, 800), make_trial(64, 800, rate=2000.0)):
-        runs = [
-            dataclasses.replace(
-                run,
-                **{
-                    name: "same" if name in same else f"{seed}"
-                    for name in ("initial_weights", "first_order")
-                },
-            )
-            for seed, run in enumerate(trial.executions)
-        ]
-        trials.append(dataclasses.replace(trial, executions=tuple(runs)))
+        own = (
+            {name: "same" if name in same else str(seed) for name in BEGINS} for seed in range(3)
+        )
+        pairs = zip(trial.executions, own, strict=True)
+        runs = tuple(dataclasses.replace(run, **begins) for run, begins in pairs)
+        trials.append(dataclasses.replace(trial, executions=runs))
     found = pages(*trials)
     assert found.certain == certain
     assert words in found.reason
@@ -237,5 +229,5 @@ def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():
     )
     assert [trial.batch_size for trial in raced.trials] == [16, 32, 128]
     assert not (raced.certain or raced.certified)
-    assert raced.reason.startswith("No size was repeated twice")
+    assert raced.page.certainty.values["race"] and "`max_executions`" in raced.page.headline
     assert (raced.tied, raced.worse) == ((16, 32), (128,))

@@ -13,10 +13,11 @@ from kbatch.plotting.canvas import series_style, size_color
 from kbatch.study.names import (
     at_most,
     caption,
+    differing,
     metric_words,
     missing_text,
     outcome,
-    trial_names,
+    trial_name,
 )
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
 
@@ -38,8 +39,8 @@ def incomplete_text(study: "Study") -> str:
     trials = [trial for trial in study.trials if trial.status != "completed"]
     if len(trials) in (0, len(study.trials)):
         return none_completed(study) if trials else ""
-    names = trial_names(study.trials)
-    which = join_words(at_most([f"{names.name(trial)} ({outcome(trial)})" for trial in trials]))
+    names = differing(study.trials)
+    which = join_words(at_most([f"{trial_name(t, names)} ({outcome(t)})" for t in trials]))
     return f"\N{MULTIPLICATION X} Without a result: batch size {which}."
 
 

@@ -11,9 +11,9 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import ALARM, series_style, size_color
 from kbatch.study.comparison import refuse_empty
+from kbatch.study.decision_page import judged_part
 from kbatch.study.figures import common
 from kbatch.study.names import diverged
-from kbatch.study.table import judged_part
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 
 if TYPE_CHECKING:

@@ -170,7 +170,7 @@ def _draw_goodput(panel: Axes, found: Goodput) -> None:
     draw.band(panel, sizes, [one.ends for one in values], series_style(0).color)
     panel.set_ylim(0, 1.1 * panel.get_ylim()[1])
     panel.yaxis.set_major_formatter("{x:,.0f}")
-    panel.set_ylabel("Rate\n(samples/s)")
+    panel.set_ylabel("Goodput, throughput\n(samples/s)")
     draw.guide(panel, found.best)
     most = found.values[found.best].value
     draw.ring(panel, found.best, most)

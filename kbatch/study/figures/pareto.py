@@ -12,9 +12,9 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.axes import plain_log_labels
 from kbatch.plotting.canvas import MUTED, series_style, size_color
 from kbatch.study.comparison import rates_of_settings, refuse_empty
+from kbatch.study.decision_page import judged_part
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, trial_names
-from kbatch.study.table import judged_part
+from kbatch.study.names import at_most, differing, trial_name
 from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -70,7 +70,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     """
     (quality, points), incomplete = pareto_points(study), common.incomplete_text(study)
     rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
-    front, names = [point for point in points if point[3]], trial_names(study.trials)
+    front, names = [point for point in points if point[3]], differing(study.trials)
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     canvas.vertical_grid(panel)
     panel.set_xlabel("Throughput (samples/s)", fontsize=canvas.TEXT_PT)
@@ -108,7 +108,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     panel.set_ylim(bottom, top)
     common.name_sizes(panel, sizes, most=14)
     canvas.write_title(panel, study.name, columns=7, fewest=1)
-    best = join_words(at_most([names.name(trial) for trial, *_ in front]))
+    best = join_words(at_most([trial_name(trial, names) for trial, *_ in front]))
     filled = f"Filled: batch size {best}, which no other trial beats in both."
     bars = common.bars_text(study.trials)
     common.write_conditions([panel], study, filled, bars, alarm=incomplete)

@@ -17,10 +17,9 @@ from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.study.comparison import as_compared, rates_of_settings, refuse_empty
 from kbatch.study.decision import FAR_RATE, starting_rate
-from kbatch.study.decision_page import sizes_text
+from kbatch.study.decision_page import judged_part, sizes_text
 from kbatch.study.figures import common
-from kbatch.study.names import TrialNames, at_most, outcome, trial_names
-from kbatch.study.table import judged_part
+from kbatch.study.names import at_most, differing, outcome, setting_texts, value_of
 from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -63,7 +62,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     quality, decided, trials = study.quality_metric, study.decide(), as_compared(study.trials)
     named = decided.trial
     shown = [rates[0] for rates in rates_of_settings(trials)]
-    names = trial_names(study.trials)
+    names = differing(study.trials)
     series = _series(shown, names)
     places = _places(series, shown)
     completed = [trial for trial in shown if trial.status == "completed"]
@@ -125,7 +124,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
                 draw.ring(panel, place, estimate.value)
     tied = apart = ""
     if unjoined:
-        differ = f" in {join_words(names.hyperparameters)}" if names.hyperparameters else ""
+        differ = f" in {join_words(names)}" if names else ""
         apart = f"Points are not joined: trials of a batch size differ{differ}."
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
@@ -136,12 +135,18 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
 
 
 def _series(
-    trials: Sequence[TrialRecord], names: TrialNames
+    trials: Sequence[TrialRecord], names: Sequence[str]
 ) -> dict[str | None, list[TrialRecord]]:
     """Group trials by their settings; None is the name of all, where there are too many."""
+
+    def order(trial: TrialRecord) -> list[tuple[int, float, str]]:
+        """Sort by numbers, then by texts."""
+        values = [value_of(trial, name) for name in names]
+        return [(0, v, "") if isinstance(v, (int, float)) else (1, 0, str(v)) for v in values]
+
     found: dict[str | None, list[TrialRecord]] = {}
-    for trial in sorted(trials, key=names.order):
-        found.setdefault(", ".join(names.settings(trial)), []).append(trial)
+    for trial in sorted(trials, key=order):
+        found.setdefault(", ".join(setting_texts(trial, names)), []).append(trial)
     return found if len(found) <= _MOST_SERIES else {None: [*trials]}
 
 
@@ -234,7 +239,7 @@ def named_label(study: "Study") -> str:
     """Write what the decision names, with its throughput or quality."""
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
-    parts = [f"batch size {trial.batch_size:,}", *trial_names(study.trials).settings(trial)]
+    parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
     if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
         parts.append(f"learning rate {setting(rate)}")
     text = f"take {', '.join(parts)}"
