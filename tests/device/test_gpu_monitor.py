@@ -3,22 +3,13 @@ import threading
 
 import fake_nvml
 import pytest
+from fake_clock import FakeClock
 from fake_nvml import FakeGpu, FakeNvml
 
 import kbatch
 
 FIRST, SECOND = "00000000:01:00.0", "00000000:c1:00.0"
 NEVER_S = 3600.0
-
-
-class FakeClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.time_s = 1000.0
-
-    def __call__(self):
-        return self.time_s
 
 
 @pytest.fixture
@@ -41,7 +32,7 @@ def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S)
 def play(monitor, clock, library, steps):
     """Passes a time in seconds and sets what the first GPU shows, a sample a step."""
     for seconds, shown in steps:
-        clock.time_s += seconds
+        clock.sleep(seconds)
         for field, value in shown.items():
             setattr(library.gpus[0], field, value)
         monitor.sample()
@@ -63,7 +54,7 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     library = FakeNvml(FakeGpu(utilization_percent=10))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(0.5, {"utilization_percent": 90})])
-        clock.time_s += 0.25
+        clock.sleep(0.25)
     (gpu,) = monitor.gpus
     assert [s.time_s for s in gpu.samples] == [0.0, 0.5, 0.75]
     assert [s.utilization for s in gpu.samples] == [0.1, 0.9, 0.9]
@@ -106,7 +97,7 @@ def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
 def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, library, devices, reason):
     with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
         assert reason in monitor.unavailable
-        clock.time_s += 1.0
+        clock.sleep(1.0)
     assert monitor.gpus is None
     assert monitor.usage.unavailable == monitor.unavailable
     assert len(monitor.unavailable.splitlines()) == 1
@@ -118,7 +109,7 @@ def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     monitor = monitor_of(monkeypatch, library, clock)
     with pytest.raises(KeyboardInterrupt), monitor:
-        clock.time_s += 2.0
+        clock.sleep(2.0)
         raise KeyboardInterrupt
     assert library.users == 0
     assert sampling_threads() == []
@@ -171,7 +162,7 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
 def test_the_samples_make_a_table(monkeypatch, clock):
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
     with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
-        clock.time_s += 1.0
+        clock.sleep(1.0)
     table = monitor.to_dataframe()
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
     assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
