@@ -50,7 +50,6 @@ EXPERIMENTS = {
     "input_pipeline": {"blocks", "changes", "measure"},
     "search": ...,
     "recommendation": {"measure"},
-    "cli": {"demo"},
 }
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
