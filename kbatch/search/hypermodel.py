@@ -236,11 +236,18 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             base_model=base_model,
         )
         facts = ModelFacts(model)
-        if batch_size < facts.replicas:
+        # Keras averages the first batch over replicas, and ends an execution by one iterator.
+        if batch_size % facts.replicas:
             raise keras_tuner.errors.FatalValueError(
-                "A batch is shared by all replicas, each of which needs an example: leave the "
-                f"sizes below {facts.replicas} out of `batch_sizes`. "
-                f"Received: batch_size={batch_size}."
+                "Keras shares a batch evenly among replicas: give `batch_sizes` that are multiples "
+                f"of {facts.replicas}. Received: batch_size={batch_size}."
+            )
+        asked = self.steps_per_execution
+        steps = max(int(model.steps_per_execution), asked if isinstance(asked, int) else 1)
+        if facts.replicas > 1 and steps > 1:
+            raise keras_tuner.errors.FatalValueError(
+                "Keras runs one step an execution on several replicas: leave out "
+                f"`steps_per_execution`. Received: {steps} on {facts.replicas} replicas."
             )
         if facts.cut_by_user is None:
             accumulation.sum_sparse_gradients(model)

@@ -62,9 +62,7 @@ def choose_steps(
     if asked is None or asked == built or built > 1:  # Or `build` sets it.
         return built, ()
     if isinstance(asked, int):
-        # The steps of replicas are counted by executions.
-        exact = training.budget and (training.budget.updates or training.budget.examples)
-        return (1 if exact and replica_count(model) > 1 else asked), ()
+        return asked, ()
     if (reason := _why_one(model, training.callbacks)) is not None:
         return 1, (Note.of("one_step_an_execution", reason=reason),)
     if training.epoch_steps is None or replica_count(model) > 1 or not stock_fit:

@@ -24,13 +24,14 @@ TESTS = Path(__file__).parents[1]
 ROWS = 94
 
 
-def searched(directory, name, strategy, micro_batch_size=4, batch_sizes=(8, 32)):
+def searched(directory, name, strategy, micro_batch_size=3, batch_sizes=(8, 32), **how):
     hypermodel = kbatch.BatchSizeHyperModel(
         lambda: models.mlp(optimizer="sgd"),
         batch_sizes,
         micro_batch_size=micro_batch_size,
         dtype_policy="float32",
         seed=0,
+        **how,
     )
     place = {"directory": directory, "project_name": name}
     tuner = keras_tuner.GridSearch(
@@ -56,11 +57,13 @@ def main(directory):
         "whole": searched(directory, "whole", strategy, None),
         "auto": searched(directory, "auto", strategy, "auto", (64,)),
     }
-    try:
-        searched(directory, "few", strategy, batch_sizes=(1, 8))
-    except keras_tuner.errors.FatalValueError as error:
-        results["few"] = str(error)
-    print(json.dumps(results))
+    refused = []
+    for how in ({"batch_sizes": (5, 8)}, {"steps_per_execution": 3}):
+        try:
+            searched(directory, f"refused {len(refused)}", strategy, **how)
+        except keras_tuner.errors.FatalValueError as error:
+            refused.append(str(error))
+    print(json.dumps(results | {"refused": refused}))
 
 
 @pytest.fixture(scope="module")
@@ -90,17 +93,23 @@ def test_every_example_is_counted_once_and_none_that_was_taken_ahead(found, name
         assert sum(run["window_examples"]) < 2 * ROWS
 
 
+def test_what_keras_does_not_run_on_replicas_is_refused(found):
+    uneven, several = found["refused"]
+    assert "multiples of 2" in uneven
+    assert "leave out `steps_per_execution`" in several
+
+
 def test_the_batch_is_that_of_all_replicas_and_the_micro_batch_that_of_each(found):
-    assert "leave the sizes below 2 out" in found["few"]
     names = "replicas", "micro_batch_size", "accumulation_steps"
     sizes = {
         search: [tuple(run[name] for name in names) for run in runs]
         for search, runs in found.items()
-        if search != "few"
+        if search != "refused"
     }
     assert sizes == {
-        "one": [(1, 4, 2), (1, 4, 8)],
-        "two": [(2, 4, 1), (2, 4, 4)],
+        # A validation batch of three would not be shared evenly by two.
+        "one": [(1, 3, 3), (1, 3, 11)],
+        "two": [(2, 3, 2), (2, 3, 6)],
         "whole": [(2, 4, 1), (2, 16, 1)],
         # All of a batch of 64 fits, which is 32 for each of two.
         "auto": [(2, 32, 1)],

@@ -18,7 +18,7 @@ class FakeMeter:
     def begin_epoch(self):
         pass
 
-    def end_step(self, batch):
+    def end_step(self):
         pass
 
     def read(self):

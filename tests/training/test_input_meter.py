@@ -90,28 +90,16 @@ def test_the_first_batch_tells_one_order_from_another(form):
     assert meter.order is None
 
 
-# The meter of several replicas, by the steps that Keras says have ended; two train elsewhere.
-def by_steps(rows=94, batch_size=32, *, examples=None):
-    meter = StepMeter(batch_size)
-    data = tf.data.Dataset.from_tensor_slices(models.rows(rows)).batch(batch_size)
-    taken = meter.attach(data, examples)
-    for _ in taken.repeat(3):  # What is taken ahead of the steps must not count.
+def test_by_steps_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
+    """Two replicas train elsewhere; what is taken ahead of the steps must not count."""
+    meter = StepMeter(32)
+    data = tf.data.Dataset.from_tensor_slices(models.rows(94)).batch(32)
+    for _ in meter.attach(data, 94).repeat(3):
         pass
-    return meter
-
-
-def epoch(meter, *ends):
-    meter.begin_epoch()
-    for batch in ends:
-        meter.end_step(batch)
-    return meter.read()
-
-
-def test_the_last_batch_of_an_epoch_has_the_rows_that_are_left():
-    meter = by_steps(examples=94)
-    assert epoch(meter, 0, 1) == (2, 64, 32, None, 32.0)
-    assert epoch(meter, 0, 1, 2) == (5, 158, 32, None, 30.0)
-
-
-def test_an_execution_of_several_steps_ends_with_the_data():
-    assert epoch(by_steps(examples=94), 1, 3)[:3] == (3, 94, 32)
+    readings = []
+    for steps in (2, 3):
+        meter.begin_epoch()
+        for _ in range(steps):
+            meter.end_step()
+        readings.append(meter.read())
+    assert readings == [(2, 64, 32, None, 32.0), (5, 158, 32, None, 30.0)]

@@ -178,15 +178,21 @@ def in_blocks(
             "An iterator as `validation_data` is used up by the first trial: give arrays, or what "
             f"`tf.data.Dataset.from_generator` makes. Received: a {type(data).__name__}."
         )
-    # Of several replicas no blocks are measured, and a batch must have an example for each.
-    several = hasattr(model, "distribute_strategy") and replica_count(model) > 1
+    # Of several replicas no blocks are measured, and Keras averages the first batch over them: it
+    # must be shared evenly.
+    replicas = replica_count(model) if hasattr(model, "distribute_strategy") else 1
+
+    def shared(rows: int | None) -> int:
+        size = batch_size + -batch_size % replicas
+        return size if rows is None else min(size, max(replicas, rows - rows % replicas))
+
     if not gives_batches(data):
         rows = len(parts_of(data)[0])
         if steps is not None and steps * batch_size < rows:
             rows = steps * batch_size
             data = each_part(lambda leaf: leaf[:rows], data)
-        if several:
-            return data, batch_size, -(-rows // batch_size)
+        if replicas > 1:
+            return data, shared(rows), -(-rows // shared(rows))
         size = _block_part(rows, batch_size)
         arrays, _ = arrays_of(*keras.utils.unpack_x_y_sample_weight(data))
         return held_batches(arrays, size), size, -(-rows // size)
@@ -205,8 +211,8 @@ def in_blocks(
     if steps is not None:
         data = batches_of(data, model, batch_size).take(steps)
         rows = min(steps * batch_size, rows or steps * batch_size)
-    if several:
-        size = batch_size
+    if replicas > 1:
+        size = shared(rows)
     elif rows is None:
         size = min(batch_size, _UNKNOWN_BATCH_SIZE)
     else:
@@ -292,7 +298,7 @@ class InputMeter:
     def begin_epoch(self) -> None:
         """Do nothing: the dataset counts."""
 
-    def end_step(self, batch: int) -> None:
+    def end_step(self) -> None:
         """Do nothing: the dataset counts."""
 
     def read(self) -> InputReading:
@@ -350,32 +356,27 @@ class StepMeter(InputMeter):
 
     # A strategy takes batches ahead of the steps, and one more to build the model from, so that its
     # input tells neither how many were trained on nor who waited. Batches are full but for the last
-    # one of an epoch, where the examples of an epoch are known.
+    # one of an epoch, where the examples of an epoch are known; an execution is one step.
     def __init__(self, batch_size: int):
         super().__init__()
         self._batch_size = batch_size
         self._batches = self._examples = self._last = 0
-        self._before = 0, 0  # Batches and examples before the epoch.
-        self._most: tuple[float, float] = math.inf, math.inf  # Of them, in an epoch.
+        self._epoch = self._left = (
+            math.inf
+        )  # Examples of an epoch, and that no step has trained on.
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
-        batches = int(dataset.cardinality())
-        self._most = (
-            math.inf if batches < 0 else batches,
-            math.inf if examples is None else examples,
-        )
+        self._epoch = math.inf if examples is None else examples
         return super().attach(dataset)
 
     def begin_epoch(self) -> None:
-        self._before = self._batches, self._examples
+        self._left = self._epoch
 
-    def end_step(self, batch: int) -> None:
-        """Count the steps up to `batch`, which Keras counts from 0 in an epoch."""
-        most_batches, most_examples = self._most
-        batches = min(batch + 1, most_batches)  # An execution of several steps may end early.
-        examples = self._before[1] + int(min(batches * self._batch_size, most_examples))
-        self._batches = self._before[0] + int(batches)
-        self._last, self._examples = examples - self._examples, examples
+    def end_step(self) -> None:
+        self._last = int(min(self._batch_size, self._left))
+        self._left -= self._last
+        self._batches += 1
+        self._examples += self._last
 
     def read(self) -> InputReading:
         largest = super().read().largest_batch
