@@ -1,6 +1,7 @@
 """Assumptions about private parts of Keras and TensorFlow, by the function that makes them.
 
-Those of losses, masks, BatchNormalization and seeds are seen by the laws of training in parts.
+Those of calls, losses, metrics, masks, BatchNormalization, applied gradients, draws and seeds are
+seen by the laws of training in parts, those of adapters by the forms of data.
 
 Where a new version of a library turns one of these red, `kbatch/library_internals.py` is the file
 to change, and the function that the test names is the place in it.
@@ -110,40 +111,6 @@ def test_replaced_gives_back_what_an_object_had_of_its_own_and_what_its_class_ha
     assert (vars(one), one.first) == ({"second": 3}, 1)
 
 
-def test_forward():
-    class Without(keras.Model):
-        def call(self, x):
-            return x
-
-    class With(keras.Model):
-        def call(self, x, training=None):
-            return x if training else 2 * x
-
-    x = tf.ones([1, 2])
-    assert float(internals.forward(Without(), x, training=True)[0, 0]) == 1
-    assert float(internals.forward(With(), x, training=True)[0, 0]) == 1
-    assert float(internals.forward(With(), x, training=False)[0, 0]) == 2
-
-
-def test_build_symbolically():
-    model = keras.Sequential([layers.Dense(3)])
-    model.compile("adam", "mse", metrics=["mae"])
-    internals.build_symbolically(model, (tf.TensorSpec((None, 8)), tf.TensorSpec((None, 3))))
-    assert model.built
-    assert model.optimizer.built
-    variables = len(model.metrics_variables)
-    model.train_on_batch(X, X[:, :3])
-    assert len(model.metrics_variables) == variables  # None came with the first step.
-
-
-def test_policy_of_layers():
-    layer = layers.Dense(2, dtype="mixed_float16")
-    layer.build((None, 8))
-    with internals.layers_in_float32([layer]):
-        assert layer(X).dtype == tf.float32
-    assert layer(X).dtype == tf.float16
-
-
 def test_metrics_by_name(model):
     model.train_on_batch(X, Y)
     found = internals.metrics_by_name(model)
@@ -151,21 +118,6 @@ def test_metrics_by_name(model):
     assert found.keys() == results.keys()
     for name, metric in found.items():
         assert float(metric.result()) == float(results[name])
-
-
-def test_metric_functions(model):
-    names = []
-
-    def around(metric, function):
-        names.append(metric.name)
-        return lambda *args: 0.0 * function(*args) + 1.0
-
-    with internals.metric_functions(model, around):
-        model.reset_metrics()
-        found = model.compute_metrics(X, Y, model(X), sample_weight=None)
-    assert names == ["accuracy", "accuracy"]  # One of them weighted.
-    assert float(found["accuracy"]) == 1.0
-    model.reset_metrics()
 
 
 def test_metrics_in_float32():
@@ -184,51 +136,6 @@ def test_metrics_in_float32():
         masked.compute_metrics(None, tf.zeros([1, 2, 3]), predicted, None)
     assert seen == [(tf.float32, True)] * 3
     internals.metrics_in_float32(keras.Sequential())  # Not compiled.
-
-
-def test_state_variables():
-    keras.random.uniform(())
-    frozen = layers.Dense(2, trainable=False)
-    normalised = layers.BatchNormalization()
-    model = keras.Sequential([layers.Input((8,)), frozen, normalised, layers.Dropout(0.5)])
-    found = [id(one) for one in internals.state_variables(model)]
-    moving = [normalised.moving_mean, normalised.moving_variance]
-    expected = [*moving, model.layers[-1].seed_generator.state]
-    assert found[:-1] == [id(one) for one in expected]
-    before = np.array(internals.state_variables(model)[-1].value)
-    keras.random.uniform(())
-    assert (np.array(internals.state_variables(model)[-1].value) != before).any()
-
-
-def test_replaced_applies(model):
-    before, seen = model.get_weights(), []
-    with internals.replaced_applies(lambda *arguments: seen.append(arguments)):
-        model.train_on_batch(X, Y)
-        scaled = keras.optimizers.LossScaleOptimizer(keras.optimizers.SGD())
-        scaled.apply_gradients([(1.0, model.trainable_weights[0])])
-    (optimizer, gradients, variables), (other, _, _) = seen
-    assert (optimizer, other) == (model.optimizer, scaled)
-    assert len(gradients) == len(variables) == len(model.trainable_weights)
-    assert all(map(np.array_equal, before, model.get_weights()))
-    model.train_on_batch(X, Y)
-    assert not np.array_equal(before[0], model.get_weights()[0])
-
-
-def test_replaced_draws():
-    with internals.replaced_draws(["normal", "dropout"], lambda name, draw: lambda *a, **k: name):
-        assert keras.random.normal((2,)) == "normal"
-    assert keras.random.normal((2,)).shape == (2,)
-
-
-def test_what_adapters_make_of_arrays():
-    dataset = internals.ArrayDataAdapter(X, Y, batch_size=4, shuffle=True).get_tf_dataset()
-    assert [part.shape[0] for part in next(iter(dataset))] == [4, 4]
-    (first, _), (rest, _) = internals.train_validation_split((X, Y), validation_split=0.25)
-    assert (len(first), len(rest)) == (6, 2)
-    weights = internals.class_weight_to_sample_weights(np.array([0, 1]), {0: 2.0, 1: 3.0})
-    assert list(weights) == [2.0, 3.0]
-    weigh = internals.make_class_weight_map_fn({0: 2.0, 1: 3.0})
-    assert weigh(tf.ones([2, 1]), tf.constant([0, 1]))[2].numpy().tolist() == [2.0, 3.0]
 
 
 @pytest.mark.parametrize(

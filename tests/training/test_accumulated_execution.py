@@ -132,6 +132,7 @@ def accumulating_by_keras():
         ),
         (stateful, {}, ValueError, "stateful=False"),
         (models.mlp, {"exact": 3}, TypeError, "exact=3"),
+        (models.mlp, {"exact": True, "moments_every": 8}, ValueError, "moments_every=8"),
         (models.mlp, {"micro_batch_size": 0}, ValueError, "micro_batch_size=0"),
         (models.mlp, {"micro_batch_size": 2.5}, TypeError, "micro_batch_size=2.5"),
     ],
@@ -171,11 +172,13 @@ def sparse(x, y):
 
 @pytest.mark.parametrize("settings", [{}, {"exact": True}])
 @pytest.mark.parametrize("eager", [False, True])
-def test_sparse_rows_are_cut(settings, eager):
+@pytest.mark.filterwarnings("error:.*whole batch:UserWarning")
+def test_sparse_rows_are_cut_and_compared(settings, eager):
     """Three batches, the last one of 4 rows."""
     data = tf.data.Dataset.from_tensor_slices((X[:64], Y[:64])).batch(30).map(sparse)
     whole = of_sparse_rows("sgd", run_eagerly=True)
-    parts = accumulating(of_sparse_rows("sgd", run_eagerly=eager), 8, **settings)
+    parts = of_sparse_rows("sgd", run_eagerly=eager)
+    kbatch.accumulate_gradients(parts, 8, **settings)
     for model in (whole, parts):
         model.fit(data, shuffle=False, verbose=0)
     assert_equal_weights(whole, parts, 1e-6)

@@ -13,8 +13,6 @@ from equal_training import (
     trained,
 )
 
-import kbatch
-
 layers, ops = keras.layers, keras.ops
 X, Y = small_models.rows(94)
 
@@ -114,39 +112,6 @@ def test_in_half_precision(dtype_policy):
     targets = {name: TARGETS_OF_ALL[name] for name in ("alike", "classes")}
     model = assert_exact(lambda: of_whole_batches([*targets]), (X, targets), tolerance=2e-3)
     assert float(model.optimizer.dynamic_scale) > 1
-
-
-class TwoTowers(keras.Model):
-    """In-batch negatives with a temperature that is learnt, of a loss that counts its calls."""
-
-    def __init__(self):
-        super().__init__()
-        self.towers = [layers.Dense(4) for _ in range(2)]
-        self.temperature = self.add_weight(shape=(), initializer="ones")
-        self.calls = self.add_weight(shape=(), initializer="zeros", trainable=False)
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def call(self, inputs):
-        return [tower(x) for tower, x in zip(self.towers, inputs, strict=True)]
-
-    def compute_loss(self, x=None, y=None, y_pred=None, sample_weight=None, training=True):
-        a, b = (ops.normalize(one, axis=-1) for one in y_pred)
-        self.calls.assign_add(1.0)
-        scores = ops.matmul(a, ops.transpose(b)) * ops.exp(self.temperature)
-        scores += 0.1 * keras.random.normal((), seed=self.seeds)
-        pairs = ops.arange(ops.shape(scores)[0])
-        return ops.mean(ops.sparse_categorical_crossentropy(pairs, scores, from_logits=True))
-
-
-def test_a_loss_of_the_models_own_on_two_outputs_with_a_weight_and_state_in_it():
-    def build():
-        model = TwoTowers()
-        model.compile(sgd(), "mse")
-        return model
-
-    model = assert_exact(build, ([X, X[:, ::-1].copy()], Y))
-    assert float(model.calls) == 2
-    assert int(np.asarray(model.seeds.state.value)[1]) == 2
 
 
 def test_masks_reach_the_loss_of_the_whole_batch():
@@ -255,11 +220,6 @@ def test_draws_that_cannot_be_repeated_are_refused(by_numpy, eager, said):
         in_parts(build)().fit(X[:30], Y[:30], verbose=0)
 
 
-def test_the_noise_scale_is_not_measured():
-    with pytest.raises(ValueError, match="moments_every=8"):
-        kbatch.accumulate_gradients(of_whole_batches(), 8, exact=True, moments_every=8)
-
-
 class Stepping(keras.Model):
     """A step of its own: a net that sees another one updated, and a loss over all pairs."""
 
@@ -358,9 +318,22 @@ class Halved(Reduced):
         return Stepping.call(self, x)[::2]
 
 
+class Ragged(Stepping):
+    """A step that takes a gradient by ragged values."""
+
+    def train_step(self, data):
+        with tf.GradientTape() as tape:
+            rows = tf.RaggedTensor.from_uniform_row_length(self.first(data[0]), 1)
+            loss = tf.reduce_sum(layers.Lambda(lambda x: x.to_tensor()[:, 0])(rows))
+        weights = self.first.trainable_weights
+        self.optimizer.apply(tape.gradient(loss, weights), weights)
+        return {"loss": loss}
+
+
 @pytest.mark.parametrize(
     ("kind", "said"),
     [
+        (Ragged, "no gradient by such values.*a RaggedTensor for lambda"),
         (Penalised, "gradient penalty"),
         (Early, r"before an optimizer applies.*early.*\(Early\)"),
         (Reduced, r"return values a row.*\(Reduced\) with shape \(\)"),
@@ -439,21 +412,6 @@ def test_gradients_reach_what_a_layer_reads_beside_rows_and_its_weights(eager):
     build = in_parts(lambda: tied(run_eagerly=eager))
     parts = trained(build, data, micro_batch_size=None, batch_size=31)
     assert_same_training(whole, parts, 1e-5)
-
-
-def test_a_gradient_by_ragged_values_is_refused():
-    class Ragged(Stepping):
-        def train_step(self, data):
-            with tf.GradientTape() as tape:
-                rows = tf.RaggedTensor.from_uniform_row_length(self.first(data[0]), 1)
-                loss = tf.reduce_sum(layers.Lambda(lambda x: x.to_tensor()[:, 0])(rows))
-            weights = self.first.trainable_weights
-            self.optimizer.apply(tape.gradient(loss, weights), weights)
-            return {"loss": loss}
-
-    model = in_parts(lambda: stepping(Ragged))()
-    with pytest.raises(ValueError, match=r"no gradient by such values.*a RaggedTensor for lambda"):
-        model.fit(X[:32], Y[:32], batch_size=32, verbose=0)
 
 
 def test_weights_that_are_not_a_number_raise_nothing():

@@ -6,7 +6,6 @@ import own_steps
 import pytest
 import small_models as models
 import tensorflow as tf
-from equal_training import assert_equal_weights
 
 import kbatch
 from kbatch.errors import InputError
@@ -65,54 +64,19 @@ def test_without_an_optimizer_each_batch_is_an_update():
     assert updates_made(model, batches=5) == 5
 
 
-class ByRow(keras.Model):
-    """Takes the gradient of a loss with a value for each row, which a tape sums."""
-
-    def __init__(self):
-        super().__init__()
-        self.dense = own_steps.dense(8, 3)
-
-    def call(self, x):
-        return self.dense(x)
-
-    def train_step(self, data):
-        x, y = data
-        with tf.GradientTape() as tape:
-            logits = self(x, training=True)
-            loss = keras.losses.sparse_categorical_crossentropy(y, logits, from_logits=True)
-        weights = self.trainable_weights
-        self.optimizer.apply_gradients(zip(tape.gradient(loss, weights), weights, strict=True))
-        return {"loss": tf.reduce_sum(loss)}
-
-
-def by_row():
-    keras.utils.set_random_seed(1)
-    model = ByRow()
-    model.compile(keras.optimizers.SGD(0.01), run_eagerly=True)
-    return model
-
-
 def bound():
     model = models.mlp()
     model.train_step = lambda data: keras.Model.train_step(model, data)
     return model
 
 
-@pytest.mark.parametrize("build", [by_row, own_steps.vae, own_steps.gan, bound])
+@pytest.mark.parametrize("build", [own_steps.vae, own_steps.gan, bound])
 def test_it_is_not_cut_and_told_what_to_do(build):
     model = build()
     before = vars(model).get("train_step")
     with pytest.raises(InputError, match=r"into `compute_loss`.*exact=True.*Received: model of"):
         kbatch.accumulate_gradients(model, 8)
     assert vars(model).get("train_step") is before
-
-
-def test_a_loss_by_row_trains_as_the_whole_in_the_exact_mode():
-    """Micro-batches weighed by rows would train it with a quarter of the gradient, unseen."""
-    whole, parts = by_row(), kbatch.accumulate_gradients(by_row(), 8, exact=True)
-    for model in (whole, parts):
-        model.fit(X, Y, batch_size=32, shuffle=False, verbose=0)
-    assert_equal_weights(whole, parts, 1e-5)
 
 
 def test_only_the_optimizers_that_train_count_and_each_once():

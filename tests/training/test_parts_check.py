@@ -1,14 +1,12 @@
 """The check by value: what parts of a batch train otherwise than the whole is seen and named."""
 
 import re
-import warnings
 
 import keras
 import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
-from keras import ops
 
 import kbatch
 from kbatch.training.accumulation.parts_check import parts_note
@@ -194,52 +192,6 @@ def test_a_function_within_the_model_keeps_its_draws():
     parts_note(model, (X, TARGETS))
     noise = model.layers[1](tf.zeros((4, 4)), training=True)
     assert np.unique(np.asarray(noise), axis=0).shape == (4, 4)  # No row has another's draws.
-
-
-class Composite(keras.Model):
-    """Takes ragged rows of indices, or sparse rows of features."""
-
-    def __init__(self):
-        super().__init__()
-        self.table = self.add_weight(shape=(8, 4), name="table")
-
-    def call(self, x):
-        if x.dtype.is_floating:
-            return ops.matmul(x, self.table)
-        table = tf.convert_to_tensor(self.table)
-        return tf.reduce_mean(tf.ragged.map_flat_values(tf.gather, table, x), axis=1)
-
-
-def ragged_rows():
-    rng = np.random.default_rng(0)
-    lengths = rng.integers(1, 5, 64)
-    return tf.RaggedTensor.from_row_lengths(rng.integers(0, 8, lengths.sum()), lengths)
-
-
-def sparse_rows():
-    values = np.random.default_rng(0).normal(size=(64, 8))
-    return tf.sparse.from_dense(np.where(values > 1, values, 0).astype("float32"))
-
-
-def of_rows(y_true, y_pred):
-    return ops.mean((y_true - y_pred) ** 2, axis=-1)
-
-
-def of_pairs(y_true, y_pred):
-    return ops.mean((y_pred - ops.mean(y_pred, axis=0)) ** 2) + 0 * ops.mean(y_true)
-
-
-@pytest.mark.parametrize("rows", [ragged_rows, sparse_rows])
-@pytest.mark.parametrize(("loss", "said"), [(of_rows, 0), (of_pairs, 1)])
-def test_ragged_and_sparse_rows_are_compared(rows, loss, said):
-    dataset = tf.data.Dataset.from_tensor_slices((rows(), np.ones((64, 4), "float32"))).batch(32)
-    model = Composite()
-    model.compile("sgd", loss)
-    kbatch.accumulate_gradients(model, 8)
-    with warnings.catch_warnings(record=True) as found:
-        warnings.simplefilter("always")
-        model.fit(dataset, verbose=0, shuffle=False)
-    assert len([one for one in found if "Not equal" in str(one.message)]) == said
 
 
 class Counting(layers.Layer):

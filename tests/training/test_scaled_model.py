@@ -303,13 +303,6 @@ def test_a_schedule_of_keras_stays_one_of_keras(name):
     assert type(scaled) is type(EXAMPLES[name])
 
 
-@pytest.mark.parametrize("wrap", [lambda o: o, keras.optimizers.LossScaleOptimizer])
-def test_a_constant_rate_is_scaled_also_under_a_loss_scale(wrap):
-    optimizer = wrap(keras.optimizers.Adam(0.01))
-    scale_optimizer(optimizer, ratio=3.0, kappa=9.0)
-    np.testing.assert_allclose(peak_learning_rate(optimizer), 0.03, rtol=1e-6)
-
-
 def test_a_callable_rate_is_scaled_when_it_is_read():
     rate = [0.1]
     optimizer = keras.optimizers.SGD(lambda: rate[0])

@@ -58,19 +58,6 @@ _NO_ROWS = (
 )
 
 
-class ExactTrainStep(TrainStep):
-    """The train step behind `accumulate_gradients(..., exact=True)`."""
-
-    def __init__(self, model: keras.Model, how: Any):
-        super().__init__(model)
-        self.how = how  # An `Accumulation`.
-
-    def _update(self, data: Any) -> dict[str, Any]:
-        check_model(self.model)
-        with CutCalls(self.how.micro_batch_size, fixed=self.model.jit_compile).installed():
-            return super()._update(data)
-
-
 def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_every: int) -> None:
     if loss_denominator is not None or moments_every:
         raise ValueError(
@@ -86,16 +73,21 @@ def check_exact(model: keras.Model, loss_denominator: LossDenominators, moments_
         )
 
 
-class CutCalls:
-    """Sends the calls of layers through in micro-batches, and again for their gradients."""
+class ExactTrainStep(TrainStep):
+    """The train step behind `accumulate_gradients(..., exact=True)`.
 
-    def __init__(self, size: int, *, fixed: bool):
-        self._size, self._fixed = size, fixed
+    It sends the calls of layers through in micro-batches, and again for their gradients.
+    """
+
+    def __init__(self, model: keras.Model, how: Any):
+        super().__init__(model)
+        self.how = how  # An `Accumulation`.
         self._within = False  # A call that is cut: those of layers in it are not.
 
-    def installed(self) -> contextlib.AbstractContextManager[None]:
-        """Cut the calls of all layers."""
-        return replaced_layer_calls(self._call)
+    def _update(self, data: Any) -> dict[str, Any]:
+        check_model(self.model)
+        with replaced_layer_calls(self._call):
+            return super()._update(data)
 
     def _leaving(self) -> contextlib.AbstractContextManager[None]:
         """Leave calls as they are."""
@@ -106,7 +98,7 @@ class CutCalls:
         leaves = keras.tree.flatten((args, kwargs))
         places = [i for i, one in enumerate(leaves) if _has_rows(one)]
         rows = {leaves[i].shape[0] for i in places}
-        few = all(n is not None and n <= self._size for n in rows)
+        few = all(n is not None and n <= self.how.micro_batch_size for n in rows)
         # Where first axes differ, any of them may be that of the rows.
         if self._within or few or len(rows) != 1:
             return plain(*args, **kwargs)
@@ -115,7 +107,7 @@ class CutCalls:
 
     def _in_parts(self, call: "_LayerCall") -> Any:
         """Return what a layer returns for the whole batch."""
-        layer, batch = call.layer, cut(call.inputs, self._size)
+        layer, batch = call.layer, cut(call.inputs, self.how.micro_batch_size)
         specs = call.traced(batch)
         state = state_variables(layer)  # What there is once the layer is built.
         before = _values_of(state)
@@ -172,7 +164,7 @@ class CutCalls:
 
         statistics = norms.init(call, batch.leaves)
         sums = (tf.constant(0), [nothing(one) for one in specs], statistics)
-        _, found, statistics = batch.fold(add, sums, fixed=self._fixed)
+        _, found, statistics = batch.fold(add, sums, fixed=self.model.jit_compile)
         norms.finalize(statistics)
         for one, spec in zip(found, specs, strict=True):
             one.set_shape([batch.known_rows, *spec.shape[1:]])
@@ -219,7 +211,7 @@ class CutCalls:
         sums = (tf.constant(0), gradient_sum.init(kinds), zeros, tf.zeros([]))
         leaves = (batch.leaves, [outputs[i] for i in upstream], list(upstream.values()))
         parts = batch._replace(leaves=leaves)
-        _, totals, of_inputs, off = parts.fold(add, sums, fixed=self._fixed)
+        _, totals, of_inputs, off = parts.fold(add, sums, fixed=self.model.jit_compile)
         # Not the contrary: what is not finite differs from itself.
         same = tf.logical_not(off > _SAME_UP_TO)
         text = f"outputs of {call.name} that differ, as a share of the largest, by"
