@@ -2,8 +2,8 @@
 from kbatch import analysis as analysis
 from kbatch.analysis.batch_sizes import powers_of_two as powers_of_two
 from kbatch.analysis.learning_rate import scale_learning_rate as scale_learning_rate
+from kbatch.cli.arguments import quiet_start as quiet_start
 from kbatch.device.gpu_monitor import GpuMonitor as GpuMonitor
-from kbatch.device.quiet_start import quiet_start as quiet_start
 from kbatch.errors import OutOfMemoryError as OutOfMemoryError
 from kbatch.inference.figures import plot_inference_memory as plot_inference_memory
 from kbatch.inference.figures import (

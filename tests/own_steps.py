@@ -1,7 +1,5 @@
 """Models with a `train_step` of the user's own, as in Keras's code examples, but small."""
 
-import threading
-
 import keras
 import small_models as models
 import tensorflow as tf
@@ -11,17 +9,6 @@ layers = keras.layers
 
 def dense(inputs, outputs, **arguments):
     return keras.Sequential([layers.Input((inputs,)), layers.Dense(outputs, **arguments)])
-
-
-class Here:
-    """A build function that cannot be sent: its memory is measured in this process."""
-
-    def __init__(self, build):
-        self._build, self._lock = build, threading.Lock()
-
-    def __call__(self):
-        with self._lock:
-            return self._build()
 
 
 class VAE(keras.Model):

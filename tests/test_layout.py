@@ -47,10 +47,9 @@ EXPERIMENTS = {
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure"},
     "inference": {"batch_dependence", "call_paths", "measure", "target_search", "variants"},
-    "input_pipeline": {"blocks", "changes", "measure", "pipeline"},
+    "input_pipeline": {"blocks", "changes", "measure"},
     "search": ...,
     "recommendation": {"measure"},
-    "cli": {"demo"},
 }
 # An engine's worker imports it, and starts a process that trains.
 BEFORE_TENSORFLOW = {"kbatch.search.executors"}
@@ -156,15 +155,11 @@ def test_a_module_imports_from_its_own_package_and_those_before_it():
 @pytest.mark.parametrize(
     ("module", "source", "faults"),
     [
-        ("kbatch.analysis.x", "from kbatch.records import machine", 1),
-        ("kbatch.records.x", "def f():\n    from kbatch.page.result import write_report", 1),
-        ("kbatch.records.x", "from ..study import trial", 1),
+        ("kbatch.records.x", "def f():\n    from ..study import trial", 1),
         ("kbatch.search.x", "import jinja2", 1),
         ("kbatch.records.x", "import_module('kbatch.page.document')", 1),
         ("kbatch.helpers.x", "", 1),
         ("kbatch.records.x", "from kbatch.analysis import A\nfrom kbatch import __version__", 0),
-        ("kbatch.study.figures.x", "from ..conditions import caption\nimport matplotlib", 0),
-        ("kbatch.search.x", "PROGRAM = 'kbatch.device.worker'", 0),
     ],
 )
 def test_a_wrong_import_is_seen_and_no_other(module, source, faults):
@@ -298,9 +293,7 @@ def test_one_file_reaches_into_private_parts_of_libraries():
 @pytest.mark.parametrize(
     ("source", "uses"),
     [
-        ("from keras.src.metrics import x", 1),
         ("def f():\n    import tensorflow.python.eager", 1),
-        ("def f(model):\n    return model._compile_loss", 1),
         ("def f(model):\n    return getattr(model, '_inputs_struct', None)", 1),
         ("class A(B):\n    def f(self):\n        return self._of_the_base", 1),
         ("class A:\n    def g(self):\n        self._x = 1\n\ndef f(a):\n    return a._x", 0),

@@ -26,12 +26,16 @@ of_every_form = pytest.mark.parametrize("result", FORMS.values(), ids=FORMS)
 
 
 @of_every_form
-def test_the_answer_is_one_sentence_and_the_title_a_few_words(result):
+def test_the_answer_is_one_sentence_and_title_settings_and_repr_are_short_texts(result):
     assert result.answer.endswith(".")
     assert "\n" not in result.answer
     assert not re.search(r"\. [A-Z]", result.answer)
     assert 0 < len(result.title) < 60
     assert not result.title.endswith(".")
+    assert all(isinstance(text, str) and text for text in result.settings.values())
+    assert "\n" not in repr(result)
+    assert len(repr(result)) < 160
+    assert type(result).__name__ in repr(result)
 
 
 @of_every_form
@@ -71,11 +75,6 @@ def test_printed_it_is_the_answer_the_table_and_the_notes(result):
 
 
 @of_every_form
-def test_settings_are_texts(result):
-    assert all(isinstance(text, str) and text for text in result.settings.values())
-
-
-@of_every_form
 def test_its_figures_are_drawn_in_any_axes_and_described(result):
     figures = result.figures()
     assert len({figure.name for figure in figures}) == len(figures)
@@ -91,28 +90,21 @@ def test_its_figures_are_drawn_in_any_axes_and_described(result):
         assert figure.draw(axes) is axes
 
 
-@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
-def test_it_is_read_as_it_was_written(record, tmp_path):
+@of_every_form
+def test_it_is_read_as_it_was_written(result, tmp_path):
     path = tmp_path / "there" / "record.json"
-    record.save(path)
-    assert load_result(path) == record
-    if not isinstance(record, Study):
-        assert type(record).load(str(path)) == record
+    result.save(path)
+    assert load_result(path) == result
+    if not isinstance(result, Study):
+        assert type(result).load(str(path)) == result
 
 
-@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
-def test_its_repr_is_one_short_line(record):
-    assert "\n" not in repr(record)
-    assert len(repr(record)) < 160
-    assert type(record).__name__ in repr(record)
-
-
-@pytest.mark.parametrize("record", FORMS.values(), ids=FORMS)
-def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(record):
-    page = Page(record._repr_html_())
+@of_every_form
+def test_in_a_notebook_it_is_whole_html_without_what_notebooks_take_away(result):
+    page = Page(result._repr_html_())
     assert page.open == []
     assert not any(map(page.found, ("script", "style", "link", "body")))
-    answer = record.page().answer
+    answer = result.page().answer
     assert answer.split(":")[0].split("`")[0] in page.text.replace("\N{NO-BREAK SPACE}", " ")
 
 
@@ -120,10 +112,6 @@ def test_of_many_rows_a_notebook_shows_the_first_and_counts_the_rest():
     page = Page(make_study(*(make_trial(size) for size in range(16, 116)))._repr_html_())
     assert len(page.found("tr")) == 1 + 40
     assert "60 more rows" in page.text
-
-
-def test_a_study_without_trials_says_in_a_notebook_what_to_run():
-    assert "kbatch demo" in Page(Study("digits", ())._repr_html_()).text
 
 
 @pytest.mark.parametrize("name", RECORDS)

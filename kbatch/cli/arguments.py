@@ -1,15 +1,15 @@
-"""What several commands take and print: memory sizes, and models and data by name."""
+"""What several commands share: memory sizes, models and data by name, and a quiet start."""
 
 import contextlib
 import importlib.util
 import inspect
+import os
 import re
 import sys
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
-
-from kbatch.device.quiet_start import quiet_start
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
@@ -150,3 +150,32 @@ def starting_tensorflow() -> contextlib.AbstractContextManager[None]:
     """Say that TensorFlow starts, which takes seconds, and hold back what it writes then."""
     print("Starting TensorFlow ...", flush=True)
     return quiet_start()
+
+
+@contextlib.contextmanager
+def quiet_start() -> Iterator[None]:
+    """Hold back what native code writes to stderr while TensorFlow is imported.
+
+    TensorFlow writes some lines before its own log level, `TF_CPP_MIN_LOG_LEVEL`, applies. That is
+    set too, unless it is set already. After an error all lines are shown.
+
+    Example:
+
+    >>> with kbatch.quiet_start():
+    ...     import tensorflow as tf
+    """
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
+    sys.stderr.flush()
+    kept = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        try:
+            yield
+        except BaseException:
+            os.dup2(kept, 2)
+            held.seek(0)
+            os.write(2, held.read())
+            raise
+        finally:
+            os.dup2(kept, 2)
+            os.close(kept)

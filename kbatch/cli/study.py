@@ -1,4 +1,4 @@
-"""Commands that read a study, `report`, `plot`, `export`, and `demo`, which makes one."""
+"""The commands that read a study: `report`, `plot` and `export`."""
 
 import argparse
 import functools
@@ -7,7 +7,6 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.cli.arguments import integers, starting_tensorflow
 from kbatch.study.figures import FIGURES
 
 if TYPE_CHECKING:
@@ -155,93 +154,7 @@ def _export(options: argparse.Namespace) -> None:
         if options.output is None:
             return
     table = study.to_dataframe()
-    if suffix == ".csv":
-        text = table.map(_no_formula).rename(columns=_no_formula).to_csv(index=False)
-    else:
-        text = table.to_json(orient="records", indent=1)
+    csv = suffix == ".csv"
+    text = table.to_csv(index=False) if csv else table.to_json(orient="records", indent=1)
     write_whole_file(output, str(text).encode())
     print(output)
-
-
-def _no_formula(cell: object) -> object:
-    """Put an apostrophe before a text that a spreadsheet would run as a formula."""
-    if not isinstance(cell, str):
-        return cell
-    # pandas does not quote a carriage return, which would begin a new row.
-    text = cell.replace("\r\n", "\n").replace("\r", "\n")
-    try:
-        float(text)
-    except ValueError:
-        return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\n")) else text
-    return text
-
-
-_DEMO_SIZES = "32,64,128,256,512"
-
-
-def add_demo(commands: Any) -> None:
-    text = "find the learning rate and the batch size of a small net on real data"
-    demo = commands.add_parser("demo", help=text)
-    add = demo.add_argument
-    data = "5,000 images of MNIST, or the functions of Python's own library (%(default)s)"
-    add("--data", choices=("images", "texts"), default="images", help=data)
-    quick = "three batch sizes once, at the learning rate as it is"
-    add("--quick", action="store_true", help=quick)
-    output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
-    add("--output", **output, help="where results go (%(default)s)")
-    policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
-    add("--policy", metavar="NAME", help=policy)
-    seed = "seed of weights and order (%(default)s)"
-    add("--seed", type=int, default=0, metavar="N", help=seed)
-    add("--batch-sizes", metavar="N,N,...", help=f"sizes to try ({_DEMO_SIZES})")
-    demo.set_defaults(run=_demo)
-
-
-def _demo(options: argparse.Namespace) -> None:
-    from kbatch.analysis.batch_sizes import check_batch_sizes
-    from kbatch.plotting.canvas import save_figure
-    from kbatch.records.search import RECORD_NAME
-    from kbatch.study.study import load_study
-
-    sizes = options.batch_sizes or ("32,128,512" if options.quick else _DEMO_SIZES)
-    batch_sizes = check_batch_sizes(integers(sizes, example="16,32,64"))
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
-            f"another one. Received: --output {options.output}."
-        ) from error
-    folder = options.output / "demo-search"
-    if folder.exists() and not (folder / RECORD_NAME).exists():
-        raise FileExistsError(
-            "The demo replaces only an earlier demo: give another `--output`. Received: "
-            f"{folder}, which is no earlier demo."
-        )
-    with starting_tensorflow():
-        from kbatch.cli.demo import TASKS
-        from kbatch.search.hypermodel import BatchSizeHyperModel
-        from kbatch.search.tuner import BatchSizeTuner
-
-    load, build, most_epochs = TASKS[options.data]
-    x, y = load()
-    settings = {"micro_batch_size": 128, "seed": options.seed}
-    hypermodel = BatchSizeHyperModel(build, batch_sizes, dtype_policy=options.policy, **settings)
-    tuner = BatchSizeTuner(
-        hypermodel,
-        "val_accuracy",
-        strategy="grid" if options.quick else "race",
-        tolerance=0.02,
-        directory=options.output,
-        project_name=folder.name,
-        overwrite=True,
-    )
-    tuner.search(x, y, validation_split=0.4, epochs=2 if options.quick else most_epochs)
-    study = load_study(tuner)
-    for note in study.plan.notes if study.plan is not None else ():
-        print(note)
-    print(study.decide())
-    figure, report = options.output / "trials.png", options.output / "report.html"
-    save_figure(study.plot(), figure)
-    study.write_report(report)
-    print(f"figure: {figure}\nreport: {report}")

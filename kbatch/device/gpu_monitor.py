@@ -3,10 +3,11 @@
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from kbatch.analysis.throughput import ThinnedSeries
+import numpy as np
+
 from kbatch.device.gpus import (
     GpuReading,
     NvmlGpu,
@@ -205,3 +206,38 @@ class GpuMonitor:
         self._readings += 1
         for tally in self._gpus:
             tally.add(time_s)
+
+
+class ThinnedSeries:
+    """Keeps the means of pieces of a series; neighbours are joined where there are too many."""
+
+    def __init__(self, *, columns: int, most: int = 100):
+        # Sum and count of each column, a row a piece.
+        self._pieces = np.zeros((most, columns, 2))
+        self._length = 1
+        self.readings = 0
+
+    def add(self, reading: Sequence[float | None]) -> None:
+        if self.readings == len(self._pieces) * self._length:
+            joined = self._pieces[::2] + self._pieces[1::2]
+            self._pieces = np.concatenate([joined, np.zeros_like(joined)])
+            self._length *= 2
+        last = self._pieces[self.readings // self._length]
+        for column, value in enumerate(reading):
+            if value is not None:
+                last[column] += (value, 1)
+        self.readings += 1
+
+    @property
+    def means(self) -> list[tuple[float | None, ...]]:
+        """The mean of each piece, a number a column, None where none is known."""
+        return [_means(piece) for piece in self._pieces[: -(-self.readings // self._length)]]
+
+    @property
+    def mean(self) -> tuple[float | None, ...]:
+        """The mean of all readings, a number a column, None where none is known."""
+        return _means(self._pieces.sum(axis=0))
+
+
+def _means(sums: np.ndarray) -> tuple[float | None, ...]:
+    return tuple(total / count if count else None for total, count in sums.tolist())

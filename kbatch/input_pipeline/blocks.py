@@ -22,12 +22,89 @@ import tensorflow as tf
 
 from kbatch.device.failures import failure_text
 from kbatch.errors import InputError
-from kbatch.input_pipeline.pipeline import BatchStream
 from kbatch.input_pipeline.result import LongRun, RateRecord, StepSpan, long_run
 from kbatch.timing import FEWEST_ROUNDS
-from kbatch.training.data.forms import each_part, parts_of, rows_of
+from kbatch.training.data.forms import as_dataset, each_part, parts_of, rows_of
 from kbatch.training.model import build_ahead, check_one_device, user_step, wait_for
 from kbatch.training.state import KeptState, kept_state
+
+
+class BatchStream:
+    """Reads a pipeline batch by batch; at the end of the data it starts the next epoch."""
+
+    def __init__(self, pipeline: Iterable[Any]):
+        self._pipeline = pipeline
+        self._iterator: Any = None
+        self._of_epoch = 0
+        self.epochs = 0  # Those that have ended.
+
+    def __enter__(self) -> "BatchStream":
+        self._iterator = iter(self._pipeline)
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        # The threads behind an iterator end with its last reference.
+        self._iterator = None
+
+    def next(self) -> Any:
+        while True:
+            try:
+                batch = next(self._iterator)
+            except StopIteration:
+                self._end_epoch()
+            except Exception as error:
+                raise _broken(error, self._of_epoch) from error
+            else:
+                self._of_epoch += 1
+                return batch
+
+    def _end_epoch(self) -> None:
+        if self._of_epoch == 0:
+            raise InputError(
+                "There are no batches to measure: give data with at least one, and let a data "
+                "function make a new generator each time it is called, for one that was used up "
+                f"gives none. Received: no batch in epoch {self.epochs} (the first is 0)."
+            )
+        self.epochs += 1
+        self._of_epoch = 0
+        self._iterator = None  # Nothing runs behind two.
+        self._iterator = iter(self._pipeline)
+
+
+def _broken(error: Exception, batch: int) -> InputError:
+    return InputError(
+        f"The data raised an error at batch {batch} (the first is 0): mend them so that they can "
+        f"be read from start to end. Received: {failure_text(error)}"
+    )
+
+
+def read_by_workers(data: keras.utils.PyDataset, workers: int) -> tf.data.Dataset:
+    """Return the batches of a PyDataset, read by so many threads as Keras would."""
+    try:
+        batches = as_dataset(_ReadByWorkers(data, workers))
+    except InputError:
+        raise
+    except Exception as error:  # The first batches tell the spec.
+        raise _broken(error, 0) from error
+    options = tf.data.Options()
+    # To free an iterator whose prefetch is tuned takes as long as it lived.
+    options.autotune.enabled = False
+    return batches.prefetch(max(1, data.max_queue_size)).with_options(options)
+
+
+class _ReadByWorkers(keras.utils.PyDataset):
+    """The batches of a PyDataset, which hears of no epochs: it stays as it is."""
+
+    def __init__(self, given: keras.utils.PyDataset, workers: int):
+        super().__init__(workers=workers)
+        self._given = given
+
+    @property
+    def num_batches(self) -> int | None:
+        return self._given.num_batches
+
+    def __getitem__(self, index: int) -> Any:
+        return self._given[index]
 
 
 class BorrowedStep:

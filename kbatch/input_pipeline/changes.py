@@ -20,15 +20,16 @@ from kbatch.device.environment import usable_cores
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
+    BatchStream,
     Block,
     BlockLength,
     BorrowedStep,
     InputPass,
     block_length,
     rate_of,
+    read_by_workers,
     reading_block,
 )
-from kbatch.input_pipeline.pipeline import BatchStream, read_by_workers
 from kbatch.input_pipeline.result import ChangeRecord
 from kbatch.library_internals import (
     dataset_argument,
@@ -187,14 +188,11 @@ def _cached(
     same = all(np.array_equal(a, b, equal_nan=a.dtype.kind in "fc") for a, b in leaves)
     if not len(first) == len(again) > 0 or not same:
         return _untried(record, FROZEN)
-    more = f"more than the {memory_text(cache_bytes)} of `cache_bytes`"
-    needed_bytes = int(dataset.cardinality()) * float(np.mean([_bytes(one) for one in first]))
-    if needed_bytes > cache_bytes:
-        return _untried(record, f"it would take {memory_text(needed_bytes)}, {more}")
     cached, end_s = dataset.cache(), time.perf_counter() + budget_s
     full, size_bytes = _filled(cached, end_s=end_s, most_bytes=cache_bytes)
     if size_bytes > cache_bytes:
-        return _untried(record, f"it takes {more}")
+        reason = f"it takes more than the {memory_text(cache_bytes)} of `cache_bytes`"
+        return _untried(record, reason)
     if not full:
         reason = f"it was not full after {budget_s:.2g} s: give a larger `budget_s` to try it"
         return _untried(record, reason)
@@ -242,12 +240,9 @@ def _bytes(element: Iterable[np.ndarray]) -> int:
     return sum(numbers) + sum(len(text) for leaf in texts for text in leaf)
 
 
-_FEWEST_WORKERS = 2
-
-
 def worker_changes(dataset: keras.utils.PyDataset) -> list[Change]:
     """Find the settings of a `PyDataset` to try: more threads."""
-    workers = max(_FEWEST_WORKERS, usable_cores())
+    workers = max(2, usable_cores())
     condition = "`__getitem__` may be called from several threads at once"
     record = ChangeRecord("more workers", f"workers={workers}", condition)
     if dataset.workers >= workers:

@@ -1,15 +1,19 @@
 """Measure whether the input pipeline or the train step limits training."""
 
 import dataclasses
+import glob
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from statistics import fmean
 from typing import Any
 
 import keras
 import keras_tuner
+import tensorflow as tf
 
+from kbatch.analysis.batch_sizes import check_size
 from kbatch.device.environment import read_environment
+from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
     Block,
@@ -20,17 +24,25 @@ from kbatch.input_pipeline.blocks import (
     borrowed_step,
     fitting_data,
     rate_of,
+    read_by_workers,
     read_pass,
     reading_block,
     step_block,
 )
 from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
-from kbatch.input_pipeline.pipeline import pipeline_of
 from kbatch.input_pipeline.result import InputPipelineProfile
+from kbatch.library_internals import ArrayDataAdapter, cache_file, inputs_of_dataset
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
-from kbatch.training.data.forms import gives_batches, rows_of
+from kbatch.training.data.forms import (
+    arrays_of,
+    batches_of,
+    gives_batches,
+    is_batched,
+    is_dataset,
+    rows_of,
+)
 from kbatch.training.data.training_data import held_on_device
 from kbatch.training.model import check_compiled
 from kbatch.training.state import kept_seeds
@@ -119,6 +131,67 @@ def profile_input_pipeline(
         noted = (Note.of("input_cache_unfilled", reason=unfilled),)
         profile = dataclasses.replace(profile, noted=noted)
     return profile
+
+
+_KERAS_BATCH_SIZE = 32
+
+
+def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.data.Dataset:
+    """Return batches of what a person would give to `fit`."""
+    size = None if batch_size is None else check_size(batch_size, "batch_size")
+    if isinstance(data, Iterator):
+        raise InputError(
+            "The data must be readable from the start again and again, and an iterator is used up "
+            "by reading it: give what it was made from, such as "
+            "`tf.data.Dataset.from_generator(function, output_signature=...)` with the function "
+            f"that makes the generator. Received: a {type(data).__name__}."
+        )
+    if isinstance(data, keras.utils.PyDataset):
+        if size is not None:
+            raise InputError(
+                "A `PyDataset` makes its own batches: leave out `batch_size`. "
+                f"Received: batch_size={size}."
+            )
+        return read_by_workers(data, data.workers)
+    if not gives_batches(data):
+        parts = tuple(data) if isinstance(data, (tuple, list)) else (data,)
+        if not 1 <= len(parts) <= 3 or parts[0] is None:
+            raise InputError(
+                "Arrays are `x`, `(x, y)` or `(x, y, sample_weight)`. "
+                f"Received: a {type(data).__name__} of {len(parts)}."
+            )
+        arrays_of(*parts)
+        whole = ArrayDataAdapter(*parts, batch_size=size or _KERAS_BATCH_SIZE, shuffle=True)
+        return whole.get_tf_dataset()
+    if size is not None:
+        data = batches_of(data, model, size)
+    elif not is_dataset(data):
+        raise InputError(
+            "A data function is called with the batch size: give `batch_size`. "
+            f"Received: a function {getattr(data, '__name__', data)!r}, batch_size=None."
+        )
+    elif not is_batched(data.element_spec, model):
+        raise InputError(
+            "The dataset gives single examples: end it with `.batch(batch_size)`, or give "
+            f"`batch_size`. Received: element_spec={data.element_spec}."
+        )
+    _check_file_caches(data)
+    return data
+
+
+def _check_file_caches(dataset: Any) -> None:
+    """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
+    waiting = [dataset]
+    while waiting:
+        stage = waiting.pop()
+        waiting += inputs_of_dataset(stage)
+        name = cache_file(stage)
+        if name and not glob.glob(f"{glob.escape(name)}*.index"):
+            raise InputError(
+                "The dataset's file cache is not complete, and measuring would leave half of it "
+                "behind: read the dataset once (`for _ in dataset: pass`), then measure. "
+                f"Received: a dataset with cache({name!r})."
+            )
 
 
 def _warmed_up(reading: InputPass, step: BorrowedStep) -> InputPass:

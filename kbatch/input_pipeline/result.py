@@ -40,8 +40,6 @@ _AGREEING_RATIO = 1.3
 # Training surely this much faster than one side alone cannot be.
 _IMPOSSIBLE_RATIO = 1.1
 _MUCH_WAITING = 0.2
-# Training this much slower than one after the other: both sides hold each other up.
-_CONTENDED = 0.9
 
 Ends = tuple[float, float]
 
@@ -373,15 +371,7 @@ class InputPipelineProfile(Result):
     @property
     def notes(self) -> tuple[Note, ...]:
         """At most three things that change what to do, the most important first."""
-        return most_important((*self.noted, *self._derived()))
-
-    def _derived(self) -> tuple[Note, ...]:
-        rates = [one.samples_per_second for one in (self.pipeline, self.step)]
-        most = (speed := self.together.samples_per_second) and speed.high
-        if not most or not self.is_even or self.disturbed or None in rates:
-            return ()
-        serial = 1 / sum(1 / rate.value for rate in rates if rate)
-        return (Note.of("input_contended"),) if most < _CONTENDED * serial else ()
+        return most_important(self.noted)
 
     def figures(self) -> tuple[Figure, ...]:
         """Return the figure of some steps of training and of the rates."""

@@ -15,7 +15,6 @@ from kbatch.memory.result import MaxBatchSizeResult, MemoryRecord, ProbeRecord, 
 from kbatch.memory.search import (
     MEMORY_WINDOW,
     SURE_SHARE,
-    check_window,
     expected_bytes,
     fit_memory,
 )
@@ -69,7 +68,15 @@ def find_max_batch_size(
         TypeError: If `build` cannot build, or a bound is no integer.
         ValueError: If the window or a bound cannot be used.
     """
-    check_window(memory_window)
+    try:
+        low, high = memory_window
+        if not 0 < low < high <= 1:
+            raise ValueError
+    except (TypeError, ValueError):
+        raise ValueError(
+            "`memory_window` must be (low, high) with 0 < low < high <= 1. "
+            f"Received: memory_window={memory_window}."
+        ) from None
     cap = None if max_batch_size is None else check_size(max_batch_size, "max_batch_size")
     limit_bytes = check_memory_limit(memory_limit_bytes)
     whole = longest_example is None

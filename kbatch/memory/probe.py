@@ -132,8 +132,7 @@ class ProcessProbes:
     isolated = False
 
     def __init__(self, run: Run, memory_limit_bytes: int | None, why_here: str | None):
-        self.model: Any = run.model
-        self.run = run
+        self._model: Any = run.model
         self._subject = _Subject(run, DeviceMemory(), memory_limit_bytes)
         self._why_here = why_here
         self._smallest_that_ran: float = math.inf
@@ -146,7 +145,7 @@ class ProcessProbes:
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size; the model is put back as it was."""
-        model = self.model
+        model = self._model
         step, function = vars(model).get("train_step"), model.train_function
         try:
             with kept_state(model):
@@ -208,9 +207,9 @@ class _Subject:
             peaks.append(held + run.left_out_bytes(batch_size))
             memory.reset()
 
-        reading, peak, lost = Reading(None, batch_size), None, False
+        rows, peak, lost = batch_size, None, False
         try:
-            reading = run.run(batch_size, keep_peak)
+            rows = run.run(batch_size, keep_peak)
             keep_peak()
             peak = peaks[-1]
         except Exception as error:
@@ -221,12 +220,8 @@ class _Subject:
             on_cpu = memory.device == "CPU:0"
             freed = on_cpu and run.training and bool(run.model.jit_compile)
             lost = device_is_lost(error) or freed
-        return reading._replace(
-            peak_bytes=peak,
-            duration_s=time.perf_counter() - started_s,
-            lost=lost,
-            first_step_bytes=peaks[0] if len(peaks) > 1 else None,
-        )
+        seconds, first = time.perf_counter() - started_s, peaks[0] if len(peaks) > 1 else None
+        return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first)
 
 
 def _start(workload: Workload, memory_limit_bytes: int | None) -> _Subject:
@@ -254,28 +249,14 @@ def open_probes(
     if why_here is None:
         with WorkerProbes(workload, memory_limit_bytes) as probes:
             try:
-                _check_weights(probes.facts)  # Starts it, which shows whether a model can be sent.
+                _ = probes.facts  # Starts it, which shows whether a model can be sent.
             except UnsendableError:
                 why_here = "not sendable"
             else:
                 yield probes
                 return
     here = workload if model is None else dataclasses.replace(workload, build=model)
-    probes = ProcessProbes(here.start(), memory_limit_bytes, why_here)
-    _check_weights(probes.facts)
-    yield probes
-
-
-def _check_weights(facts: WorkloadFacts) -> None:
-    if facts.variables_bytes > facts.limit_bytes:
-        raise _refusal(
-            "The memory limit is below the weights of the model, with what the optimizer keeps of "
-            "them: give a larger `memory_limit_bytes` or a smaller model. "
-            f"Received: a limit of {memory_text(facts.limit_bytes)}, weights of "
-            f"{memory_text(facts.variables_bytes)}.",
-            facts.variables_bytes,
-            facts.limit_bytes,
-        )
+    yield ProcessProbes(here.start(), memory_limit_bytes, why_here)
 
 
 def no_example_fits(
@@ -361,7 +342,7 @@ class MaxBatchExperiment:
             return None
         if reading.rows < size or self._outcome(self._memory[size]) != "fits":
             return None
-        return MaxBatchAnswer(size, reason, self.in_window(size))
+        return MaxBatchAnswer(size, reason)
 
     def confirmed(self, size: int) -> bool:
         """Run the answer in a fresh process, and again after another size."""
@@ -382,11 +363,8 @@ class MaxBatchExperiment:
 
     def is_bound(self, size: int) -> bool:
         """Return whether memory set the size, and not the end of the data or of the search."""
-        return self.in_window(size) or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
-
-    def in_window(self, size: int) -> bool:
-        memory, low = self._memory[size], self._window[0] * self.facts.limit_bytes
-        return memory is not None and low <= memory <= self._most
+        reached = (self._memory[size] or 0) >= self._window[0] * self.facts.limit_bytes
+        return reached or any(outcome != "fits" for _, _, outcome, _, _ in self.runs)
 
     def _measure(self, size: int, purpose: str) -> Reading:
         reading = self._probes.read(size)

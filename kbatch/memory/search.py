@@ -20,9 +20,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Reasons of answers that are no memory's. Reports know them, also those in files: compare with
-# these, and keep the texts as they are.
+# Reasons of answers. Reports know them, also those in files: keep the texts as they are.
 REACHED_DATA, REACHED_MOST = "reached the data set", "reached `max_batch_size`"
+IN_WINDOW = "its memory lies in the window"
 # A size is never further than this many times the size that is safe.
 _BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
@@ -40,7 +40,6 @@ class MaxBatchAnswer(NamedTuple):
     # Largest measured size that is not above the window; None if not even one example fits.
     batch_size: int | None
     reason: str  # Why it is this one, in words.
-    in_window: bool  # Whether its memory lies in the window.
 
 
 # Lower and upper share of the limit that a batch may fill.
@@ -98,11 +97,11 @@ class MaxBatchSearch:
         """What was found, None while there are sizes to measure."""
         inside = [b for b, m in self._fitting.items() if self._low <= m <= self._high]
         if inside:
-            return MaxBatchAnswer(max(inside), "its memory lies in the window", True)
+            return MaxBatchAnswer(max(inside), IN_WINDOW)
         below, above = self._bracket()
         known = 1 in self.memory_bytes and not self._is_unsure(below, above)
         reason = self._reason_to_end(below, above) if known else None
-        return None if reason is None else MaxBatchAnswer(below or None, reason, False)
+        return None if reason is None else MaxBatchAnswer(below or None, reason)
 
     @property
     def _fitting(self) -> dict[int, float]:
@@ -164,19 +163,6 @@ class MaxBatchSearch:
 
 def _is_tight(below: int, above: int) -> bool:
     return above - below <= max(1, _TIGHT * below)
-
-
-def check_window(memory_window: tuple[float, ...]) -> tuple[float, float]:
-    try:
-        low, high = memory_window
-        if not 0 < low < high <= 1:
-            raise ValueError
-    except (TypeError, ValueError):
-        raise ValueError(
-            "`memory_window` must be (low, high) with 0 < low < high <= 1. "
-            f"Received: memory_window={memory_window}."
-        ) from None
-    return low, high
 
 
 # Share of the memory up to which a batch size is run that was not probed.

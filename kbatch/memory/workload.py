@@ -13,7 +13,6 @@ from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.training.accumulation import Accumulation, check_stock_step
-from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -85,7 +84,6 @@ class Run:
         self.model: Any = model
         self.training = workload.training
         self._workload = workload
-        self._meter = InputMeter()  # One for all batch sizes: it is traced once.
         # That of a model which accumulates already: it is measured so.
         self._train_step = vars(model).get("train_step")
         # Train steps with what Keras compiled of them, by micro-batch size; None for the whole.
@@ -120,38 +118,35 @@ class Run:
             self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves if leaf is not None)
         return self._row_bytes * (self._workload.accumulate_below - self._rows(batch_size))
 
-    def run(self, batch_size: int, after_first: Callable[[], None]) -> Reading:
-        """Run one batch size; the batch may have fewer rows, where the data have no more."""
+    def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
+        """Run one batch size; return its rows, which are fewer where the data have no more."""
         rows, replicas = self._rows(batch_size), self._workload.replicas
         if self.training:
             self._set_train_step(batch_size)
         batches = self._batches(rows * replicas)
-        given = rows * replicas
+        given = rows
         if self.data.is_function:
             # The batch is let go of: it would count as memory.
             first = next(iter(batches), None)
-            given = 0 if first is None else rows_of(first)
+            given = 0 if first is None else rows_of(first) // replicas
             del first
         if not given:  # A data function may drop its remainder, and so give no batch.
             count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
             if 0 < count < batch_size:
-                return Reading(None, count)
+                return count
             raise InputError(
                 "The data function returned no batch: give it more examples than the largest batch "
                 f"size, or a smaller `max_batch_size`. Received: {count} examples for "
                 f"batch_size={rows}."
             )
         batches = batches.repeat().take(_STEPS).prefetch(tf.data.AUTOTUNE)
-        if replicas == 1:  # A strategy takes batches ahead of the steps.
-            batches = self._meter.attach(batches)
         steps, kind = _Steps(after_first), type(self.model)
         # Not an instance's own `fit`, which may be timed by who measures.
         if self.training:
             kind.fit(self.model, batches, verbose=0, shuffle=False, callbacks=[steps])
         else:
             kind.predict(self.model, batches, verbose=0, callbacks=[steps])
-        seen = self._meter.read().largest_batch if replicas == 1 else given // replicas
-        return Reading(None, batch_size if seen == rows else min(seen, batch_size))
+        return min(given, batch_size)
 
     def _set_train_step(self, batch_size: int) -> None:
         """Make the model train in parts of this size, by what was compiled for them before."""

@@ -116,10 +116,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The pipeline's own cache was not filled first ({reason}): these may be the rates of "
         "the first epoch, and later ones faster."
     ),
-    "input_contended": (
-        "Together pipeline and train step are slower than one after the other: they want the "
-        "same cores, or Python code in one holds up the other."
-    ),
     "rows_differ": (
         "Rows of the dataset differ in length: the longest of the first {elements} elements "
         "was used. If there are longer ones, put one first or, where there is such an argument, "

@@ -10,7 +10,6 @@ from typing import Any, NamedTuple
 from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS, noise_scale_of_runs
-from kbatch.analysis.throughput import throughput_of_windows
 from kbatch.records.machine import UsageRecord
 from kbatch.records.notes import Note
 
@@ -345,3 +344,21 @@ class ExecutionRecord:
             return self.epochs[-1] if self.epochs else None
         sign = -1 if direction == "max" else 1
         return min(finite, key=lambda pair: sign * pair[0])[1]
+
+
+def throughput_of_windows(
+    examples: Sequence[int], durations_s: Sequence[float]
+) -> Estimate[float] | None:
+    """Return all examples over all seconds, and the quartiles of two windows or more.
+
+    The ends are drawn out to the mean, which few slow steps take out of the quartiles.
+    """
+    if not len(examples):
+        return None
+    mean = sum(examples) / math.fsum(durations_s)
+    if len(examples) == 1:
+        return Estimate(mean)
+    # For lists as short as these NumPy takes ten times as long.
+    rates = [n / s for n, s in zip(examples, durations_s, strict=True)]
+    low, _, high = statistics.quantiles(rates, method="inclusive")
+    return Estimate(mean, min(low, mean), max(high, mean))

@@ -2,15 +2,14 @@
 
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import keras
 import numpy as np
 
 from kbatch.analysis.intervals import Estimate
-from kbatch.analysis.throughput import steady_windows, throughput_of_windows
-from kbatch.records.training_run import EpochRecord
+from kbatch.records.training_run import EpochRecord, throughput_of_windows
 from kbatch.training.data.batches import InputMeter, InputReading
 from kbatch.training.learning_rate import peak_learning_rate, set_learning_rate
 from kbatch.training.state import inner_optimizers, updates_made
@@ -149,3 +148,29 @@ class TrainingClock(keras.callbacks.Callback):
                 learning_rate=set_learning_rate(next(iter(inner_optimizers(self.model)), None)),
             )
         )
+
+
+_SHORTEST_WINDOW_S = 0.05
+_MOST_WINDOWS = 200
+_FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
+
+
+def steady_windows(
+    examples: Sequence[int], durations_s: Sequence[float], steady: Sequence[bool]
+) -> tuple[list[int], list[float]]:
+    """Join consecutive steady steps into windows of 50 ms or more, what is left with the last."""
+    counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
+    if len(counted) < _FEWEST_STEADY:
+        return [], []
+    shortest = max(_SHORTEST_WINDOW_S, sum(s for _, s in counted) / _MOST_WINDOWS)
+    windows: list[tuple[int, float]] = []
+    rows, seconds = 0, 0.0
+    for n, s in counted:
+        rows, seconds = rows + n, seconds + s
+        if seconds >= shortest:
+            windows.append((rows, seconds))
+            rows, seconds = 0, 0.0
+    if rows:
+        more_rows, more_s = windows.pop() if windows else (0, 0.0)
+        windows.append((more_rows + rows, more_s + seconds))
+    return [rows for rows, _ in windows], [seconds for _, seconds in windows]

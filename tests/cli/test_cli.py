@@ -1,7 +1,6 @@
 import contextlib
 import io
 import re
-import runpy
 import subprocess
 import sys
 from pathlib import Path
@@ -13,9 +12,6 @@ from figure_studies import learned_study, max_batch_result
 
 import kbatch
 from kbatch.cli import main as cli
-from kbatch.cli.demo import TASKS
-
-EXAMPLE = Path(__file__).parents[2] / "examples" / "mnist.py"
 
 
 def run(*words, cwd=None, code=0):
@@ -38,7 +34,7 @@ def demo(tmp_path_factory):
 def few_images(patch):
     rng = np.random.default_rng(0)
     images = rng.random((900, 28, 28, 1), "float32"), rng.integers(0, 10, 900)
-    patch.setitem(TASKS, "images", (lambda: images, *TASKS["images"][1:]))
+    patch.setattr("kbatch.cli.demo.load_images", lambda: images)
 
 
 def test_the_demo_prints_progress_a_table_and_paths(demo):
@@ -66,25 +62,6 @@ def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo)
     halved = policy == "mixed_float16"
     assert {trial.executions[0].loss_scaled for trial in study.trials} == {halved}
     assert halved or "Trained in float32" in told
-
-
-@pytest.mark.slow
-def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(
-    tmp_path, monkeypatch, capsys
-):
-    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 520.0)
-    few_images(monkeypatch)
-    found = []
-    for folder, policy in (("first", []), ("again", ["--policy", "float32"])):
-        flags = [*policy, "--seed", "3", "--batch-sizes", "512"]
-        assert cli.main(["demo", "--quick", "--output", str(tmp_path / folder), *flags]) == 0
-        found.append(kbatch.load_study(tmp_path / folder / "demo-search").to_dataframe())
-        assert ("520 times as long" in capsys.readouterr().out) is not bool(policy)
-    for table in found:
-        assert list(table.batch_size) == [512]
-        assert list(table.dtype_policy) == ["float32"]
-    metrics = ["val_accuracy", "val_loss"]
-    assert list(found[0].iloc[0][metrics]) == list(found[1].iloc[0][metrics])
 
 
 def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
@@ -125,28 +102,3 @@ def test_help_needs_no_tensorflow():
     done = run(sys.executable, "-X", "importtime", "-m", "kbatch", "--help")
     assert "demo" in done.stdout
     assert "tensorflow" not in done.stderr
-
-
-@pytest.mark.slow
-def test_the_example_is_the_script_that_the_demo_runs(tmp_path, monkeypatch, capsys):
-    names = runpy.run_path(str(EXAMPLE))
-    monkeypatch.setenv("COLUMNS", "200")  # The sizes on one line.
-    with pytest.raises(SystemExit):
-        cli.main(["demo", "--help"])
-    assert f"({','.join(map(str, names['SIZES']))})" in capsys.readouterr().out
-    quick = {"batch_sizes": (256,), "epochs": 2, "strategy": "grid"}
-    studies = [names["search"](*names["load"](), tmp_path, **quick)]
-    # The demo's own choice depends on how fast the processor is in float16.
-    flags = ["--quick", "--batch-sizes", "256", "--policy", studies[0].trials[0].dtype_policy]
-    assert cli.main(["demo", *flags, "--output", str(tmp_path)]) == 0
-    studies.append(kbatch.load_study(tmp_path / "demo-search"))
-    first, second = (study.search.settings | {"dtype_policy": None} for study in studies)
-    assert first == second
-    (example,), (demo,) = (study.trials for study in studies)
-    assert example.accumulation_steps == demo.accumulation_steps == 2
-    (first,), (second,) = example.executions, demo.executions
-    assert (first.optimizer, first.seed) == (second.optimizer, second.seed)
-    assert (first.updates, first.examples_seen) == (second.updates, second.examples_seen)
-    # Two threads add the parts of a gradient up in another order in each run.
-    assert example.metrics["val_loss"] == pytest.approx(demo.metrics["val_loss"], rel=0.02)
-    assert example.metrics["val_accuracy"] > 0.7

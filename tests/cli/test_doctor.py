@@ -1,13 +1,100 @@
+"""What `kbatch doctor` finds and says."""
+
 import os
 import subprocess
 import sys
 
+import fake_nvml
+import psutil
 import pytest
+from fake_nvml import FakeNvml
 
-from kbatch.cli.doctor import Finding, examination_text
+from kbatch.cli.doctor import (
+    Finding,
+    examination_text,
+    gpu_findings,
+    memory_finding,
+    package_findings,
+    policy_finding,
+)
+from kbatch.device.environment import available_bytes
 
+GIB = 2**30
 OK = Finding("keras", "ok", "3.15.1")
 MISSING = Finding("tensorboard", "missing", "not installed", "pip install 'tensorboard>=2.20'")
+REQUIREMENTS = [
+    "keras<4,>=3.14",
+    "tensorboard>=2.18",
+    'pytest>=8; extra == "test"',
+    'tomli>=2; python_version < "3"',
+]
+
+
+def packages(**installed):
+    return package_findings(REQUIREMENTS, installed.get)
+
+
+def test_the_versions_stand_in_one_line_and_extras_are_left_out():
+    (found,) = packages(keras="3.14", tensorboard="2.21.0")
+    assert found.status == "ok"
+    assert found.text.startswith("python 3.")
+    assert found.text.endswith(", keras 3.14, tensorboard 2.21.0")
+
+
+def test_a_missing_package_is_named_with_the_command_that_installs_it():
+    versions, found = packages(keras="3.15")
+    assert "tensorboard" not in versions.text
+    assert (found.topic, found.status) == ("tensorboard", "missing")
+    assert found.command == "pip install --upgrade 'tensorboard>=2.18'"
+
+
+@pytest.mark.parametrize(
+    ("version", "allowed"),
+    [("3.9", False), ("4.0", False), ("3.14.0", True), ("3.15.0rc1", True), ("3.100", True)],
+)
+def test_versions_are_compared_as_numbers(version, allowed):
+    _, *found = packages(keras=version, tensorboard="2.18")
+    assert [(one.topic, one.status) for one in found] == [("keras", "warning")] * (not allowed)
+    assert allowed or found[0].command == "pip install --upgrade 'keras<4,>=3.14'"
+
+
+def test_devices_are_listed_once_the_driver_was_read(monkeypatch):
+    fake_nvml.install(monkeypatch, FakeNvml())
+    (none,) = gpu_findings(lambda: ("CPU",), {})
+    assert none.topic == "GPU"
+    *_, seen = gpu_findings(lambda: ("GPU:0 Example",), {})
+    assert (seen.topic, seen.status, seen.text) == ("TensorFlow", "ok", "sees GPU:0 Example")
+
+
+def test_little_free_memory_is_a_warning():
+    found = memory_finding(16 * GIB, 12 * GIB)
+    assert (found.status, found.text) == ("ok", "12.0 GiB of 16.0 GiB free")
+    assert memory_finding(16 * GIB, GIB // 2).status == "warning"
+    assert 0 < available_bytes() <= psutil.virtual_memory().total
+
+
+@pytest.mark.parametrize(
+    ("ratios", "status", "advice"),
+    [
+        (
+            {"mixed_float16": 0.6, "mixed_bfloat16": 0.5},
+            "warning",
+            'give BatchSizeHyperModel dtype_policy="float32"',
+        ),
+        ({"mixed_float16": 0.6, "mixed_bfloat16": 1.0}, "warning", "saves memory, not time"),
+        (
+            {"mixed_float16": 2.1, "mixed_bfloat16": 2.0},
+            "ok",
+            'give BatchSizeHyperModel dtype_policy="mixed_float16"',
+        ),
+        ({"mixed_float16": 1.02}, "ok", "saves memory, not time"),
+    ],
+)
+def test_the_policy_to_set_is_named(ratios, status, advice):
+    found = policy_finding({"float32": 1.0} | ratios, "CPU")
+    assert found.status == status
+    assert advice in found.text
+    assert f"mixed_float16 {ratios['mixed_float16']:.2f} times" in found.text
 
 
 def doctor(**variables):

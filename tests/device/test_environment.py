@@ -5,7 +5,11 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
-from kbatch.device.environment import read_environment
+from kbatch.device.environment import (
+    read_environment,
+    read_memory_kills,
+    read_memory_left_bytes,
+)
 
 
 @pytest.mark.parametrize(
@@ -39,3 +43,42 @@ def test_what_decides_the_speed_of_a_gpu_is_among_the_versions(monkeypatch, libr
     assert found.devices == ("GPU:0 Fake GPU",)
     assert {"cuda": "12.5.1", "cudnn": "9", **driver}.items() <= found.versions.items()
     assert ("nvidia-driver" in found.versions) == bool(driver)
+
+
+GIB = 2**30
+
+
+def write(folder, **files):
+    folder.mkdir(parents=True, exist_ok=True)
+    for name, text in files.items():
+        (folder / name.replace("__", ".")).write_text(f"{text}\n")
+
+
+@pytest.mark.parametrize(
+    ("mine", "left"),
+    [
+        ({"memory__max": "max", "memory__current": 0}, 3 * GIB),
+        ({"memory__max": 4 * GIB, "memory__current": 2 * GIB}, 2 * GIB),
+        ({"memory__max": 16 * GIB, "memory__current": 2 * GIB}, 3 * GIB),
+        # Above a limit that was lowered.
+        ({"memory__max": 4 * GIB, "memory__current": 6 * GIB}, 0),
+    ],
+)
+def test_what_a_limit_leaves_is_the_least_of_all_groups_above_the_process(tmp_path, mine, left):
+    write(tmp_path / "jobs", memory__max=8 * GIB, memory__current=5 * GIB)
+    write(tmp_path / "jobs" / "mine", **mine)
+    assert read_memory_left_bytes(tmp_path, "0::/jobs/mine\n") == left
+    assert read_memory_left_bytes(tmp_path, "0::/\n") is None
+
+
+def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
+    """The path is the host's, the mount the container's."""
+    write(tmp_path, memory__max=2 * GIB, memory__current=0)
+    assert read_memory_left_bytes(tmp_path, "0::/docker/abc\n") == 2 * GIB
+
+
+def test_the_kernel_counts_whom_it_killed_for_want_of_memory(tmp_path):
+    assert read_memory_kills(tmp_path, "0::/job\n") == 0
+    write(tmp_path / "job", memory__events="low 7\noom 9\noom_kill 3\noom_group_kill 8")
+    assert read_memory_kills(tmp_path, "0::/job\n") == 3
+    assert read_memory_kills(tmp_path, "0::/\n") == 0

@@ -2,23 +2,16 @@ import itertools
 import threading
 
 import fake_nvml
+import numpy as np
 import pytest
+from fake_clock import FakeClock
 from fake_nvml import FakeGpu, FakeNvml
 
 import kbatch
+from kbatch.device.gpu_monitor import ThinnedSeries
 
 FIRST, SECOND = "00000000:01:00.0", "00000000:c1:00.0"
 NEVER_S = 3600.0
-
-
-class FakeClock:
-    """A clock that stands still until it is moved."""
-
-    def __init__(self):
-        self.time_s = 1000.0
-
-    def __call__(self):
-        return self.time_s
 
 
 @pytest.fixture
@@ -41,7 +34,7 @@ def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S)
 def play(monitor, clock, library, steps):
     """Passes a time in seconds and sets what the first GPU shows, a sample a step."""
     for seconds, shown in steps:
-        clock.time_s += seconds
+        clock.sleep(seconds)
         for field, value in shown.items():
             setattr(library.gpus[0], field, value)
         monitor.sample()
@@ -63,7 +56,7 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
     library = FakeNvml(FakeGpu(utilization_percent=10))
     with monitor_of(monkeypatch, library, clock) as monitor:
         play(monitor, clock, library, [(0.5, {"utilization_percent": 90})])
-        clock.time_s += 0.25
+        clock.sleep(0.25)
     (gpu,) = monitor.gpus
     assert [s.time_s for s in gpu.samples] == [0.0, 0.5, 0.75]
     assert [s.utilization for s in gpu.samples] == [0.1, 0.9, 0.9]
@@ -106,7 +99,7 @@ def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):
 def test_without_gpus_there_is_one_line_that_says_why(monkeypatch, clock, library, devices, reason):
     with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
         assert reason in monitor.unavailable
-        clock.time_s += 1.0
+        clock.sleep(1.0)
     assert monitor.gpus is None
     assert monitor.usage.unavailable == monitor.unavailable
     assert len(monitor.unavailable.splitlines()) == 1
@@ -118,7 +111,7 @@ def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     monitor = monitor_of(monkeypatch, library, clock)
     with pytest.raises(KeyboardInterrupt), monitor:
-        clock.time_s += 2.0
+        clock.sleep(2.0)
         raise KeyboardInterrupt
     assert library.users == 0
     assert sampling_threads() == []
@@ -171,8 +164,41 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
 def test_the_samples_make_a_table(monkeypatch, clock):
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
     with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
-        clock.time_s += 1.0
+        clock.sleep(1.0)
     table = monitor.to_dataframe()
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
     assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
     assert {"utilization", "power_w"} <= set(table.columns)
+
+
+def known_mean(values):
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
+
+
+def naive_means(readings, most):
+    """Cuts the whole series into pieces of the shortest power of two that leaves few enough."""
+    length = 1
+    while len(readings) > most * length:
+        length *= 2
+    pieces = [readings[start : start + length] for start in range(0, len(readings), length)]
+    return [tuple(known_mean(column) for column in zip(*piece, strict=True)) for piece in pieces]
+
+
+@pytest.mark.parametrize("most", [2, 4, 10])
+@pytest.mark.parametrize("count", [1, 3, 9, 41, 333])
+def test_the_pieces_are_those_of_the_whole_series(count, most):
+    rng = np.random.default_rng(count)
+    readings = [
+        tuple(None if rng.random() < 0.2 else float(rng.normal()) for _ in range(3))
+        for _ in range(count)
+    ]
+    found = ThinnedSeries(columns=3, most=most)
+    for reading in readings:
+        found.add(reading)
+    np.testing.assert_allclose(
+        np.array(found.means, float), np.array(naive_means(readings, most), float)
+    )
+    whole = [known_mean(column) for column in zip(*readings, strict=True)]
+    np.testing.assert_allclose(np.array(found.mean, float), np.array(whole, float))
+    assert min(count, most / 2) <= len(found.means) <= most

@@ -3,13 +3,11 @@
 import itertools
 
 import fake_nvml
+import fake_tensorflow
 import pynvml
 import pytest
-import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
-from tensorflow.core.framework import device_attributes_pb2
-from tensorflow.core.protobuf import config_pb2
-from tensorflow.python.client import device_lib
+from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.gpus import (
     NvmlUnavailableError,
@@ -58,68 +56,37 @@ DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute c
 
 
 @pytest.mark.parametrize(
-    "text",
-    ["0000:0b:00.0", "00000000:0B:00.0", "0000:0B:00.0", " 0000:0b:00.0\n", "0:0b:00.0", "0:0b:00"],
+    ("text", "place"),
+    [
+        ("0000:0B:00.0", "00000000:0b:00.0"),
+        (" 10000:0b:00.1\n", "00010000:0b:00.1"),
+        ("0:0b:00", "00000000:0b:00.0"),
+        ("00000000:0b:00.0", "00000000:0b:00.0"),
+        ("<undefined>", None),
+        ("0000:01", None),
+        ("0000:01:00.0.1", None),
+    ],
 )
-def test_one_place_has_one_form(text):
-    assert normal_bus_id(text) == "00000000:0b:00.0"
-
-
-def test_the_form_is_its_own_and_other_places_stay_apart():
-    texts = ["0000:01:00.0", "0001:01:00.0", "0000:02:00.0", "0000:01:01.0", "0000:01:00.1"]
-    normal = [normal_bus_id(text) for text in texts]
-    assert len(set(normal)) == len(texts)
-    assert [normal_bus_id(text) for text in normal] == normal
-    assert normal_bus_id("10000:01:00.0") == "00010000:01:00.0"
-
-
-@pytest.mark.parametrize("text", ["", "<undefined>", "0000:01", "GPU-5f0c", "0000:01:00.0.1"])
-def test_what_is_no_bus_id_has_none(text):
-    assert normal_bus_id(text) is None
+def test_one_place_has_one_form(text, place):
+    assert normal_bus_id(text) == place
 
 
 def test_devices_are_found_by_their_descriptions():
-    other = DESCRIPTION.replace("0b:", "c1:")
-    found = devices_by_bus_id(
-        [("/device:CPU:0", ""), ("/device:GPU:0", other), ("/device:GPU:1", DESCRIPTION)]
-    )
-    assert found == {"00000000:c1:00.0": ("GPU:0",), "00000000:0b:00.0": ("GPU:1",)}
-    assert next(iter(found)) == "00000000:c1:00.0"
-
-
-def test_logical_devices_of_one_gpu_belong_together():
-    found = devices_by_bus_id([("/device:GPU:0", DESCRIPTION), ("/device:GPU:1", DESCRIPTION)])
-    assert found == {"00000000:0b:00.0": ("GPU:0", "GPU:1")}
-
-
-def test_the_device_list_is_read_under_the_settings_of_the_running_context(monkeypatch):
-    configs = []
-
-    def devices(config):
-        configs.append(config)
-        description = "device: 0, name: X, pci bus id: 0000:c1:00.0, compute capability: 9.0"
-        return [
-            device_attributes_pb2.DeviceAttributes(name="/device:CPU:0", device_type="CPU"),
-            device_attributes_pb2.DeviceAttributes(
-                name="/device:GPU:0", device_type="GPU", physical_device_desc=description
-            ),
-        ]
-
-    monkeypatch.setattr(device_lib, "list_local_devices", devices)
-    monkeypatch.setattr(tf.config, "list_logical_devices", lambda kind: ["GPU:0"])
-    assert tensorflow_gpus() == {"00000000:c1:00.0": ("GPU:0",)}
-    assert isinstance(configs[0], config_pb2.ConfigProto)
-
-
-def test_the_device_list_of_the_installed_tensorflow_takes_those_settings():
-    from tensorflow.python.eager import context
-
-    (cpu,) = [
-        device
-        for device in device_lib.list_local_devices(context.context().config)
-        if device.device_type == "CPU"
+    texts = "", DESCRIPTION.replace("0b:", "c1:"), DESCRIPTION, DESCRIPTION
+    names = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1", "/device:GPU:2"
+    found = devices_by_bus_id(zip(names, texts, strict=True))
+    # In TensorFlow's order; the logical devices of one GPU belong together.
+    assert list(found.items()) == [
+        ("00000000:c1:00.0", ("GPU:0",)),
+        ("00000000:0b:00.0", ("GPU:1", "GPU:2")),
     ]
-    assert (cpu.name, cpu.physical_device_desc) == ("/device:CPU:0", "")
+
+
+def test_the_devices_of_tensorflow_are_known_by_their_places(monkeypatch):
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:c1:00.0"))
+    assert tensorflow_gpus() == {"00000000:c1:00.0": ("GPU:0",)}
+    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
+    assert tensorflow_gpus() == {}
 
 
 GPUS = ((), ("0",), ("GPU-a", "GPU-b", "GPU-c"), tuple("01234567"))

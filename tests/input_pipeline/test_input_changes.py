@@ -1,6 +1,5 @@
 """Changes to pipelines, which keep their examples; and which of them are tried."""
 
-import keras
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -84,8 +83,6 @@ def test_every_change_keeps_the_examples_and_the_original(name):
         assert changed.cardinality() == dataset.cardinality()
         assert [len(batch) for batch in changed] == [len(batch) for batch in dataset]
         np.testing.assert_array_equal(np.sort(values(changed)), before)
-        batch = next(iter(changed))
-        assert keras.tree.flatten(batch)[0].shape[0] in (4, 6)
     np.testing.assert_array_equal(np.sort(values(dataset)), before)
     changed, _ = with_parallel_maps(dataset)
     kinds = [kind_of(stage) for stage in chain_of(dataset)]
@@ -100,7 +97,6 @@ def test_every_change_keeps_the_examples_and_the_original(name):
     [
         lambda: numbers().map(double, num_parallel_calls=2).batch(4),
         lambda: numbers().map(double).filter(lambda x: x > 6).batch(4),
-        lambda: numbers().map(double).batch(4).ragged_batch(2),
         lambda: numbers().batch(4),
     ],
 )
@@ -206,12 +202,7 @@ def zipped_with_a_cache():
             "has one",
         ),
         (lambda: numbers().map(double).repeat().batch(4), GIB, "no end"),
-        (lambda: numbers(10**6).map(double).batch(1000), 7 * 10**6, "would take 7.63 MiB"),
-        (
-            lambda: numbers(10**4).map(double).filter(lambda x: x > 3).batch(100),
-            2**10,
-            "more than the 1.00 KiB",
-        ),
+        (lambda: numbers(10**4).map(double).batch(100), 2**10, "more than the 1.00 KiB"),
         (lambda: numbers().map(below_15).batch(4), GIB, "raised an error"),
     ],
 )

@@ -37,10 +37,7 @@ def test_swapping_pipeline_and_step_turns_the_verdict_round():
         (1.6, 2.4, "compute-bound"),
         (0.8, 1.2, "undetermined"),
         (0.96, 0.99, "undetermined"),
-        (1.01, 1.04, "undetermined"),
         (0.94, 0.951, "input-bound"),
-        (1.051, 1.06, "compute-bound"),
-        (0.2, 3.0, "undetermined"),
     ],
 )
 def test_the_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
@@ -56,9 +53,6 @@ def test_the_verdict_needs_the_whole_interval_on_one_side(low, high, verdict):
         (2.0, 0.5, 2.0, "undetermined"),
         (2.0, 0.7, 0.95, "undetermined"),
         (0.5, 1.2, 1.4, "compute-bound"),  # Short rounds of a pipeline that starts slowly.
-        (3.0, 1.2, 3.0, "compute-bound"),
-        (0.93, 0.1, 0.93, "undetermined"),
-        (0.8, 0.1, 0.8, "input-bound"),
         (1.15, 0.9, 0.97, "undetermined"),  # They agree within 1.3, and not on the side.
         (1.15, 0.9, 1.01, "compute-bound"),
     ],

@@ -26,12 +26,6 @@ def test_a_long_reading_that_differs_from_the_rounds_decides(bounds, verdict, ev
     assert profile.wait_share == pytest.approx(0.02 if even else 0.6)
 
 
-def test_rates_and_shares_are_derived():
-    profile = make_profile()
-    assert profile.pipeline.samples_per_second.value == pytest.approx(800)
-    assert profile.wait_share == pytest.approx(0.66)
-
-
 def test_what_was_not_measured_is_none():
     rate = RateRecord((), ())
     assert (rate.samples_per_second, rate.wait_share) == (None, None)
@@ -111,12 +105,6 @@ def test_what_cannot_be_compared_is_no_sign_of_a_disturbance():
     assert make_profile(**faster, long_run=make_long_run(800)).verdict == "input-bound"
     # The rounds trained on shorter texts than those that were read.
     assert make_profile(**faster, together_comparable=False).verdict == "input-bound"
-
-
-@pytest.mark.parametrize(("together", "noted"), [(400, True), (580, False)])
-def test_sides_that_hold_each_other_up_are_noted(together, noted):
-    codes = {note.code for note in make_profile(together=together).notes}
-    assert ("input_contended" in codes) is noted
 
 
 def panels(profile, ax=None):

@@ -6,8 +6,9 @@ import tensorflow as tf
 from batch_data import Rows, examples, raising
 
 from kbatch.errors import InputError
+from kbatch.input_pipeline.blocks import BatchStream
 from kbatch.input_pipeline.changes import worker_changes
-from kbatch.input_pipeline.pipeline import BatchStream, pipeline_of
+from kbatch.input_pipeline.measure import pipeline_of
 from kbatch.training.data.forms import rows_of
 
 X, Y = models.rows(20)
@@ -113,10 +114,8 @@ def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
         (lambda: lambda size: examples().batch(size), None, "give `batch_size`"),
         (lambda: lambda size: [size], 8, "must return a `tf.data.Dataset`.*a list"),
         (Rows, 8, "leave out `batch_size`"),
-        (lambda: "train.csv", None, "`tf.data.Dataset`.*builtins.str"),
         (lambda: (X, Y, Y, Y), 8, "tuple of 4"),
         (lambda: (X, Y[:-1]), 8, "as many rows"),
-        (lambda: None, None, "NoneType of 1"),
         (lambda: Rows(0), None, "num_batches=0"),
         (lambda: ([[1.0]], [2.0]), 8, "float"),
     ],

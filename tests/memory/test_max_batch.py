@@ -1,7 +1,5 @@
 """The largest batch that fits, with real train steps, real workers and real want of memory."""
 
-import os
-import signal
 import tempfile
 
 import keras
@@ -13,7 +11,6 @@ import tensorflow as tf
 from memory_models import MB, WIDTH, conv_net, images, wide_net
 
 import kbatch
-from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError, OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
 from kbatch.memory.probe import ProcessProbes, WorkerProbes, open_probes
@@ -157,25 +154,14 @@ def state(model):
     return [np.array(v.value) for v in variables]
 
 
-def given(policy, *extra, run_eagerly=False):
-    with dtype_policy_scope(policy):
-        model = keras.Sequential(
-            [
-                layers.Input((8,)),
-                *extra,
-                layers.Dense(16),
-                layers.Dropout(0.5),
-                layers.Dense(3, activation="softmax", dtype="float32"),
-            ]
-        )
+def given(*extra, run_eagerly=False):
+    """A trained model in mixed_float16 that keeps state of every kind."""
+    with dtype_policy_scope("mixed_float16"):
+        outputs = layers.Dense(3, activation="softmax", dtype="float32")
+        model = keras.Sequential([layers.Input((8,)), *extra, layers.Dropout(0.5), outputs])
+        arguments = {"metrics": ["accuracy"], "jit_compile": False, "run_eagerly": run_eagerly}
         optimizer = keras.optimizers.Adam(use_ema=True)
-        model.compile(
-            optimizer,
-            "sparse_categorical_crossentropy",
-            metrics=["accuracy"],
-            jit_compile=False,
-            run_eagerly=run_eagerly,
-        )
+        model.compile(optimizer, "sparse_categorical_crossentropy", **arguments)
     model.fit(*models.rows(32), verbose=0)
     return model
 
@@ -188,7 +174,7 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
         def get_config(self):
             raise TypeError("this layer stays here")
 
-    model = given("mixed_float16", Halved(), run_eagerly=True)
+    model = given(Halved(), run_eagerly=True)
     kbatch.accumulate_gradients(model, 1)
     step, before, history = model.train_step, state(model), model.history
     found = kbatch.find_max_batch_size(
@@ -203,7 +189,7 @@ def test_a_compiled_model_stays_as_it_is_where_it_cannot_be_sent():
 
 @pytest.mark.slow
 def test_a_compiled_model_is_sent_and_stays_as_it_is():
-    model = given("mixed_float16")
+    model = given()
     before = state(model)
     found = kbatch.find_max_batch_size(model, *models.rows(40), memory_limit_bytes=100 * MB)
     assert found.noted == ()
@@ -243,43 +229,16 @@ def test_a_limit_too_small_for_one_example_is_named():
     assert "limit of 38.1 MiB" in str(caught.value)
 
 
-@pytest.mark.slow
-def test_a_crash_at_one_example_is_told_with_its_status_and_last_words():
-    here = os.getpid()
-
-    def crash():
-        assert os.getpid() != here
-        os.write(2, b"these were my last words")
-        os.kill(os.getpid(), signal.SIGSEGV)
-
-    def loss(y, predicted):
-        with tf.control_dependencies([tf.py_function(crash, [], [])]):
-            return tf.reduce_mean(predicted)
-
-    def crashing():
-        model = keras.Sequential([layers.Input((4,)), layers.Dense(1)])
-        model.compile("sgd", loss, jit_compile=False)
-        return model
-
-    data = np.zeros((8, 4), "float32"), np.zeros((8, 1), "float32")
-    with pytest.raises(OutOfMemoryError, match="ended with status -11") as caught:
-        kbatch.find_max_batch_size(crashing, *data, memory_limit_bytes=64 * MB)
-    assert "these were my last words" in caught.value.__notes__[0]
-    assert isinstance(caught.value.__cause__, WorkerDied)
-
-
 X, Y = models.rows(8)
 ROWS = tf.data.Dataset.from_tensor_slices((X, Y))
 REFUSED = [
     *(
         ((X, Y), {"memory_window": window}, ValueError, "0 < low < high <= 1")
-        for window in ((0.9, 0.8), (0, 0.5), (0.5, 1.1), 0.8, (0.1, 0.2, 0.3))
+        for window in ((0.9, 0.8), (0, 0.5), (0.5, 1.1), 0.8)
     ),
     ((X, Y), {"memory_limit_bytes": 2e9}, TypeError, "memory_limit_bytes=2000000000.0"),
-    ((X, Y), {"memory_limit_bytes": True}, TypeError, "memory_limit_bytes=True"),
     ((X, Y), {"memory_limit_bytes": 5}, ValueError, "memory_limit_bytes=5"),
     ((X, Y), {"max_batch_size": 0}, ValueError, "max_batch_size=0"),
-    ((X, Y), {"max_batch_size": 1.5}, TypeError, r"max_batch_size=1\.5"),
     ((X[:1], Y[:1]), {}, InputError, "one example"),
     ((lambda size: ROWS.batch(size).take(0),), {}, InputError, "returned no batch"),
     ((X,), {}, InputError, "needs targets.*give `y`"),

@@ -30,7 +30,6 @@ class ComputedProbes:
         fresh: Factor of what a size takes from the second process on.
         rows: Examples of the data, which no batch exceeds; None without end.
         examples: Those that it tells.
-        renewable: Whether it starts afresh.
         isolated: Whether a batch far too large ends no process but theirs.
         first_step: Factor of what the first step takes.
     """
@@ -41,7 +40,6 @@ class ComputedProbes:
         fresh=None,
         rows=None,
         examples=None,
-        renewable=True,
         isolated=True,
         first_step=None,
         **facts,
@@ -51,7 +49,6 @@ class ComputedProbes:
         self.processes = 1
         self._fresh = fresh or (lambda size, run: 1.0)
         self._rows = rows
-        self._renewable = renewable
         self._first_step = first_step
         known = {"limit_bytes": LIMIT, "variables_bytes": 90, "held_bytes": 90} | facts
         self.facts = WorkloadFacts(
@@ -76,8 +73,8 @@ class ComputedProbes:
         return Reading(peak, rows, 0.5, first_step_bytes=first)
 
     def renew(self):
-        self.processes += self._renewable
-        return self._renewable
+        self.processes += 1
+        return True
 
 
 def probe(probes, *, memory_window=WINDOW, max_batch_size=None):
@@ -130,7 +127,7 @@ def test_a_quick_search_is_the_search_itself(window):
 def test_the_largest_size_ends_the_search_where_it_fits():
     probes = ComputedProbes()
     found, experiment = searched(probes, max_batch_size=64)
-    assert found == (64, "reached `max_batch_size`", False)
+    assert found == (64, "reached `max_batch_size`")
     assert [run[0] for run in experiment.runs] == [64]
     assert not experiment.is_bound(64)
 
@@ -151,7 +148,7 @@ def test_where_it_does_not_the_search_finds_what_it_does_without(cap, known, run
     plain = probe(ComputedProbes(**known), max_batch_size=cap)
     assert probes.runs[: len(runs)] == runs
     assert found.batch_size == pytest.approx(plain.max_batch_size, rel=0.01)
-    assert (found.reason, found.in_window) == (plain.reason, plain.in_window)
+    assert found.reason == plain.reason
 
 
 def test_an_error_of_the_largest_size_is_told_by_smaller_ones():
@@ -214,7 +211,6 @@ def test_outcomes_tell_the_window_from_the_limit():
 @pytest.mark.parametrize(
     ("examples", "cap", "size", "name"),
     [
-        (None, 77, 77, "`max_batch_size`"),
         (100, 77, 77, "`max_batch_size`"),
         (77, 100, 77, "the data set"),
         (None, 1, 1, "`max_batch_size`"),

@@ -1,9 +1,8 @@
-import dataclasses
-
 import pytest
+from figure_studies import max_batch_result
 
-from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
-from kbatch.memory.search import REACHED_DATA, REACHED_MOST
+from kbatch.memory.result import ProbeRecord
+from kbatch.memory.search import IN_WINDOW, REACHED_DATA, REACHED_MOST
 
 PROBES = (
     ProbeRecord(1, 100, "fits", 2.0),
@@ -15,29 +14,15 @@ PROBES = (
 )
 
 
-def result(**changes):
-    plain = MaxBatchSizeResult(
-        300,
-        "its memory lies in the window",
-        1000,
-        (0.8, 0.9),
-        True,
-        "CPU:0",
-        "float32",
-        90,
-        PROBES,
-    )
-    return dataclasses.replace(plain, **changes)
+def result(**changed):
+    fields = {"max_batch_size": 300, "limit_bytes": 1000, "probes": PROBES}
+    return max_batch_result(**(fields | changed))
 
 
-def test_the_most_bytes_of_each_size_count():
+def test_the_most_bytes_of_each_size_count_and_a_prediction_is_read_off_their_line():
     found = result()
     assert found.memory_bytes == {1: 100, 100: 400, 300: 890}
-    assert found.peak_memory_bytes == 890
-
-
-def test_a_prediction_is_read_off_the_line():
-    found = result()
+    assert (found.peak_memory_bytes, found.in_window) == (890, True)
     assert found.predict(300) == pytest.approx(890, rel=0.05)
     difference = found.predict(200) - found.predict(100)
     assert difference == pytest.approx(100 * found.fit.bytes_per_example, abs=1)  # Whole bytes.
@@ -49,12 +34,10 @@ def test_powers_of_two_end_at_the_answer():
 
 
 @pytest.mark.parametrize(
-    ("reason", "said"),
-    [(REACHED_DATA, True), (REACHED_MOST, False), ("its memory lies in the window", False)],
+    ("reason", "said"), [(REACHED_DATA, True), (REACHED_MOST, False), (IN_WINDOW, False)]
 )
 def test_an_answer_at_the_end_of_the_data_says_how_to_search_beyond_it(reason, said):
-    found = result(reason=reason)
-    assert [note.code for note in found.notes] == (["data_end"] if said else [])
+    assert [note.code for note in result(reason=reason).notes] == (["data_end"] if said else [])
 
 
 def test_the_table_has_a_row_for_each_run_and_names_the_runs_of_the_answer():

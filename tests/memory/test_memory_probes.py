@@ -28,7 +28,7 @@ class FailingRun:
     def run(self, batch_size, after_first):
         if batch_size > self.above:
             raise tf.errors.InternalError(None, None, self.text)
-        return Reading(None, batch_size)
+        return batch_size
 
     def left_out_bytes(self, batch_size):
         return 0
@@ -125,7 +125,7 @@ class GreedyFirstStep(FailingRun):
     def run(self, batch_size, after_first):
         tf.zeros([16 * 10**6]).numpy()
         after_first()
-        return Reading(None, batch_size)
+        return batch_size
 
 
 def test_the_first_step_is_told_apart_from_later_ones():

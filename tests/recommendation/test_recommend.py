@@ -4,7 +4,6 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from fake_clock import FakeClock
-from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
@@ -34,7 +33,7 @@ def told():
 @pytest.fixture(scope="module")
 def found(told):
     # In this process: a worker takes seconds to start.
-    return recommend(Here(models.mlp), on_progress=told.append, memory_limit_bytes=2**30)
+    return recommend(models.Locked(models.mlp), on_progress=told.append, memory_limit_bytes=2**30)
 
 
 def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told):
@@ -122,19 +121,23 @@ def mostly_weights():
         (eager, (X, Y + 7), InputError, "fails on these data.*label value of"),
         (eager, (X[:1], Y[:1]), InputError, "one example"),
         (broken, (X, Y), ZeroDivisionError, "division"),
-        (mostly_weights, (X, Y), OutOfMemoryError, "below the weights"),
+        (mostly_weights, (X, Y), OutOfMemoryError, "One example does not fit"),
     ],
 )
 def test_what_cannot_be_trained_is_told_by_the_first_measurement(build, data, error, words):
     with pytest.raises(error, match=words):
-        recommend(Here(build), data, memory_limit_bytes=2**20 if build is mostly_weights else None)
+        recommend(
+            models.Locked(build),
+            data,
+            memory_limit_bytes=2**20 if build is mostly_weights else None,
+        )
 
 
 @pytest.mark.slow
 def test_under_xla_it_is_told_what_limits(monkeypatch):
     # The seconds of the budget are counted in readings: a slow machine makes as many updates.
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=6e-3))
-    build = Here(lambda: models.mlp(jit_compile=True))
+    build = models.Locked(lambda: models.mlp(jit_compile=True))
     found = recommend(build, budget_s=6.0, batch_sizes=(16, 32))
     assert found.pilot.batch_size == 32
     assert 32 in found.times_s

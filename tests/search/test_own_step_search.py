@@ -69,7 +69,7 @@ class Unscaled(own_steps.TestedVAE):
 
 
 def test_a_step_that_does_not_scale_its_loss_is_searched_in_float32(tmp_path):
-    build = own_steps.Here(lambda: own_steps.vae(kind=Unscaled))
+    build = models.Locked(lambda: own_steps.vae(kind=Unscaled))
     arguments = {"objective": "val_loss", "validation": (VALIDATION,)}
     arguments |= {"batch_sizes": (32,), "base_batch_size": 32}
     with pytest.warns(UserWarning, match="does not scale the loss"):

