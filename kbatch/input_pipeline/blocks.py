@@ -13,7 +13,7 @@ import contextlib
 import itertools
 import math
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, Literal, NamedTuple
 
@@ -350,13 +350,14 @@ class InputPass(NamedTuple):
 def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputPass:
     """Read a pipeline from its start, until pauses as long as the longest matter little."""
     taken: list[Taken] = []
-    held, longest_s = RepresentativeBatches(), 0.0
+    by_size: dict[int, Any] = {}  # The first batch of each size, those within 10 % of it too.
+    longest_s = 0.0
     with contextlib.closing(taken_batches(source)) as batches:
         for one, batch in batches:
             longest_s = max(longest_s, one.arrived_s - (taken[-1].arrived_s if taken else 0.0))
             taken.append(one)
-            if one.epoch == 0:
-                held.add(batch, one.numbers)
+            if one.epoch == 0 and all(abs(one.numbers - n) > 0.1 * n for n in by_size):
+                by_size[one.numbers] = batch
             even = one.epoch > 0 or longest_s <= _PAUSE_SHARE * one.arrived_s
             over = one.arrived_s >= max(most_s, _BEYOND_FIRST * taken[0].arrived_s)
             if len(taken) > 1 and (over or (even and one.arrived_s >= least_s)):
@@ -366,7 +367,7 @@ def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputP
     return InputPass(
         source,
         long_run([one.rows for one in taken], arrivals_s, epochs=[one.epoch for one in taken]),
-        held.chosen(whole=ended),
+        chosen_batches([one.numbers for one in first], by_size, whole=ended),
         (len(first), arrivals_s[len(first)] - arrivals_s[0]) if ended else None,
         arrivals_s[-1],
         fmean(one.numbers for one in first),
@@ -375,41 +376,20 @@ def read_pass(source: Iterable[Any], *, least_s: float, most_s: float) -> InputP
 
 # Batches that the train step alone takes turns with where their sizes vary.
 _HELD = 8
-_MOST_SIZES = 2 * _HELD
 
 
-class RepresentativeBatches:
-    """Keeps a few batches of many: their sizes, in numbers, are quantiles of all sizes."""
-
-    def __init__(self):
-        self._sizes: list[int] = []  # Of all batches.
-        self._by_size: dict[int, Any] = {}
-
-    def add(self, batch: Any, size: int) -> None:
-        """Count a batch, and keep it where its size is new and not much like kept ones."""
-        self._sizes.append(size)
-        self._by_size.setdefault(size, batch)
-        if len(self._by_size) > _MOST_SIZES:
-            # Drop the size whose neighbours are nearest to each other; never an end.
-            kept = sorted(self._by_size)
-            around = zip(kept, kept[1:], kept[2:], strict=False)
-            del self._by_size[min(around, key=lambda three: three[2] - three[0])[1]]
-
-    def chosen(self, *, whole: bool) -> tuple[Any, ...]:
-        """Return up to eight batches, the one in the middle of the sizes first."""
-        sizes = self._sizes
-        # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
-        if whole and len(sizes) > _HELD and sizes[-1] not in sizes[:-1]:
-            sizes = sizes[:-1]
-        ordered = sorted(sizes)
-        count = 1 if ordered[0] == ordered[-1] else min(_HELD, len(sizes))
-
-        def nearest(wanted: int) -> Any:
-            return self._by_size[min(self._by_size, key=lambda size: abs(size - wanted))]
-
-        middles = [(2 * i + 1) * len(ordered) // (2 * count) for i in range(count)]
-        found = [nearest(ordered[place]) for place in middles]
-        return tuple(found[count // 2 :] + found[: count // 2])
+def chosen_batches(
+    sizes: Sequence[int], by_size: Mapping[int, Any], *, whole: bool
+) -> tuple[Any, ...]:
+    """Return up to eight batches whose sizes are quantiles of all sizes, the middle one first."""
+    # The ragged end of an epoch, one of many batches, does not stand for an eighth of them.
+    if whole and len(sizes) > _HELD and sizes[-1] not in sizes[:-1]:
+        sizes = sizes[:-1]
+    ordered = sorted(sizes)
+    count = 1 if ordered[0] == ordered[-1] else min(_HELD, len(sizes))
+    wanted = [ordered[(2 * i + 1) * len(ordered) // (2 * count)] for i in range(count)]
+    found = [by_size[min(by_size, key=lambda size: abs(size - one))] for one in wanted]
+    return tuple(found[count // 2 :] + found[: count // 2])
 
 
 def numbers_in(batch: Any) -> int:

@@ -283,13 +283,8 @@ class InputPipelineProfile(Result):
     @property
     def best_first(self) -> tuple[ChangeRecord, ...]:
         """The changes that were tried, by the lower end of their gain's interval."""
-
-        def sure_gain(change: ChangeRecord) -> tuple[float, float]:
-            gain = change.gain
-            return (0.0, 0.0) if gain is None else (gain.low or 0.0, gain.value)
-
         tried = [change for change in self.changes if change.changed is not None]
-        return tuple(sorted(tried, key=sure_gain, reverse=True))
+        return tuple(sorted(tried, key=lambda c: (c.gain and c.gain.low) or 0.0, reverse=True))
 
     @property
     def title(self) -> str:

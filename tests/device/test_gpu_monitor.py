@@ -19,10 +19,6 @@ def clock():
     return FakeClock()
 
 
-def two_gpus():
-    return FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.upper().encode(), name=b"Other"))
-
-
 def monitor_of(monkeypatch, library, clock, *, devices=None, interval_s=NEVER_S):
     """A monitor over a fake library, whose thread takes no samples of its own."""
     fake_nvml.install(monkeypatch, library)
@@ -118,21 +114,15 @@ def test_after_an_exception_all_is_closed_and_summed_up(monkeypatch, clock):
     assert monitor.usage.duration_s == 2.0
 
 
-def test_a_monitor_measures_one_block(monkeypatch, clock):
-    monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
-    with monitor:
-        pass
-    with pytest.raises(RuntimeError, match="make another"), monitor:
-        pass
-
-
-def test_what_is_asked_too_early_says_when(monkeypatch, clock):
+def test_what_is_asked_too_early_or_again_says_when(monkeypatch, clock):
     monitor = monitor_of(monkeypatch, FakeNvml(FakeGpu()), clock)
     assert (monitor.usage, monitor.gpus) == (None, None)
     with pytest.raises(RuntimeError, match="inside its `with` block"):
         monitor.sample()
     with monitor, pytest.raises(RuntimeError, match="Leave the `with` block"):
         monitor.to_dataframe()
+    with pytest.raises(RuntimeError, match="make another"), monitor:
+        pass
 
 
 @pytest.mark.parametrize("interval_s", [0, -1, float("nan")])
@@ -163,7 +153,8 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
 
 def test_the_samples_make_a_table(monkeypatch, clock):
     devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
-    with monitor_of(monkeypatch, two_gpus(), clock, devices=devices) as monitor:
+    library = FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.upper().encode()))
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
         clock.sleep(1.0)
     table = monitor.to_dataframe()
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]

@@ -94,19 +94,6 @@ def test_what_cannot_be_pickled_is_told_on_either_way(worker):
     assert worker.call(int, "3") == 3
 
 
-@pytest.mark.parametrize("error", [OSError(28, "No space left on device"), MemoryError("full")])
-def test_want_of_room_for_the_files_is_not_what_cannot_be_pickled(worker, monkeypatch, error):
-    def fails(*arguments, **settings):
-        raise error
-
-    with monkeypatch.context() as full:
-        full.setattr("numpy.save", fails)
-        with pytest.raises(type(error)) as caught:
-            worker.call(len, np.zeros(1_000_000))
-    assert caught.value is error
-    assert worker.call(len, np.zeros(1_000_000)) == 1_000_000
-
-
 class OnlyHere:
     """What can be written and not read again."""
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 import tensorflow as tf
-from batch_data import examples
+from batch_data import Step, examples
 from fake_clock import FakeClock
 
 from kbatch.input_pipeline.blocks import InputPass
@@ -251,19 +251,6 @@ def test_a_cache_that_cannot_be_filled_beforehand_has_a_reason():
     broken = numbers().map(below_15).cache().ignore_errors().batch(5)
     assert "raised an error" in fill_cache(broken, 30.0)
     assert len(values(broken)) > 0
-
-
-class Step:
-    """A train step that does nothing."""
-
-    def __call__(self, batch):
-        pass
-
-    def has_seen(self, batch):
-        return True
-
-    def restore(self):
-        pass
 
 
 def tried(*, batch_s, budget_s, even=True, duration_s=1.0):

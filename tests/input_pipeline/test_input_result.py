@@ -117,12 +117,20 @@ def extents(bars):
     return np.array([path.get_extents().intervalx for path in bars.get_paths()])
 
 
-def test_the_timeline_has_no_gaps():
-    computing, waiting = map(extents, panels(make_profile())[0].collections)
+def test_the_timeline_has_no_gaps_and_says_how_long_training_waits():
+    upper, lower = panels(make_profile())
+    computing, waiting = map(extents, upper.collections)
     assert len(waiting) == 13
     np.testing.assert_allclose(waiting[:, 1], computing[:, 0])
     np.testing.assert_allclose(np.ptp(waiting, axis=1), 50)
     np.testing.assert_allclose(np.ptp(computing, axis=1), 30)
+    colors = [to_hex(bars.get_facecolor()[0]) for bars in upper.collections]
+    assert colors == [series_style(0).color, ALARM]
+    assert "input-bound" in upper.get_title(loc="left")
+    assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
+    words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
+    for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
+        assert part in words
 
 
 def test_the_bars_are_the_rates_and_the_clear_gains():
@@ -132,6 +140,7 @@ def test_the_bars_are_the_rates_and_the_clear_gains():
         *("pipeline alone", "train step alone", "both together"),
         *("with change 3.0", "with change 2.5", "with change 2.0"),
     ]
+    assert [bar.get_width() for bar in lower.patches][:2] == pytest.approx([800, 2400])
     assert len({bar.get_facecolor() for bar in lower.patches}) == 4
     for bar, interval in zip(lower.patches, lower.collections, strict=True):
         low, high = extents(interval)[0]
@@ -139,17 +148,3 @@ def test_the_bars_are_the_rates_and_the_clear_gains():
     few = {name: make_rate(800, rounds=2) for name in ("pipeline", "step", "together")}
     _, lower = panels(dataclasses.replace(make_profile(changes=()), **few))
     assert (len(lower.patches), len(lower.collections)) == (3, 0)
-
-
-def test_the_drawing_has_labels_units_and_the_verdict():
-    profile = make_profile()
-    upper, lower = panels(profile)
-    assert "input-bound" in upper.get_title(loc="left")
-    assert (upper.get_xlabel(), lower.get_xlabel()) == ("Time (ms)", "Throughput (samples/s)")
-    assert [bar.get_width() for bar in lower.patches][:2] == pytest.approx([800, 2400])
-    computing, waiting = upper.collections
-    assert to_hex(waiting.get_facecolor()[0]) == ALARM
-    assert to_hex(computing.get_facecolor()[0]) == series_style(0).color
-    words = " ".join(t.get_text() for t in (*upper.texts, *lower.texts)).replace("\xa0", " ")
-    for part in ("waiting for data (66 %)", "computing", "CPU, 16 cores", "5 rounds", "float32"):
-        assert part in words

@@ -44,18 +44,6 @@ def test_every_form_gives_all_examples_in_every_epoch_and_stays_as_it_is(form, m
     assert getattr(given, "epoch_ends", 0) == 0
 
 
-@pytest.mark.parametrize(
-    "make",
-    [lambda: examples().batch(8).repeat(), lambda: Rows(endless=True)],
-    ids=["dataset", "PyDataset"],
-)
-def test_data_without_end_never_end_an_epoch(make, model):
-    with BatchStream(pipeline_of(make(), model, batch_size=None)) as stream:
-        for _ in range(30):
-            stream.next()
-        assert stream.epochs == 0
-
-
 def test_what_can_be_read_once_only_is_refused_and_left_alone(model):
     for given in (((X[:8], Y[:8]) for _ in range(3)), iter(examples().batch(8))):
         with pytest.raises(InputError, match=r"used up by reading.*from_generator.*Received: a"):
