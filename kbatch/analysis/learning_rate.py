@@ -123,9 +123,6 @@ def scale_weight_decay(
     An update takes the share eta lambda of a weight away, as in Keras's AdamW. With the
     `learning_rate` of the base batch size, which need not be known, the share is at most 1.
     """
-    if not learning_rate_ratio > 0:
-        received = f"Received: learning_rate_ratio={learning_rate_ratio}."
-        raise ValueError(f"`learning_rate_ratio` must be positive. {received}")
     kappa = batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
     most = max(weight_decay, 1 / learning_rate) if learning_rate else math.inf
     return min(weight_decay * kappa, most) / learning_rate_ratio
@@ -133,8 +130,6 @@ def scale_weight_decay(
 
 def scale_momentum(momentum: float, *, batch_size: int, base_batch_size: int) -> float:
     """Scale the momentum of a moving average so that its half-life in examples stays."""
-    if not 0 <= momentum <= 1:
-        raise ValueError(f"`momentum` must lie in [0, 1]. Received: momentum={momentum}.")
     return momentum ** batch_size_ratio(batch_size=batch_size, base_batch_size=base_batch_size)
 
 

@@ -235,10 +235,6 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "The model was not compiled when it was built, so batches were not cut and the "
         "optimizer's settings did not follow the batch size."
     ),
-    "validation_shuffled": (
-        "The validation data have another order in each trial, so sizes cannot be compared "
-        "example by example and need more executions: do not shuffle them."
-    ),
     "own_path": "`{callback}` writes a file for each trial: {own} in place of {given}.",
 }
 _MOST_SHOWN = 3

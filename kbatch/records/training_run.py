@@ -91,8 +91,7 @@ REASONS = {
     "not_finite": "the metric was not finite in any epoch",
     "few_blocks": "there are fewer than four blocks of validation examples",
     "no_metric": "no metric of the model has this value",
-    "no_sums": "the metric is no function of sums over validation examples",
-    "many_sums": "the metric keeps too many numbers",
+    "no_sums": "the metric is a class of your own, or keeps too many numbers",
     "unknown_length": "the validation data are many and of unknown length",
     "shuffled": "the validation data have another order or other rows in each epoch",
 }
@@ -112,7 +111,6 @@ class Outcomes:
     examples: int | None = None  # For validation.
     block_examples: int | None = None  # In a block; the last one may have fewer.
     key: str | None = None  # Fingerprint of the examples in order: runs with one are paired.
-    set_key: str | None = None  # Fingerprint of the examples in any order.
     values: tuple[float, ...] = ()  # Of the blocks in order; empty where there is a reason.
     reason: str | None = None  # One of `REASONS`, None where there are values.
 

@@ -14,7 +14,7 @@ from kbatch.device.environment import read_environment
 from kbatch.device.memory import workers_on_device
 from kbatch.errors import InputError
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes, cost_to_target
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, cost_to_target
 from kbatch.search.plan import Build, PlanHalved, most_in_memory
 from kbatch.search.timed_fit import ExecutionSettings, TimedFit
 from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
@@ -88,7 +88,7 @@ class Execution:
                 best.write_weights(
                     self._model, files.folder, record and record.best_objective_value
                 )
-            outcomes, order = self._outcomes()
+            outcomes = None if files is None or best is None else best.outcomes()
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
             self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
@@ -99,7 +99,7 @@ class Execution:
                 ) from error
             raise
         ended = self._record("completed", None, reported)
-        ended = dataclasses.replace(ended, outcomes=outcomes, notes=(*ended.notes, *order))
+        ended = dataclasses.replace(ended, outcomes=outcomes)
         if ended.diverged:
             text = "diverged: the loss became NaN or infinite, lower the learning rate"
             ended = dataclasses.replace(ended, status="failed", failure=text)
@@ -172,26 +172,6 @@ class Execution:
                 # They are the same for all epochs: the other metrics are those of the last one.
                 return {name: values[-1] for name, values in results.history.items()} | figures
         return figures | taken | results if isinstance(results, dict) else results
-
-    def _outcomes(self) -> tuple[Outcomes | None, tuple[Note, ...]]:
-        """Return the metric by blocks of validation examples, which are those of other trials."""
-        best = self._fit.best_epoch
-        if best is None or self._files is None:
-            return None, ()
-        outcomes = best.outcomes()
-        earlier = self._files.earlier_outcomes(self._settings.number)
-        if earlier is None or outcomes.key in (None, earlier.key):
-            return outcomes, ()
-        if outcomes.set_key == earlier.set_key:
-            return outcomes, (Note.of("validation_shuffled"),)
-        raise InputError(
-            "Batch sizes are compared on the same validation data, but this trial was validated on "
-            "other rows than an earlier one with the same settings: give arrays, or let a data "
-            "function return the same rows for every `batch_size`, without `drop_remainder`, a "
-            "random split or a random `take`. Received: "
-            f"{outcomes.examples} validation examples with batch_size={self._settings.batch_size} "
-            f"({outcomes.set_key}), {earlier.examples} before ({earlier.set_key})."
-        )
 
     def _write(self, record: ExecutionRecord) -> None:
         if self._files is not None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
@@ -48,7 +49,7 @@ from kbatch.training.dtype_policy import (
 )
 from kbatch.training.learning_rate import scale_model
 from kbatch.training.model import ModelFacts, check_trainable
-from kbatch.training.state import check_seed, seeded
+from kbatch.training.state import check_seed, seeded, updates_made
 
 _LARGEST_VALIDATION_BATCH = 256
 
@@ -172,6 +173,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self.seed = check_seed(seed)
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
+        # The model that trained last, where it still lives.
+        self._trained: weakref.ref[Any] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
@@ -179,6 +182,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._told: tuple[Path, tuple[dict[str, str], dict[str, Any]]] | None = None
         self.graph = self._search.graph  # Of all trials whose models train alike.
         self._feed = SearchFeed()
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_trained": None}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -210,6 +216,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         except Exception:
             self._executed = None, 0
             raise
+        if self._trained is not None and model is self._trained() and updates_made(model):
+            raise keras_tuner.errors.FatalValueError(
+                "`build` must make a new model at each call: it returned the one that another "
+                "trial has trained. Make the model and its optimizer inside of the function. "
+                f"Received: the same {type(model).__name__} {model.name!r} again."
+            )
         if self._is_late(model):
             # Nobody knows whether its loss will be scaled.
             return model if named else self._built(hp, "float32")[0]
@@ -323,6 +335,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         settings: ExecutionSettings,
         call: FitCall,
     ) -> Any:
+        self._trained = weakref.ref(model)
         model = self.graph.model(model) if self.stock_fit else model
         execution = Execution(model, settings, files, self._builder(hp))
         if files is not None:

@@ -117,11 +117,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def __init__(
         self,
         objective: Any,
-        strategy: Callable[[SearchState], Iterator[Values]],  # As `Strategy.__call__`.
+        race: Callable[[SearchState], Iterator[Values]] | None = None,  # None for the whole grid.
     ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
-        self._strategy = strategy
+        self._race = race
         self.verbose = 0  # keras-tuner's own display wipes notebook cells.
 
     @property
@@ -148,12 +148,13 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     @keras_tuner.synchronized
     def update_trial(self, trial_id: str, metrics: Mapping[str, float], step: int = 0) -> Any:
-        """Keep the metrics of a trial; keras-tuner would build those whose direction it lacks."""
+        """Keep the metrics of a trial."""
         trial = self.trials[trial_id]
-        for name in metrics:
-            direction = None if name == self.objective.name else metric_direction(name)
-            if direction is not None and not trial.metrics.exists(name):
-                trial.metrics.register(name, direction)
+        parts = getattr(self.objective, "objectives", [self.objective])
+        for name in metrics.keys() - {part.name for part in parts}:
+            # keras-tuner would build a metric for its direction, which is of no use for one value.
+            if not trial.metrics.exists(name):
+                trial.metrics.register(name, "min")
         return super().update_trial(trial_id, metrics, step)
 
     def get_best_trials(self, num_trials: int = 1) -> list[Any]:
@@ -171,14 +172,16 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._strategy(self.state()._replace(pending=[]))
+        untried = self._proposed(self.state()._replace(pending=[]))
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
-    def state(self, *, without: Any = None) -> SearchState:
-        """Return what the next trial follows from, one trial left out of those that run."""
-        running = [trial for trial in self.ongoing_trials.values() if trial is not without]
-        tried = [trial.hyperparameters.values for trial in self.trials.values()]
-        return SearchState(self.get_space(), tried, [one.hyperparameters.values for one in running])
+    def state(self) -> SearchState:
+        """Return what the next trial follows from."""
+        tried, pending = (
+            [trial.hyperparameters.values for trial in trials.values()]
+            for trials in (self.trials, self.ongoing_trials)
+        )
+        return SearchState(self.get_space(), tried, pending)
 
     def save(self) -> None:
         """Do nothing: each trial's own file is the state."""
@@ -204,7 +207,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
             if trial.status not in ENDED:
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         state = self.state()
-        values = next((one for one in self._strategy(state) if one not in state.pending), None)
+        values = next((one for one in self._proposed(state) if one not in state.pending), None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():
@@ -216,6 +219,9 @@ class BatchSizeOracle(keras_tuner.Oracle):
         ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
         free = next(trial_id for trial_id in ids if trial_id not in self.trials)
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
+
+    def _proposed(self, state: SearchState) -> Iterator[Values]:
+        return self._race(state) if self._race else untried_in_grid(state.space, state.tried)
 
     def _save_trial(self, trial: Any) -> None:
         write_trial(trial, project_directory(self))
@@ -283,7 +289,12 @@ def _with_direction(objective: Any) -> Any:
         return [_with_direction(part) for part in objective]
     if not isinstance(objective, str):
         return objective
-    direction = metric_direction(objective) or infer_metric_direction(objective)
+    # By a name keras-tuner would build the metric, whose variables take the GPU.
+    kind = keras_metric_kind(objective.removeprefix("val_").removeprefix("weighted_"))
+    known = isinstance(kind, type)
+    direction = infer_metric_direction(kind if known else objective)
+    if known and kind.__name__ in _LARGER_IS_BETTER:
+        direction = "max"
     if direction is None:
         raise InputError(
             '`objective` must name a metric that training reports, such as "val_accuracy"; one of '
@@ -291,12 +302,3 @@ def _with_direction(objective: Any) -> Any:
             f"Received: objective={objective!r}."
         )
     return keras_tuner.Objective(objective, direction)
-
-
-def metric_direction(name: str) -> str | None:
-    """Return the direction of one of Keras's metrics by its name, None for other names."""
-    # By a name keras-tuner would build the metric, whose variables take the GPU.
-    kind = keras_metric_kind(name.removeprefix("val_").removeprefix("weighted_"))
-    if not isinstance(kind, type):
-        return None
-    return "max" if kind.__name__ in _LARGER_IS_BETTER else infer_metric_direction(kind)

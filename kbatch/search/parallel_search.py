@@ -1,7 +1,6 @@
 """A search whose executions are tasks of an executor, several at a time."""
 
 import contextlib
-import itertools
 import json
 import re
 import shutil
@@ -35,7 +34,6 @@ from kbatch.search.trial_files import (
     STATE_NAME,
     TrialFiles,
     completed_trials,
-    same_settings,
 )
 from kbatch.training.data.training_data import FitCall
 
@@ -47,8 +45,6 @@ _GPU_IN_USE = (
     "process of each trial gets what that leaves, which may be too little for any. Restart the "
     "kernel or the script, and search before anything else uses TensorFlow."
 )
-# Records of other trials that an execution is compared with.
-_COMPARED = 3
 # What engines say of a task that they ended for want of memory.
 _OUT_OF_MEMORY = re.compile(r"out.?of.?memory|oom.?kill", re.IGNORECASE)
 
@@ -99,10 +95,12 @@ class ParallelTrials:
 
     def run(self) -> None:
         """Submit executions and keep their results, until no trial is left."""
+        self._tuner.on_search_begin()
         self._search = self._pickle_search()
         self._tuner.oracle.ongoing_trials.clear()  # Of a search that was interrupted here.
         while self._submit():
             self._keep_ended()
+        self._tuner.on_search_end()
 
     def _submit(self) -> bool:
         """Submit the next execution of each trial, and open further trials; False at the end."""
@@ -170,7 +168,7 @@ class ParallelTrials:
         tuner.on_trial_begin(trial)
         while completed < files.executions:
             attempt = 0 if lost is None else 1
-            sent = self._files_for(files, trial)
+            sent = self._files_for(files)
             result = self._result_of(
                 (yield Task(sent, trial.trial_id, completed + 1, attempt)), again=lost is not None
             )
@@ -219,18 +217,9 @@ class ParallelTrials:
             known = isinstance(error, MemoryError) or _OUT_OF_MEMORY.search(text) is not None
             return TaskResult({}, "lost", text, out_of_memory=known)
 
-    def _files_for(self, files: TrialFiles, trial: Any) -> dict[str, bytes]:
-        """Read what an execution needs: of its trial, and of few that it is compared with."""
-        project, own = self._project, trial.trial_id
-        alike = (
-            trial_id
-            for trial_id, other in sorted(self._tuner.oracle.trials.items())
-            if trial_id != own
-            and same_settings(other, trial)
-            and (project / f"trial_{trial_id}" / RECORD_NAME).exists()
-        )
-        # Few are looked for on disk, however many trials there are.
-        trial_ids = {own, *itertools.islice(alike, _COMPARED), self._completed() or own}
+    def _files_for(self, files: TrialFiles) -> dict[str, bytes]:
+        """Read what an execution needs: of the search, of its trial, and one that completed."""
+        project, trial_ids = self._project, {files.trial_id, self._completed() or files.trial_id}
         found = [project / RECORD_NAME, project / PLAN_NAME]
         found += [project / f"trial_{i}" / n for i in trial_ids for n in (RECORD_NAME, STATE_NAME)]
         sent = {f.relative_to(project).as_posix(): f.read_bytes() for f in found if f.exists()}

@@ -24,7 +24,7 @@ from kbatch.records.json_codec import (
 )
 from kbatch.records.machine import USAGE_METRICS
 from kbatch.records.search import RECORD_NAME, SETTINGS_REMEDY, SearchRecord
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Outcomes
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.clock import numbers_of
 
@@ -106,17 +106,6 @@ class TrialFiles:
         before = read_record(TrialRecord, self._file).executions[:index] if index else ()
         self._write_all((*before, execution))
 
-    def earlier_outcomes(self, index: int) -> Outcomes | None:
-        """Find the outcomes of the same execution of another trial with this one's settings."""
-        for trial_id, trial in sorted(getattr(self.tuner.oracle, "trials", {}).items()):
-            if trial_id != self.trial_id and same_settings(trial, self._trial):
-                folder = Path(self.tuner.get_trial_dir(trial_id))
-                record = load_if_readable(TrialRecord, folder / RECORD_NAME)
-                for execution in record.executions[index : index + 1] if record else ():
-                    if execution.outcomes is not None and execution.outcomes.key is not None:
-                        return execution.outcomes
-        return None
-
     def record_failure(self, hypermodel: Any, hp: Any, error: BaseException) -> None:
         """Record why the trial ended, unless its last execution has already recorded it."""
         record = self.record()
@@ -176,14 +165,6 @@ def completed_trials(project: Path | None) -> Iterator[TrialRecord]:
     for record in readable_trials(project):
         if "completed" in {run.status for run in record.executions}:
             yield record
-
-
-def same_settings(one: Any, other: Any) -> bool:
-    """Return whether trials of keras-tuner differ in their batch size alone."""
-    first, second = (trial.hyperparameters.values for trial in (one, other))
-    names = {name for name in first | second if not name.startswith("tuner/")}  # Hyperband's own.
-    gone = object()
-    return all(first.get(n, gone) == second.get(n, gone) for n in names - {"batch_size"})
 
 
 def write_needed(record: object, file: Path) -> None:

@@ -32,7 +32,7 @@ from kbatch.search.parallel_search import ParallelTrials, explored_space
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitReporter, LivePlot, SearchProgress
-from kbatch.search.strategies import RaceStrategy, Strategy
+from kbatch.search.race_strategy import RaceStrategy
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     DRAFT_NAME,
@@ -150,22 +150,20 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.executions_per_trial = check_size(
             executions_per_trial, "executions_per_trial", unit=""
         )
-        given = {
+        given: dict[str, object] = {
+            "strategy": strategy,
+            "confidence": confidence,
             "tolerance": tolerance,
             "max_executions": max_executions,
             "search_learning_rate": search_learning_rate,
         }
         #: What decisions are made by, which changes no training.
-        self.decides_by: dict[str, object] = {
-            "strategy": strategy,
-            "confidence": confidence,
-            **{name: value for name, value in given.items() if value is not None},
-        }
+        self.decides_by = {name: value for name, value in given.items() if value is not None}
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
-        self._strategy = Strategy()
+        self._race: RaceStrategy | None = None  # None for a grid.
         if strategy == "race":
-            self._strategy = RaceStrategy(tolerance, confidence, max_executions)
+            self._race = RaceStrategy(tolerance, confidence, max_executions)
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with;
         # `_identity` has those of a call of `search` too.
@@ -178,7 +176,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if hypermodel is not None:
             _take_over(hypermodel, project, overwrite=overwrite)
         super().__init__(
-            BatchSizeOracle(objective, self._strategy),
+            BatchSizeOracle(objective, self._race),
             hypermodel,
             directory=str(project.parent),
             project_name=project.name,
@@ -235,25 +233,17 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         f"{pluralize(ended, 'trial')} of an earlier run kept in {project}; "
                         "`overwrite=True` starts over."
                     )
-                if self.decides_by["strategy"] == "race":
+                if self._race is not None:
                     tuner_arguments.check_raced(call.callbacks)
-                begun = self._strategy.begin(
-                    project,
-                    self.oracle.objective,
-                    self.oracle.get_space(),
-                    self.hypermodel.base_batch_size,
-                )
-                if begun:
-                    self._progress.say(begun)
+                    base = self.hypermodel.base_batch_size
+                    self._progress.say(self._race.begin(project, self.oracle, base))
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
                     with _short_collections():
                         super().search(*args, verbose=0, **kwargs)
                     measure_plain_epochs(self, call.data)
                 else:
-                    self.on_search_begin()
                     parallel.run()
-                    self.on_search_end()
                 self._delete_checkpoints()
         except KeyboardInterrupt:
             raise KeyboardInterrupt(
@@ -309,7 +299,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Keep the result of a trial and show it; keras-tuner calls it."""
         super().on_trial_end(trial)
         record = TrialFiles(self, trial).record()
-        if record is not None and self.decides_by["strategy"] == "race" and record.executions[1:]:
+        if record is not None and self._race is not None and record.executions[1:]:
             # The first one chose the pair: as in the decision, it is none of those that count.
             record = dataclasses.replace(record, executions=record.executions[1:])
         self._progress.trial_ends(record)
@@ -331,12 +321,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
         trial_files.compare_search(self, self.hypermodel.settings)
         self.oracle.reload()
         for trial in self.oracle.ended_trials:
-            files = TrialFiles(self, trial)
-            record = files.record()
+            record = TrialFiles(self, trial).record()
             assert record is not None
             completed = sum(run.status == "completed" for run in record.executions)
             # Further executions were asked for.
-            if completed < files.executions and trial.status == TrialStatus.COMPLETED:
+            if completed < self.executions_per_trial and trial.status == TrialStatus.COMPLETED:
                 trial.status = TrialStatus.RUNNING
 
     def __getstate__(self) -> dict[str, Any]:
@@ -384,11 +373,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         files = TrialFiles(self, trial)
         try:
             self.run_trial(trial, *args, **kwargs)
-        except (keras_tuner.errors.FatalError, KeyboardInterrupt) as error:
+        except (Exception, KeyboardInterrupt) as error:
             files.record_failure(self.hypermodel, trial.hyperparameters, error)
-            raise
-        except Exception as error:
-            files.record_failure(self.hypermodel, trial.hyperparameters, error)
+            if isinstance(error, (keras_tuner.errors.FatalError, KeyboardInterrupt)):
+                raise
             if device_is_lost(error):
                 raise DeviceLostError() from error
             trial.message = failure_traceback(error)
@@ -398,7 +386,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """Declare factors of the learning rate for a race, unless `build` tunes a rate itself."""
         space, wanted = self.oracle.get_space(), self.decides_by.get("search_learning_rate")
         names = [one.name for one in space.space]
-        if self.decides_by["strategy"] != "race" or wanted is False:
+        if self._race is None or wanted is False:
             tuner_arguments.check_without_rates(names, self.decides_by)
             return
         if wanted is None and any(map(tuner_arguments.names_rate, names)):
@@ -412,12 +400,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
 
     def _plan_executions(self, trial: Any) -> None:
         """Set how often a trial trains."""
-        state = self.oracle.state(without=trial)
-        planned = self._strategy.executions(state, trial.hyperparameters.values)
-        self.executions_per_trial = planned or self.executions_per_trial
+        if self._race is not None:
+            values = trial.hyperparameters.values
+            self.executions_per_trial = self._race.executions(trial.trial_id, values)
 
     def _show_begun(self, trial: Any, **beside: Any) -> None:
-        counts = self._strategy.counts_trials
+        counts = self._race is None
         self._progress.trial_begins(
             trial.hyperparameters.values,
             ended=len(self.oracle.ended_trials) if counts else None,
@@ -475,7 +463,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                         (Path(self.get_trial_dir(trial.trial_id)) / name).unlink(missing_ok=True)
 
     def _say_news(self) -> None:
-        for text in self._strategy.news(self.oracle.state()):
+        for text in self._race.news(self.oracle.state()) if self._race else ():
             self._progress.say(text)
 
     def _compare_search(self, call: FitCall) -> None:

@@ -1,4 +1,10 @@
-"""The best epoch of an execution: its weights, and its metric by blocks of validation examples."""
+"""The best epoch of an execution: its weights, and its metric by blocks of validation examples.
+
+A metric of Keras is a function of sums over examples, which its variables hold: total and count of
+a mean, the counts behind AUC and F1. The graph that validates keeps them after each batch. Their
+differences are the sums of blocks of examples, from which the metric of any part of the validation
+set follows without another pass.
+"""
 
 import hashlib
 import math
@@ -8,20 +14,32 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 
-from kbatch.analysis.cross_fit import FEWEST_BLOCKS, CrossFit
+from kbatch.analysis.cross_fit import FEWEST_BLOCKS, MOST_BLOCKS, CrossFit
 from kbatch.library_internals import metrics_by_name
 from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_files import write_checkpoint
 from kbatch.study.trial import Objective
-from kbatch.training.block_sums import BlockSums, Validated
 from kbatch.training.clock import numbers_of
+from kbatch.training.data.forms import is_composite, parts_of
 from kbatch.training.model import replica_count
 from kbatch.training.state import kept_variables
 
 # Relative, of the metric that Keras reports and that of the sums.
 _CLOSE = 1e-4
 _MOST_HASHED = 2**16  # Numbers of each weight, for a fingerprint of all.
+# Of unknown length a validation may have so many batches.
+_MOST_ROWS = 4096
+_MOST_NUMBERS = 2**21  # In all rows together.
+# Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
+# of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
+_FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
+_SHIFT = 31
+
+# One validation, cut into blocks of consecutive examples: the sums of each block in the order of
+# the metric's variables, its examples, and a fingerprint of the examples in their order.
+Validated = tuple[np.ndarray, tuple[int, ...], str]
 
 
 class BestEpoch(keras.callbacks.Callback):
@@ -37,13 +55,14 @@ class BestEpoch(keras.callbacks.Callback):
         # The objective, or where that is no metric of an epoch, an accuracy or loss of validation.
         self._metric: Objective | None = None
         self._best: dict[str, Any] = {}
-        self._validated_weights: list[tuple[Any, np.ndarray]] | None = None
         self._sums: BlockSums | None = None
-        self._validated: Validated | str | None = None  # Of the last validation.
+        # Of the last validation: its weights, where callbacks may change them, and its sums.
+        self._weights: list[tuple[Any, np.ndarray]] | None = None
+        self._validated: Validated | str | None = None
         # Of the first one that counts, with which the others must agree.
         self._first: Validated | None = None
         self._fit: CrossFit | None = None
-        self._reason: str | None = None
+        self._reason: str | None = None  # Why there are no outcomes, by code.
 
     def on_train_begin(self, logs: Any = None):
         """Take a fingerprint of the weights, and let validation keep the sums of the metric."""
@@ -54,11 +73,13 @@ class BestEpoch(keras.callbacks.Callback):
                 flat: Any = keras.ops.reshape(weight, [-1])
                 found.update(np.array(flat[:_MOST_HASHED]).tobytes())
             self.initial_weights = found.hexdigest()
-        if replica_count(model) == 1 and not self._parts:
-            names = [f"val_{name}" for name in metrics_by_name(model)]
-            metric = self._objective.or_quality(names)
-            if metric is not None:
-                self._sums = BlockSums.of(model, metric.name.removeprefix("val_"))
+        metric = self._objective.or_quality([f"val_{name}" for name in metrics_by_name(model)])
+        if self._parts:
+            self._reason = "several_objectives"
+        elif replica_count(model) > 1:
+            self._reason = "several_devices"
+        elif metric is not None:
+            self._sums = BlockSums.of(model, metric.name.removeprefix("val_"))
 
     def on_test_begin(self, logs: Any = None):
         if self._sums is not None:
@@ -70,14 +91,14 @@ class BestEpoch(keras.callbacks.Callback):
         if self._sums is not None:
             self._validated = self._sums.read()
         if keep_weights:
-            self._validated_weights = self._copied()
+            self._weights = self._copied()
 
     def _copied(self) -> list[tuple[Any, np.ndarray]]:
         model: Any = self.model
         return [(one, np.array(one)) for one in model.weights]
 
     def on_epoch_end(self, epoch: int, logs: Any = None):
-        weights, self._validated_weights = self._validated_weights, None
+        weights, self._weights = self._weights, None
         validated, self._validated = self._validated, None
         logs = numbers_of(logs)
         if self._parts and all(part.name in logs for part in self._parts):
@@ -101,22 +122,20 @@ class BestEpoch(keras.callbacks.Callback):
         """Take what an epoch's validation summed up; return the code of a reason to take none."""
         if isinstance(validated, str):
             return validated
-        sums, metric, first = self._sums, self._metric, self._first or validated
+        (summed, *identity), sums, metric = validated, self._sums, self._metric
         if sums is None or metric is None or metric.name != f"val_{sums.name}":
             return "no_metric"
         # A callback or a step of the user's own may report something else.
-        if not math.isclose(
-            sums.metric(validated.sums.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7
-        ):
+        if not math.isclose(sums.metric(summed.sum(0)), value, rel_tol=_CLOSE, abs_tol=1e-7):
             return "no_metric"
-        if len(validated.examples) < FEWEST_BLOCKS:
+        if len(summed) < FEWEST_BLOCKS:
             return "few_blocks"
-        if (validated.examples, validated.key) != (first.examples, first.key):
-            return "shuffled"
         if self._fit is None:
-            self._first = first
+            self._first = validated
             self._fit = CrossFit(sums.metric, larger_is_better=metric.direction == "max")
-        self._fit.add(validated.sums)
+        elif self._first is not None and identity != [*self._first[1:]]:
+            return "shuffled"
+        self._fit.add(summed)
         return None
 
     def write_weights(self, model: Any, folder: Path, best_before: float | None) -> None:
@@ -137,21 +156,141 @@ class BestEpoch(keras.callbacks.Callback):
         reason = self._reason
         if name is None:
             reason = "no_validation"
-        elif self._parts and self._metric == self._objective:
-            reason = "several_objectives"
-        elif not name.startswith("val_"):
+        elif not self._parts and not name.startswith("val_"):
             reason = "of_training"
-        elif self._sums is None and replica_count(self.model) > 1:
-            reason = "several_devices"
         values = self._fit.values() if self._fit and reason is None else None
         if self._first is None or values is None or not np.isfinite(values).all():
             return Outcomes(metric=name, reason=reason or "not_finite")
-        first = self._first
+        _, examples, key = self._first
         return Outcomes(
             metric=name,
-            examples=sum(first.examples),
-            block_examples=first.examples[0],
-            key=first.key,
-            set_key=first.set_key,
+            examples=sum(examples),
+            block_examples=examples[0],
+            key=key,
             values=tuple(values.tolist()),
         )
+
+
+class BlockSums:
+    """Stands in for the test step of a model, and keeps the sums of one metric."""
+
+    def __init__(self, model: keras.Model, name: str, given: Any):
+        self.name = name  # Of the metric, as the test step returns it.
+        self._model: Any = model
+        self._given = given  # A test step that the user set on the model.
+        self._stride = 1  # Batches of a row.
+        # These come with the first validation, if there is a metric of that name.
+        self._metric: Any = None
+        self._counts: Any = None  # Batches, examples, their fingerprint, and batches of a row.
+        self._rows: Any = None  # Examples so far, then what the metric's variables hold.
+
+    @classmethod
+    def of(cls, model: Any, name: str) -> "BlockSums":
+        """Return what keeps the sums of a metric in the graph of a model; install it first."""
+        given = vars(model).get("test_step")
+        known: Any = getattr(given, "__self__", None)
+        if isinstance(known, cls):
+            if known.name == name:
+                return known
+            given = known._given
+        found = cls(model, name, given)
+        # Keras keeps the function that it built from the step before.
+        model.test_step, model.test_function = found.run, None
+        return found
+
+    def run(self, data: Any) -> Any:
+        """Validate a batch as the model does, and keep what its metric has summed up."""
+        step = self._given or type(self._model).test_step.__get__(self._model)
+        logs = step(data)
+        if self._rows is None:
+            return logs
+        x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
+        hashes = _example_hashes(parts_of(x if y is None else y))
+        rows = tf.shape(hashes, out_type=tf.int64)[0]
+        batches, examples, _, stride = tf.unstack(self._counts)
+        ordered = tf.reduce_sum(_mixed(hashes + _mixed(examples + tf.range(1, rows + 1))))
+        row = tf.minimum(batches // stride, self._rows.shape[0] - 1)
+        numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
+        numbers = [tf.cast(one, tf.float32) for one in ([examples + rows], *numbers)]
+        self._rows.scatter_update(tf.IndexedSlices(tf.concat(numbers, axis=0)[None], row[None]))
+        self._counts.assign_add([1, rows, ordered, 0])
+        return logs
+
+    def begin(self, batches: int | None) -> None:
+        """Begin a validation of so many batches, None where that is not known."""
+        self._stride = 1 if batches is None else -(-batches // MOST_BLOCKS)
+        if self._metric is None:
+            self._metric = metrics_by_name(self._model).get(self.name)
+            self._make_room()
+        if self._rows is not None:
+            self._counts.assign([0, 0, 0, self._stride])
+
+    def _make_room(self) -> None:
+        """Make the variables, unless the metric may not add up, or has too many numbers."""
+        # A function that makes its variables itself is traced twice.
+        kind, variables = type(self._metric), []
+        if self._metric is not None and kind.update_state.__module__.startswith("keras."):
+            variables = self._metric.variables
+        size = 1 + sum(math.prod(one.shape) for one in variables)
+        most = min(_MOST_ROWS, _MOST_NUMBERS // size)
+        if size > 1 and most > MOST_BLOCKS:
+            self._counts = tf.Variable(tf.zeros([4], tf.int64))
+            self._rows = tf.Variable(tf.zeros([most, size]))
+
+    def read(self) -> Validated | str:
+        """Return what the last validation summed up, or the code of a reason why not."""
+        if self._rows is None:
+            return "no_metric" if self._metric is None else "no_sums"
+        batches, _, ordered, _ = self._counts.numpy().tolist()
+        count = -(-batches // self._stride)
+        if count > self._rows.shape[0]:
+            return "unknown_length"
+        rows = self._rows.numpy()[:count].astype(float)
+        # Of several rows a block, the last one; the last block may have fewer.
+        per_block = -(-count // MOST_BLOCKS)
+        ends = np.append(rows[per_block - 1 : -1 : per_block], rows[-1:], axis=0)
+        blocks = np.diff(ends, axis=0, prepend=0.0)
+        return blocks[:, 1:], tuple(map(int, blocks[:, 0])), f"{ordered % 2**64:x}"
+
+    def metric(self, sums: np.ndarray) -> float:
+        """Return the metric of examples with these sums, NaN where it is no single number."""
+        metric = self._metric
+        if (
+            isinstance(metric, keras.metrics.Mean)
+            and type(metric).result is keras.metrics.Mean.result
+        ):
+            return sums[0] / sums[1] if sums[1] else np.nan
+        ends = np.cumsum([math.prod(one.shape) for one in metric.variables])
+        parts = zip(np.split(sums, ends[:-1]), metric.variables, strict=True)
+        found = metric.stateless_result([p.reshape(v.shape).astype(v.dtype) for p, v in parts])
+        value = np.asarray(found)
+        return float(value.item()) if value.size == 1 else np.nan
+
+
+def _example_hashes(parts: list[Any]) -> tf.Tensor:
+    """Return a number of 64 bits for each example of a batch, whose parts have a row for each."""
+    found: Any = tf.constant(0, tf.int64)
+    for part in parts:
+        numbers = _numbers(part)
+        places = tf.range(1, tf.shape(numbers, out_type=tf.int64)[1] + 1)
+        found = _mixed(found + tf.reduce_sum(numbers * _mixed(places), axis=1))
+    return found
+
+
+def _mixed(numbers: Any) -> Any:
+    """Return numbers of 64 bits that have no pattern in common with those given."""
+    numbers *= _FACTORS[0]
+    return tf.bitwise.bitwise_xor(numbers, tf.bitwise.right_shift(numbers, _SHIFT)) * _FACTORS[1]
+
+
+def _numbers(part: Any) -> tf.Tensor:
+    """Return a part of a batch as whole numbers, a row for each example."""
+    if isinstance(part, tf.RaggedTensor):
+        part = part.to_tensor()
+    elif is_composite(part):
+        part = tf.sparse.to_dense(part)
+    if part.dtype == tf.string:
+        part = tf.strings.to_hash_bucket_fast(part, 2**62)
+    elif part.dtype.is_floating:
+        part = tf.bitcast(tf.cast(part, tf.float32), tf.int32)
+    return tf.reshape(tf.cast(part, tf.int64), [tf.shape(part)[0], -1])

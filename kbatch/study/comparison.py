@@ -221,5 +221,8 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> s
     if len(found) < len(runs) or {outcomes.metric for outcomes in found} != {objective.name}:
         return f"the records hold no outcomes of validation examples for {objective.name}"
     if len({(outcomes.key, outcomes.block_examples) for outcomes in found}) > 1:
-        return "trials were validated on other examples, or on the same in another order"
+        return (
+            "trials were validated on other examples or in another order (let all have the same, "
+            "without a shuffle, a random split or `drop_remainder`)"
+        )
     return ""

@@ -126,12 +126,6 @@ def test_what_is_not_to_follow_stays():
             "batch_size=0",
         ),
         (lambda: scale_beta_2(1.01, **SIZES), ValueError, "beta_2=1.01"),
-        (lambda: scale_momentum(-0.1, **SIZES), ValueError, "momentum=-0.1"),
-        (
-            lambda: scale_weight_decay(0.004, **SIZES, learning_rate_ratio=0.0),
-            ValueError,
-            "learning_rate_ratio=0",
-        ),
         (lambda: check_followers("beta_2"), TypeError, "follow"),
         (lambda: check_followers(["momentum"]), ValueError, "follow"),
     ],

@@ -93,7 +93,7 @@ def half_precision():
     [
         (averaging, None),
         (lambda: classifier(optimizers.SGD(Halving(), momentum=0.9)), None),
-        (lambda: normalised("adam"), 8),
+        pytest.param(lambda: normalised("adam"), 8, marks=pytest.mark.slow),
     ],
     ids=["averages of a schedule", "own schedule", "BatchNormalization in parts"],
 )

@@ -1,6 +1,5 @@
 """What a search refuses: at once, or before its second trial. One word of each message."""
 
-import concurrent.futures
 import threading
 import traceback
 from pathlib import Path
@@ -66,24 +65,18 @@ AT_ONCE = [
     (hypermodel(batch_sizes=()), ValueError, "empty"),
     (hypermodel(batch_sizes=(0, 8)), ValueError, r"\[0, 8\]"),
     (hypermodel(batch_sizes=(8.5,)), TypeError, "integers"),
-    (hypermodel(batch_sizes=(8, 2**70)), ValueError, r"2\*\*53"),
-    (hypermodel(micro_batch_size=2**70), ValueError, "micro_batch_size"),
     (hypermodel(micro_batch_size=0), ValueError, "micro_batch_size=0"),
     (hypermodel(micro_batch_size="large"), ValueError, "micro_batch_size='large'"),
     (hypermodel(steps_per_execution=0), ValueError, "steps_per_execution"),
     (hypermodel(steps_per_execution="fast"), ValueError, "steps_per_execution"),
-    (hypermodel(steps_per_execution=2.5), TypeError, "steps_per_execution"),
     (hypermodel(memory_limit_bytes=5), ValueError, "memory_limit_bytes=5"),
-    (hypermodel(memory_limit_bytes=2**70), ValueError, "memory_limit_bytes"),
     (hypermodel(dtype_policy="float12"), ValueError, "mixed_float16"),
     (hypermodel(dtype_policy=()), ValueError, "at least one"),
     (hypermodel(learning_rate_scaling="cubic"), ValueError, "'linear'"),
     (hypermodel(follow_batch_size=("momentum",)), ValueError, "momentum"),
     (hypermodel(seed=-1), ValueError, "seed=-1"),
-    (hypermodel(seed=1.5), ValueError, "seed=1.5"),
     (hypermodel(base_batch_size=0), ValueError, "base_batch_size=0"),
     (hypermodel(build=3), TypeError, "build=3"),
-    (hypermodel(build=models.mlp()), TypeError, "not the model itself"),
     (hypermodel(build=Mine), TypeError, r"Mine\(\)"),
     (explored(lambda: None), ValueError, "return model"),
     (explored(uncompiled), ValueError, "compiled"),
@@ -94,24 +87,20 @@ AT_ONCE = [
     (tuner(objective=None), ValueError, "objective=None"),
     (tuner(objective="val_acuracy"), ValueError, "direction.*val_acuracy"),
     (tuner(search_learning_rate=True), ValueError, "search_learning_rate=True"),
-    (tuner(search_learning_rate="yes"), ValueError, "search_learning_rate='yes'"),
     (tuner(strategy="random"), ValueError, "strategy='random'"),
     (tuner(executions_per_trial=0), ValueError, "executions_per_trial=0"),
     (tuner(max_executions=9), ValueError, "max_executions=9"),
     (tuner(directory="/proc/nothing"), ValueError, "/proc/nothing"),
     (tuner(directory="s3://bucket/results"), ValueError, "local files"),
     (tuner(executor="slurm"), ValueError, "submit"),
-    (tuner(executor=concurrent.futures.ProcessPoolExecutor), ValueError, "submit"),
     (tuner(executor=StubExecutor(), max_parallel=0), ValueError, "positive"),
     (tuner(max_parallel=2), ValueError, "give one too"),
     (tuner(executor=StubExecutor(), distribution_strategy=3), ValueError, "leave it out"),
     (race(executions_per_trial=3), ValueError, "executions_per_trial"),
     (race(max_executions=0), ValueError, "max_executions"),
     (race(tolerance=-0.1), ValueError, "tolerance"),
-    (race(tolerance=1.5), ValueError, "tolerance"),
     (race(confidence=1.0), ValueError, "confidence"),
     (live("live.gif"), ValueError, "live.gif"),
-    (live("gs://bucket/live.png"), ValueError, "local files"),
     (live(interval_s=-1), ValueError, "interval_s=-1"),
 ]
 
@@ -162,27 +151,18 @@ SMALL = {"sizes": (8, 32)}
 ENDED = [
     (searched(data=lambda: ((models.rows(8) for _ in range(2)),)), "does not allow"),
     (searched(fit={"batch_size": 64}), "batch_size=64"),
-    (searched(fit={"validation_batch_size": 64}), "validation_batch_size=64"),
     (searched(), "batch_size=128 for 94"),
-    (searched(data=lambda: (dataset(),)), "batch_size=128 for 94"),
     (searched(data=lambda: (dataset().take(90).batch(10),)), "batch_size=128 for 90"),
     (searched(data=lambda: ()), "`x` is missing"),
     (searched(data=lambda: (dataset().repeat(),), **SMALL), "steps_per_epoch"),
     (searched(data=texts, **SMALL), "np.unique"),
-    (
-        searched(data=lambda: (dataset().batch(4).take(5).filter(lambda *_: True),), sizes=(32,)),
-        "20 examples",
-    ),
     (searched(data=lambda: (lambda size: dataset().batch(50),), **SMALL), "50 examples"),
     (searched(build=models.linear, data=one_hot, **SMALL), "argmax"),
     (searched(fit={"epochs": 0}, **SMALL), "epochs=0"),
-    (searched(fit={"epochs": 1.5}, **SMALL), "epochs=1.5"),
-    (searched(fit={"epochs": True}, **SMALL), "epochs=True"),
     (searched(fit={"initial_epoch": 2}, **SMALL), "initial_epoch=2"),
     (searched(fit={"steps_per_epoch": 0}, **SMALL), "steps_per_epoch=0"),
     (searched(fit={"verbose": "loud"}, kind=kbatch.BatchSizeTuner, **SMALL), "verbose='loud'"),
     (searched(fit={"validation_data": None}, **SMALL), "val_accuracy"),
-    (searched(objective=keras_tuner.Objective("val_auc", "max"), **SMALL), "val_auc"),
     (
         searched(objective=keras_tuner.Objective("updates_to_target", "min"), **SMALL),
         "StopAtTarget",
@@ -207,9 +187,7 @@ ENDED = [
         "Received: callbacks: ",
     ),
     (raced(objective=keras_tuner.Objective("samples_per_second", "max")), "one metric"),
-    (raced(objective=["val_accuracy", "val_loss"]), "one metric"),
     (raced(fit={"callbacks": [kbatch.StopAtTarget("val_accuracy", 0.5)]}), "StopAtTarget"),
-    (raced(fit={"validation_data": (models.rows(8) for _ in range(9))}), "from_generator"),
 ]
 
 
@@ -255,7 +233,7 @@ def test_more_than_four_other_settings_are_no_race(tmp_path):
         searches.search(tmp_path, searches.stock(build), kbatch.BatchSizeTuner, **arguments)
 
 
-@pytest.mark.parametrize("place", ["file", "file/below", "project"])
+@pytest.mark.parametrize("place", ["file", "project"])
 def test_a_file_where_the_folder_shall_be_is_refused(tmp_path, place):
     (tmp_path / "file").write_text("")
     (tmp_path / "search").write_text("")

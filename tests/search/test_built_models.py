@@ -108,19 +108,6 @@ def decaying(*inner):
     return model
 
 
-@pytest.mark.parametrize(("rule", "ratio"), [("sqrt", 2.0), ("linear", 4.0), (None, 1.0)])
-def test_a_trial_keeps_its_timescales_in_examples(rule, ratio):
-    def followed(batch_size, **settings):
-        inner = keras.Input((8,)), layers.BatchNormalization()
-        model = built(
-            lambda size: decaying(*inner), batch_size, learning_rate_scaling=rule, **settings
-        )
-        return model.optimizer.beta_2, model.optimizer.weight_decay, model.layers[0].momentum
-
-    np.testing.assert_allclose(followed(32), [0.999**4, 0.01 * 4 / ratio, 0.99**4])
-    assert followed(8) == followed(32, follow_batch_size=()) == (0.999, 0.01, 0.99)
-
-
 def test_the_record_says_what_followed_also_of_a_layer_that_the_first_batch_builds(tmp_path):
     follow = ("weight_decay", "batch_norm_momentum")
     hypermodel = searches.stock(lambda: decaying(Late()), (8, 32), follow_batch_size=follow)

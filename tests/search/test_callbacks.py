@@ -64,6 +64,7 @@ def hyperparameters(folder):
     return {name: value.number_value for name, value in shown.items()}
 
 
+@pytest.mark.slow
 def test_every_trial_has_its_figures_among_the_scalars_of_keras(tmp_path):
     logs = tmp_path / "logs"
     hypermodel = searches.hypermodel(batch_sizes=(8, 32), dtype_policy="float32")

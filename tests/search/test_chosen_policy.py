@@ -130,13 +130,6 @@ def test_no_single_round_decides_how_long_an_update_takes(half_s, times, sizes):
     assert asked == sizes
 
 
-def test_a_gpu_trains_under_it_however_long_that_takes(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
-    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 100.0)
-    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8,)))
-    assert (study.trials[0].dtype_policy, study.plan.notes) == ("mixed_float16", ())
-
-
 @pytest.mark.parametrize("build", [early, overflowing(2.0**120)], ids=["early", "overflowing"])
 def test_a_policy_that_was_given_is_obeyed(tmp_path, build):
     study = kbatch.load_study(search(tmp_path, build, sizes=(8,), dtype_policy="mixed_float16"))
@@ -165,18 +158,6 @@ def test_a_search_that_goes_on_elsewhere_keeps_its_policy(monkeypatch, tmp_path)
     assert [trial.dtype_policy for trial in study.trials] == ["float32", "float32"]
 
 
-def test_trials_that_compare_policies_fail_by_themselves(tmp_path):
-    study = kbatch.load_study(
-        search(tmp_path, early, sizes=(8,), dtype_policy=("mixed_float16", "float32"))
-    )
-    found = {trial.dtype_policy: trial for trial in study.trials}
-    assert found["float32"].status == "completed"
-    assert found["float32"].notes == ()
-    failed = found["mixed_float16"]
-    assert failed.status == "failed"
-    assert "`Shifted.call` cannot compute under mixed_float16" in failed.failure
-
-
 def test_no_trial_alone_trains_in_float32(monkeypatch, tmp_path):
     """The model of the second trial is another one, and the first has trained in half precision."""
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
@@ -202,27 +183,6 @@ def test_a_scale_that_comes_down_in_time_is_no_reason(monkeypatch, tmp_path):
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
     study = kbatch.load_study(search(tmp_path, overflowing(2.0**26), sizes=(8,)))
     assert (study.trials[0].status, study.trials[0].dtype_policy) == ("completed", "mixed_float16")
-
-
-def test_what_no_policy_mends_fails_as_it_is(tmp_path):
-    class Wrong(layers.Layer):
-        def call(self, x):
-            raise TypeError("neither float16 nor another type")
-
-    def build():
-        return compiled(keras.Sequential([layers.Input((8,)), layers.Dense(3), Wrong()]))
-
-    with pytest.raises(TypeError, match="neither float16"):
-        search(tmp_path, build)
-
-
-def test_it_is_chosen_without_a_tuner_too():
-    hypermodel = searches.hypermodel(late, (8,), **CHOSEN)
-    hp = keras_tuner.HyperParameters()
-    model = hypermodel.build(hp)
-    with pytest.warns(UserWarning, match="Trained in float32"):
-        hypermodel.fit(hp, model, *small_models.rows(16), verbose=0)
-    assert hypermodel.build(hp).dtype_policy.name == "float32"
 
 
 def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):

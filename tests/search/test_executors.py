@@ -3,14 +3,12 @@
 import concurrent.futures
 import importlib
 import itertools
-import json
 import os
 import re
 import signal
 import sys
 import threading
 import time
-from concurrent.futures.process import BrokenProcessPool
 
 import pytest
 import searches
@@ -98,17 +96,6 @@ def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
     assert "val_accuracy 0.6420" in line
 
 
-def test_a_race_looks_for_the_rate_with_several_at_a_time(tmp_path):
-    hypermodel = searches.stock(batch_sizes=SIZES)
-    executor = StubExecutor(accuracy=lambda size, number: size / 100 + number / 1000)
-    arguments = {"strategy": "race", "max_parallel": 3, "max_executions": 14}
-    found = search(tmp_path, executor, hypermodel=hypermodel, **arguments)
-    assert executor.most_open == 3
-    trials = kbatch.load_study(found).trials
-    assert sum(len(trial.executions) for trial in trials) == len(executor.ran) <= 14
-    assert len({trial.hyperparameters["learning_rate_factor"] for trial in trials}) > 1
-
-
 def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path):
     executor = StubExecutor(outcomes={1: EOFError("the worker is gone")})
     found = search(tmp_path, executor, executions_per_trial=2)
@@ -131,9 +118,7 @@ GONE = EOFError("gone")
             "failed",
             "twice, by EOFError: gone and by C",
         ),
-        ((3, KILLED), "failed", "lost twice, by TypeError: .* and by signal 9"),
         ((GONE, KILLED._replace(out_of_memory=True)), "out_of_memory", "signal 9"),
-        ((GONE, MemoryError("no room")), "out_of_memory", "no room"),
         ((GONE, RuntimeError("no output (state: OUT_OF_MEMORY)")), "out_of_memory", "OUT_OF"),
         # A process that crashed is a result, and is not tried again.
         ((TaskResult({}, "died", "Segmentation fault", -11),), "out_of_memory", "Segmentation"),
@@ -148,46 +133,6 @@ def test_an_execution_that_is_lost_twice_or_crashes_is_a_result(tmp_path, outcom
     assert re.search(causes, failed.failure)
 
 
-def test_what_a_killed_process_had_recorded_is_kept(tmp_path):
-    class Dies(StubExecutor):
-        """Its tasks are killed when they have written a record of what they had done."""
-
-        def submit(self, function, search, task):
-            future = super().submit(function, search, task)
-            (file,) = future._outcome.files
-            document = json.loads(future._outcome.files[file])
-            document["record"]["executions"][0]["status"] = "running"
-            future._outcome = KILLED._replace(files={file: json.dumps(document).encode()})
-            return future
-
-    search(tmp_path, executor := Dies(), (8,))
-    first, again = executor.tasks
-    assert first.files == again.files
-    ((execution,),) = [t.executions for t in kbatch.load_study(tmp_path / "search").trials]
-    assert (execution.status, len(execution.epochs)) == ("failed", 1)
-
-
-class Broken(StubExecutor):
-    """Takes four tasks, the second of which is lost with its pool."""
-
-    def submit(self, *arguments):
-        if len(self.tasks) == 4:
-            raise BrokenProcessPool("a child process terminated abruptly")
-        return super().submit(*arguments)
-
-
-def test_a_broken_executor_ends_the_search_which_goes_on_with_another(tmp_path):
-    broken = Broken(turn=-1, outcomes={1: BrokenProcessPool("terminated")})
-    with pytest.raises(RuntimeError, match=r"run the same script again.*BrokenProcess"):
-        search(tmp_path, broken)
-    # The newest two had ended, and are kept.
-    second = StubExecutor()
-    found = search(tmp_path, second)
-    assert second.ran == [(8, 0), (16, 0)]
-    assert set(statuses(found).values()) == {"completed"}
-    assert [future.cancelled for future in broken.open] == [True]
-
-
 class Gone(StubExecutor):
     """Its engine is gone: one of its methods raises, from the third task on."""
 
@@ -196,6 +141,8 @@ class Gone(StubExecutor):
         self._method, self._error = method, error
 
     def submit(self, *arguments):
+        if self._method == "submit" and len(self.tasks) > 2:
+            raise self._error
         future = super().submit(*arguments)
         if len(self.tasks) > 2:
             setattr(future, self._method, self._raise)
@@ -205,13 +152,14 @@ class Gone(StubExecutor):
         raise self._error
 
 
-@pytest.mark.parametrize("method", ["done", "result"])
-def test_an_engine_that_does_not_answer_is_named_and_nothing_is_blamed_on_trials(tmp_path, method):
-    with pytest.raises(RuntimeError, match=r"Gone does not answer.*no scheduler"):
+@pytest.mark.parametrize(("method", "kept"), [("submit", 0), ("done", 2), ("result", 2)])
+def test_an_engine_that_is_gone_is_named_and_nothing_is_blamed_on_trials(tmp_path, method, kept):
+    with pytest.raises(RuntimeError, match=r"Gone .*run the same script again.*no scheduler"):
         search(tmp_path, Gone(method, ConnectionError("no scheduler"), turn=None))
-    assert statuses(tmp_path / "search") == {8: "completed", 16: "completed"}
+    if kept:
+        assert statuses(tmp_path / "search") == dict.fromkeys(SIZES[:kept], "completed")
     found = search(tmp_path, second := StubExecutor())
-    assert second.ran == [(32, 0), (64, 0)]
+    assert second.ran == [(size, 0) for size in SIZES[kept:]]
     assert statuses(found) == dict.fromkeys(SIZES, "completed")
 
 

@@ -8,7 +8,6 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.training.fingerprint import model_fingerprint
 
 X, Y = models.rows(94)
 VALIDATION, _ = models.rows(40, seed=1)
@@ -36,24 +35,6 @@ def test_a_search_trains_it_whole_and_notes_a_micro_batch_size_that_it_cannot_fo
     assert trials[0].noise_scale is None
     assert large.learning_rate == pytest.approx(2 * small.learning_rate)
     assert "g_loss" in trials[0].metrics
-
-
-def test_both_optimizers_of_a_gan_follow_the_batch_size():
-    hypermodel = searches.hypermodel(
-        own_steps.gan, (8, 32), dtype_policy="float32", micro_batch_size=None
-    )
-
-    def built(batch_size):
-        hp = keras_tuner.HyperParameters()
-        hp.values["batch_size"] = batch_size
-        return hypermodel.build(hp)
-
-    model = built(32)
-    rates = [float(one.learning_rate) for one in (model.d_optimizer, model.g_optimizer)]
-    assert rates == pytest.approx([0.02, 0.004])
-    assert model.g_optimizer.beta_2 == pytest.approx(0.999**4)
-    # What memory is measured of is the same model.
-    assert model_fingerprint(model) == model_fingerprint(built(8))
 
 
 class Unscaled(own_steps.TestedVAE):

@@ -3,7 +3,6 @@
 import dataclasses
 import json
 import weakref
-from collections import Counter
 
 import keras
 import keras_tuner
@@ -17,7 +16,6 @@ import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import read_record, write_record
 from kbatch.records.search import PLAN_NAME, Plan
-from kbatch.search.first_updates import Updates
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts
@@ -115,37 +113,6 @@ def test_a_search_that_goes_on_later_reads_it(tmp_path, given):
 def test_a_given_size_says_whether_parts_train_as_the_whole(given):
     assert (given.plan.micro_batch_size, given.plan.reason) == (4, "given")
     assert (given.plan.parts_equal, given.plan.parts_note) == (True, None)
-
-
-def test_no_step_is_timed_on_more_examples_than_fit(monkeypatch, tmp_path):
-    timed = []
-
-    def step_s(self, rows):
-        timed.append(rows)
-        self.seconds[rows] = 1e-3
-        return 1e-3
-
-    monkeypatch.setattr(Updates, "step_s", step_s)
-    monkeypatch.setattr(SearchPlan, "_most_that_fit", lambda *_: (4, "cut", None))
-    settings = {"steps_per_execution": "auto"}
-    (run,) = runs(search(tmp_path, sizes=(32,), settings=settings))
-    assert (run.micro_batch_size, max(timed)) == (4, 4)
-
-
-def test_an_update_that_is_disturbed_does_not_set_the_steps_of_an_execution(monkeypatch, tmp_path):
-    made = Counter()
-
-    def execute(self, rows, executions):
-        seconds = execute_really(self, rows, executions)
-        made[rows] += 1
-        # The first is traced, the second counts.
-        return 0.3 if made[rows] == 2 else min(seconds, 1e-3 * executions)
-
-    execute_really = Updates._execute
-    monkeypatch.setattr(Updates, "_execute", execute)
-    settings = {"steps_per_execution": "auto", "micro_batch_size": None}
-    found = search(tmp_path, sizes=(8,), settings=settings)
-    assert found.plan.step_s[0] <= 1e-3
 
 
 def test_micro_batches_are_equal_parts(tmp_path):
@@ -271,21 +238,6 @@ def test_where_one_example_runs_out_in_training_the_trial_ends(tmp_path):
     assert (tmp_path / "lives").read_text() == "xx"
 
 
-class RunsOutItself(keras.callbacks.Callback):
-    def __init__(self, moment):
-        super().__init__()
-        setattr(self, moment, run_out)
-
-
-@pytest.mark.slow
-def test_what_runs_out_outside_the_train_step_leaves_the_size_as_it_is(tmp_path):
-    fit = {"callbacks": [RunsOutItself("on_test_begin")]}
-    study = search(tmp_path, models.Locked(), (16,), fit=fit)
-    (run,) = runs(study)
-    assert (run.status, run.micro_batch_size) == ("out_of_memory", 16)
-    assert study.plan.number == 1
-
-
 def planned(directory=None, **changed):
     """The plan of a search as another process has it."""
     found = SearchPlan((8, 64), "auto", directory=directory)
@@ -344,18 +296,6 @@ def told(directory):
     return json.loads(file.read_text())
 
 
-@pytest.mark.slow
-def test_one_example_that_does_not_fit_fails_the_trial_with_the_bytes(tmp_path):
-    # Weights and slots take 43 MB, gradients as much as the weights, and building takes 10 MB.
-    settings = {"memory_limit_bytes": 64 * 2**20}
-    study = search(tmp_path, wide, (4,), data=wide_data(), settings=settings, **WIDE)
-    (trial,) = study.trials
-    assert trial.status == "out_of_memory"
-    assert "One example does not fit" in trial.executions[0].failure
-    assert "64.0 MiB" in trial.executions[0].failure
-    assert "64.0 MiB" in told(tmp_path)["message"]
-
-
 def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     """Another trial of the search may have a smaller model."""
     settings = {"memory_limit_bytes": 20 * 2**20}
@@ -365,18 +305,3 @@ def test_a_limit_below_the_weights_fails_the_trial(tmp_path):
     assert "41.2 MiB" in run.failure
     assert told(tmp_path)["status"] == "FAILED"
     assert "max_consecutive_failed_trials" in told(tmp_path)["message"]
-
-
-@pytest.mark.slow
-def test_under_xla_a_size_is_found_and_trained_with(tmp_path):
-    def build():
-        return models.mlp(jit_compile=True)
-
-    settings = {"base_batch_size": 16}
-    first, second = runs(search(tmp_path, build, (16, 64), settings=settings))
-    assert first.jit_compile
-    assert second.jit_compile
-    assert (first.status, second.status) == ("completed", "completed")
-    assert (first.batch_size_seen, second.batch_size_seen) == (16, 64)
-    # The largest batch fits: nothing more is known of memory, nothing is cut.
-    assert (second.most_in_memory, second.micro_batch_size) == (None, 64)

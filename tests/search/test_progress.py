@@ -1,6 +1,8 @@
-"""Progress: its words, and what reaches a terminal, a log file and a notebook."""
+"""Progress: its words, and what reaches a terminal, a notebook and the live figure."""
 
+import base64
 import contextlib
+import dataclasses
 import io
 import re
 
@@ -8,6 +10,8 @@ import pytest
 import records_factory
 import searches
 from fake_clock import FakeClock
+from figure_studies import learning
+from records_factory import make_execution, make_study, make_trial
 from rich.console import Console
 
 import kbatch
@@ -16,6 +20,7 @@ from kbatch.search.progress import (
     FitReporter,
     NotebookLine,
     SearchProgress,
+    draw_live,
     ending,
 )
 
@@ -116,16 +121,6 @@ def test_the_reporter_shows_the_share_of_the_trial(shown, line):
     assert len(shares) < 20  # Not each step.
 
 
-def test_a_log_file_gets_lines_without_control_characters():
-    out = io.StringIO()
-    with contextlib.redirect_stdout(out):
-        line = ConsoleLine(Console())
-        line.update("trial", 0.5, "half")
-        line.print("trial 1")
-        line.close()
-    assert out.getvalue() == "trial 1\n"
-
-
 def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
     out = io.StringIO()
     line = ConsoleLine(Console(file=out, force_terminal=True, width=100))
@@ -138,38 +133,47 @@ def test_a_terminal_keeps_the_lines_and_takes_the_bar_away():
     assert text.endswith("\x1b[2K")
 
 
-class Display:
-    """IPython's `display`: outputs by their handles, in the order in which they were made."""
+class Screen:
+    """Shows bundles as IPython's `display` does, and remembers what stands where."""
 
     def __init__(self):
-        self.outputs = []
+        self.places = []
+        self.changes = 0
 
-    def __call__(self, bundle, *, raw, display_id):
-        assert raw
-        assert display_id
-        self.outputs.append(bundle["text/plain"])
-        return Handle(self.outputs, len(self.outputs) - 1)
+    def __call__(self, data, *, raw, metadata=None, display_id):
+        assert raw and display_id
+        self.places.append(data)
+        return Place(self, len(self.places) - 1)
+
+    @property
+    def texts(self):
+        return [data["text/plain"] for data in self.places]
+
+    @property
+    def pictures(self):
+        return [data for data in self.places if "image/png" in data]
 
 
-class Handle:
-    def __init__(self, outputs, index):
-        self.outputs, self.index = outputs, index
+class Place:
+    def __init__(self, screen, number):
+        self.screen, self.number = screen, number
 
-    def update(self, bundle, *, raw):
-        self.outputs[self.index] = bundle["text/plain"]
+    def update(self, data, *, raw, metadata=None):
+        self.screen.changes += 1
+        self.screen.places[self.number] = data
 
 
 def test_a_notebook_changes_outputs_of_its_own_only(capsys):
-    display = Display()
+    display = Screen()
     display({"text/plain": "the user's table"}, raw=True, display_id=True)
     line = NotebookLine(display)
     line.update("trial 1", 0.2, "20 %")
     line.update("trial 1", 0.5, "50 %")
-    assert display.outputs == ["the user's table", "trial 1: 50 %"]
+    assert display.texts == ["the user's table", "trial 1: 50 %"]
     line.print("trial 1 ended")
     line.update("trial 2", 0.5, "50 %")
     line.close()
-    assert display.outputs == ["the user's table", "", ""]
+    assert display.texts == ["the user's table", "", ""]
     assert capsys.readouterr().out == "trial 1 ended\n"
 
 
@@ -181,3 +185,103 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
         begins = [line.split(",")[0] for line in out.getvalue().splitlines()]
         assert begins == ["trial 1/2", "trial 2/2"][:lines]
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
+
+
+CELL = """
+import sys
+sys.path[:0] = {path}
+import searches, keras_tuner, kbatch
+hypermodel = searches.stock(batch_sizes=(8, 16))
+live = kbatch.LivePlot(interval_s=0)
+fit = dict(callbacks=[live], verbose=1)
+searches.search({folder!r}, hypermodel, keras_tuner.GridSearch, fit=fit)
+"""
+
+
+@pytest.fixture(scope="module")
+def searched(tmp_path_factory):
+    """A search of kbatch's tuner with a live plot: the screen, and the file it wrote."""
+    folder, screen = tmp_path_factory.mktemp("live"), Screen()
+    live = kbatch.LivePlot(folder / "live.svg", interval_s=0, display=screen, now=FakeClock())
+    searches.search(
+        folder,
+        searches.stock(batch_sizes=(8, 16)),
+        kbatch.BatchSizeTuner,
+        fit={"callbacks": [live]},
+    )
+    return screen, folder / "live.svg"
+
+
+def test_a_search_has_one_figure_that_changes_in_place(searched):
+    screen, _ = searched
+    assert len(screen.places) == 1
+    # Of two trials the begin, the epoch within, the end of training and that of the trial.
+    assert screen.changes == 2 * 4 - 1
+    picture = base64.b64decode(screen.pictures[0]["image/png"])
+    assert picture.startswith(b"\x89PNG")
+    assert "2 trials ended" in screen.pictures[0]["text/plain"]
+
+
+def test_under_a_stock_tuner_each_trial_has_a_new_place_and_the_old_one_is_empty(tmp_path):
+    screen = Screen()
+    live = kbatch.LivePlot(interval_s=0, display=screen, now=FakeClock(tick_s=1.0))
+    searches.quick(tmp_path, searches.stock(batch_sizes=(8, 16)), fit={"callbacks": [live]})
+    assert len(screen.places) == 2
+    assert screen.places[0] == {"text/plain": ""}
+    assert len(screen.pictures) == 1
+
+
+def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
+    screen = Screen()
+    # Each look at the clock is a second: a drawing takes one, so ten pass until the next.
+    live = kbatch.LivePlot(display=screen, interval_s=0, now=FakeClock(tick_s=1.0))
+    live.show_ended(searched[1].parent / "search")
+    drawn = screen.changes + len(screen.places)
+    for epoch in range(1, 9):
+        live.on_epoch_begin(epoch)
+    assert screen.changes + len(screen.places) == drawn
+
+
+@pytest.mark.slow
+def test_in_a_notebook_one_figure_is_left(tmp_path):
+    """keras-tuner clears the output of the cell after each trial, the last one included."""
+    import sys
+
+    import nbclient
+    import nbformat
+
+    source = CELL.format(path=sys.path, folder=str(tmp_path))
+    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
+    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
+    outputs = [o for o in notebook.cells[0].outputs if o.output_type == "display_data"]
+    pictures = [o for o in outputs if "image/png" in o.data]
+    assert len(pictures) == 1
+    assert "2 trials ended" in pictures[0].data["text/plain"]
+
+
+def running(batch_size, epochs=(), **changed):
+    """A trial that runs, with so many of its epochs."""
+    execution = make_execution(batch_size, status="running", failure=None)
+    windows = {"window_examples": (100,), "window_durations_s": (0.1,)} if epochs else {}
+    return make_trial(
+        batch_size, dataclasses.replace(execution, epochs=tuple(epochs), **windows), **changed
+    )
+
+
+def hollow(axes):
+    return [
+        (panel, line.get_xdata()[0], line.get_ydata()[0])
+        for panel in axes.figure.axes
+        for line in panel.lines
+        if line.get_markerfacecolor() == "#ffffff"
+    ]
+
+
+def test_the_running_trial_is_hollow_in_both_panels():
+    epochs = learning(64)[:3]
+    study = make_study(make_trial(16), make_trial(32), running(64, epochs))
+    axes = draw_live(study, running="0064", status="2 ended")
+    upper, lower = axes.figure.axes
+    best = max(epoch.metrics["val_accuracy"] for epoch in epochs)
+    assert hollow(axes) == [(upper, 64, pytest.approx(1000)), (lower, 64, pytest.approx(best))]
+    assert axes.get_title(loc="left") == "digits: 2 ended"

@@ -56,16 +56,6 @@ def test_a_tuner_of_keras_tuner_sees_batch_size_from_the_first_trial_on(tmp_path
         assert trial.hyperparameters["batch_size"] == trial.executions[0].batch_size_seen
 
 
-def test_throughput_can_be_the_objective(tmp_path):
-    objective = keras_tuner.Objective("samples_per_second", "max")
-    hypermodel = searches.stock(batch_sizes=(8, 32))
-    tuner = searches.search(tmp_path, hypermodel, objective=objective)
-    study = kbatch.load_study(tuner)
-    fastest = max(study.trials, key=lambda trial: trial.samples_per_second)
-    assert tuner.get_best_hyperparameters()[0].get("batch_size") == fastest.batch_size
-    assert study.quality_metric.name == "val_accuracy"
-
-
 class Returns(keras_tuner.HyperModel):
     """Returns an objective of its own, by the batch size."""
 
@@ -109,12 +99,6 @@ def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path):
     assert kbatch.load_study(tuner).best_trial().batch_size == 32
 
 
-def test_a_fit_that_returns_nothing_usable_is_no_completed_trial(tmp_path):
-    with pytest.raises(TypeError, match="good"):
-        searches.quick(tmp_path, searches.stock(Returns(lambda size: "good"), (8,)))
-    assert kbatch.load_study(tmp_path / "search").trials[0].status == "failed"
-
-
 def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):
     class Loop(Returns):
         def fit(self, hp, model, x, y, **kwargs):
@@ -137,17 +121,6 @@ def test_a_fit_that_goes_on_by_itself_does_not_go_on_from_another_trial(tmp_path
     (trial,) = study.trials
     assert [epoch.epoch for epoch in trial.executions[0].epochs] == [0, 1]
     assert trial.notes == ()
-
-
-def test_callbacks_weights_and_epochs_pass_through(tmp_path):
-    batches = []
-    counts = keras.callbacks.LambdaCallback(on_train_batch_end=lambda *_, **__: batches.append(1))
-    fit = {"callbacks": [counts], "epochs": 3, "sample_weight": np.zeros(94)}
-    study = kbatch.load_study(searches.quick(tmp_path, searches.stock(batch_sizes=(32,)), fit=fit))
-    (trial,) = study.trials
-    assert len(batches) == 3 * 3
-    assert len(trial.executions[0].epochs) == 3
-    assert trial.executions[0].epochs[-1].metrics["loss"] == 0.0
 
 
 KEPT = []
@@ -194,17 +167,6 @@ def test_skipped_updates_are_not_counted(tmp_path):
     assert run.batches == 12
     assert 6 < run.updates < 12
     assert study.to_dataframe()["overflowed_updates"].tolist() == [12 - run.updates]
-
-
-def test_a_trial_whose_build_fails_is_named(tmp_path):
-    def build(hp):
-        if hp.get("batch_size") == 32 and len(list(tmp_path.glob("search/trial_*"))) > 1:
-            raise MemoryError("too large")
-        return models.stock()
-
-    study = kbatch.load_study(searches.quick(tmp_path, searches.stock(build, (8, 32))))
-    assert [trial.batch_size for trial in study.trials] == [8]
-    assert "too large" in study.problems[0]
 
 
 def test_layers_built_by_their_first_batch_have_the_seed_and_the_policy_of_the_trial(tmp_path):

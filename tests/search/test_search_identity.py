@@ -66,7 +66,6 @@ def found(tmp_path_factory):
 def again(directory, **changed):
     fit = {
         "callbacks": [EarlyStopping(monitor="loss", patience=3)],
-        "class_weight": {0: 1.0, 1: 1.0, 2: 2.0},
         "validation_data": models.rows(40, seed=1),
     } | changed.pop("fit", {})
     return search(directory, fit=fit, **changed)
@@ -90,14 +89,12 @@ DIFFERENCES = {
         r"model: Sequential of 2 layers .* then, Functional of 3 layers",
     ),
     "optimizer": ({"build": lambda: models.stock(optimizer="adam")}, "optimizer: SGD then, Adam"),
-    "loss": ({"build": models.mlp}, r"compile\(loss\): .*own_loss.* then, "),
     "other values": ({"data": models.rows(94, seed=3)}, r"x: 94 rows of \(8,\) float32, values"),
     "epochs": ({"fit": {"epochs": 3}}, r"Received: epochs: 1 then, 3 now\.$"),
     "patience": (
         {"fit": {"callbacks": [EarlyStopping(monitor="loss", patience=9)]}},
         r"callback EarlyStopping: .*patience=3.* then, .*patience=9.* now",
     ),
-    "class weights": ({"fit": {"class_weight": None}}, r"class_weight: 0=1.0, .* then, none now"),
     "validation": (
         {"fit": {"validation_data": models.rows(30, seed=1)}},
         r"validation_data: \[40 rows .* then, \[30 rows .* now",
@@ -153,13 +150,6 @@ def test_a_second_process_is_refused_until_the_first_has_ended(tmp_path):
     assert len(kbatch.load_study(search(tmp_path)).trials) == 1
 
 
-def test_what_only_shows_or_widens_is_no_other_search(found):
-    writer = keras.callbacks.CSVLogger(found / "log.csv")
-    stops = EarlyStopping(monitor="loss", patience=3)
-    again(found, fit={"verbose": 1, "callbacks": [stops, writer]})
-    assert kbatch.load_study(found / "search").problems == ()
-
-
 def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     counts = Counts(tmp_path / "begun")
     fit = {"callbacks": [counts]}
@@ -182,15 +172,6 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     begun = counts.file.read_text()
     search(tmp_path, by_size, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
     assert counts.file.read_text() == begun
-
-
-def test_a_finished_search_with_other_settings_is_not_taken_for_the_new_one(tmp_path):
-    """A tuner of keras-tuner has no trial left that could say so."""
-    search(tmp_path, kind=keras_tuner.GridSearch)
-    again = search(tmp_path, kind=keras_tuner.GridSearch, model={"seed": 1})
-    with pytest.raises(ValueError, match="seed: 0 there, 1 here"):
-        kbatch.load_study(again)
-    assert len(kbatch.load_study(tmp_path / "search").trials) == 1
 
 
 def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
@@ -246,33 +227,6 @@ def test_every_form_of_data_has_facts_that_do_not_change():
     assert given == fit_facts(FitCall((dataset,), {}))
     assert "3 elements" in given["x"]
     assert given["x"] != fit_facts(FitCall((dataset.take(2),), {}))["x"]
-
-
-def test_seeds_that_keras_draws_and_names_that_it_counts_decide_nothing(tmp_path):
-    def build():
-        inputs = keras.Input((8,))
-        hidden = keras.layers.Dropout(0.1)(keras.layers.GaussianNoise(0.1)(inputs))
-        hidden = keras.ops.add(keras.layers.Dense(8)(hidden), hidden)
-        model = keras.Model(inputs, keras.layers.Dense(3, dtype="float32")(hidden))
-        loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
-        model.compile("sgd", loss, metrics=["accuracy"])
-        return model
-
-    assert model_facts(build()) == model_facts(build())
-
-
-def test_a_trial_whose_record_is_lost_is_measured_again(tmp_path):
-    begun = tmp_path / "begun"
-    arguments = {"sizes": (8, 16, 32), "fit": {"callbacks": [Counts(begun)]}}
-    search(tmp_path, **arguments)
-    first = kbatch.load_study(tmp_path / "search")
-    project = tmp_path / "search"
-    (project / "trial_0000" / "kbatch.json").write_text("")
-    (project / "trial_0001" / "kbatch.json").unlink()
-    with pytest.warns(UserWarning, match="Trial 000[01] is run again"):
-        study = kbatch.load_study(search(tmp_path, **arguments))
-    assert begun.read_text().count("begun") == 3 + 2
-    assert [t.metrics for t in study.trials] == [t.metrics for t in first.trials]
 
 
 def test_a_policy_that_was_not_given_is_no_part_of_a_model():

@@ -1,12 +1,9 @@
 """A search in one process traces the step once, and its trials train as fresh builds do."""
 
-import gc
-
 import keras
 import numpy as np
 import pytest
 import searches
-import small_models as models
 
 import kbatch
 
@@ -67,24 +64,3 @@ def test_the_step_of_a_search_is_traced_once(shared):
 def test_trials_train_as_if_each_had_a_graph_of_its_own(shared, tmp_path):
     # With a function of the user's own in the model nothing is shared.
     assert shared[0] == searched(tmp_path, lambda: build(keras.layers.Lambda(lambda x: x)))
-
-
-def test_what_a_callback_changes_in_a_model_stays_in_its_trial(shared, tmp_path):
-    class Freeze(keras.callbacks.Callback):
-        def on_train_end(self, logs=None):
-            self.model.layers[0].trainable = False
-
-    assert shared[0] == searched(tmp_path, lambda: build(), Freeze())
-
-
-def test_collections_of_garbage_leave_out_what_lived_before_the_search(tmp_path):
-    frozen = []
-
-    def build():
-        frozen.append(gc.get_freeze_count())
-        return models.stock()
-
-    gc.unfreeze()  # The suite leaves out what lived before each test.
-    searches.quick(tmp_path, searches.stock(build, (8,)), kbatch.BatchSizeTuner)
-    assert frozen[-1] > 0
-    assert gc.get_freeze_count() == 0

@@ -135,11 +135,6 @@ def test_a_budget_of_examples_ends_at_the_same_update():
     assert_same(*runs)
 
 
-def test_a_budget_of_seconds_is_passed_by_one_execution_at_most():
-    _, fit, _ = trained(normalised, 5, kbatch.TimeBudget(1e-6))
-    assert fit.clock.reading.batches == 5
-
-
 def test_data_of_unknown_length_end_where_they_do():
     def data(batch_size):
         rows = tf.data.Dataset.from_tensor_slices((X, Y)).batch(batch_size)
@@ -148,23 +143,6 @@ def test_data_of_unknown_length_end_where_they_do():
     runs = [trained(normalised, n, data=(data, None)) for n in (5, 1)]
     assert [run[1].steps_per_execution for run in runs] == [5, 1]
     assert_same(*runs)
-
-
-def test_a_training_that_starts_again_finds_what_build_set():
-    model, shapes = normalised(), []
-    predict = keras.callbacks.LambdaCallback(
-        on_epoch_end=lambda *_: shapes.append(model.predict(X, batch_size=8, verbose=0).shape)
-    )
-    # Functions for one step are there already.
-    model.fit(X, Y, batch_size=8, callbacks=[predict], verbose=0)
-    for _ in range(2):
-        chooses = SearchPlan((8,), steps_per_execution=4)
-        with TimedFit(model, searches.plan(8, search=chooses)) as fit:
-            fit(X, Y, callbacks=[predict], verbose=0)
-        assert (fit.steps_per_execution, fit.notes) == (4, [])
-        assert fit.clock.reading.batches == 12
-        assert model.steps_per_execution == 1
-    assert shapes == 3 * [(94, 3)]
 
 
 @pytest.mark.parametrize("budget", [None, Budget(updates=7), Budget(train_s=2.0)])
@@ -264,6 +242,7 @@ def test_more_steps_than_an_epoch_has_are_refused():
         trained(normalised, 13)
 
 
+@pytest.mark.slow
 def test_steps_are_timed_once_a_search_and_leave_nothing_behind(tmp_path):
     fit = {"epochs": 4}
 
@@ -309,6 +288,7 @@ class Validations(keras.callbacks.Callback):
         self.model.test_function = None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("steps", [1, 5])
 def test_a_validation_is_one_execution_and_predictions_are_as_before(steps):
     shapes, seen = [], Validations()

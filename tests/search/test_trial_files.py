@@ -38,19 +38,6 @@ def test_trials_come_back_by_their_ids_as_keras_tuner_says(tmp_path):
     assert [len(t.hyperparameters.space) for t in found] == [1, 1, 1, 1]
 
 
-def test_keras_tuner_reads_what_is_written(tmp_path):
-    written(tmp_path, 0)
-    assert Trial.load(str(state(tmp_path, 0))).hyperparameters.get("batch_size") == 16
-
-
-def test_a_trial_without_a_record_is_named_and_runs_again(tmp_path):
-    written(tmp_path, 0)
-    (tmp_path / "trial_0000" / "kbatch.json").unlink()
-    with pytest.warns(UserWarning, match="0000 is run again"):
-        (found,) = read_trials(tmp_path)
-    assert found.status == "RUNNING"
-
-
 @pytest.mark.parametrize("text", ["", '{"status": 1', "[]", "\x00", "[" * 100_000, None])
 def test_a_damaged_state_is_made_again_from_the_record(tmp_path, text):
     written(tmp_path, 0)

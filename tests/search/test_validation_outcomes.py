@@ -1,10 +1,8 @@
 """The metric by blocks of validation examples: what Keras's own validation summed up."""
 
 import functools
-import itertools
 
 import keras
-import keras_tuner
 import numpy as np
 import pytest
 import searches
@@ -63,20 +61,6 @@ def binary(**arguments):
     return model
 
 
-class OwnTestStep(keras.Model):
-    def test_step(self, data):
-        x, y = data
-        self.compute_loss(x=x, y=y, y_pred=(predicted := self(x, training=False)))
-        return self.compute_metrics(x, y, predicted)
-
-
-def own_test_step():
-    given, found = keras.Input((8,)), layers.Dense(3, activation="softmax")
-    model = OwnTestStep(given, found(given))
-    model.compile("sgd", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
 def masked():
     steps = [layers.Input((8,)), layers.Reshape((4, 2)), layers.Masking(0.0)]
     model = keras.Sequential([*steps, layers.LSTM(3), layers.Dense(3, activation="softmax")])
@@ -93,7 +77,6 @@ HISTORIES = {
         dataset((X, LABELS)).batch(7),
         (X, LABELS),
     ),
-    "own test step": (own_test_step, VALIDATION, VALIDATION),
 }
 
 
@@ -103,8 +86,7 @@ def test_the_history_is_that_of_a_plain_fit_bit_for_bit(form):
     data = keras.tree.map_structure(lambda part: part[:48], validation[:2])
     model = build()
     weights = model.get_weights()
-    objective = VAL_ACCURACY if form == "own test step" else VAL_LOSS
-    timed = TimedFit(model, searches.plan(48, objective=objective))
+    timed = TimedFit(model, searches.plan(48, objective=VAL_LOSS))
     with timed:
         history = model.fit(*data, epochs=2, verbose=0, validation_data=given, shuffle=False)
     plain = build()
@@ -163,7 +145,6 @@ def test_callbacks_that_follow_the_validation_leave_the_model_of_a_plain_fit(tmp
 
 
 FORMS = {
-    "weights": {"validation_data": (*VALIDATION, WEIGHTS)},
     "function": {"validation_data": lambda size: dataset().batch(size)},
     "every second epoch": {"validation_freq": 2, "epochs": 3},
     "two fits": {"fits": 2, "epochs": 1},
@@ -177,7 +158,7 @@ def test_the_blocks_are_those_of_equal_examples(form):
     assert (outcomes.reason, outcomes.metric, outcomes.block_examples) == (None, "val_loss", 2)
     assert (outcomes.examples, len(outcomes.values)) == (90, 45)
     assert outcomes.key == outcomes_of(epochs=1).key
-    if len(timed.clock.epochs) == 1 and form != "weights":  # Of one epoch, and equal blocks.
+    if len(timed.clock.epochs) == 1:
         assert outcomes.value == pytest.approx(timed.clock.epochs[0].metrics["val_loss"], rel=1e-5)
 
 
@@ -207,13 +188,12 @@ def test_values_are_the_means_of_blocks_at_the_epochs_that_the_other_half_chose(
     assert found.value == pytest.approx(expected.mean(), rel=1e-5)
 
 
-@pytest.mark.parametrize("name", ["auc", "f1"])
-def test_a_metric_that_is_no_mean_is_left_out_block_by_block(name):
+def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
     model = binary()
-    objective = Objective(f"val_{name}", "max")
+    objective = Objective("val_auc", "max")
     data = X, LABELS
     found = outcomes_of(model, objective, data=data, epochs=1, validation_data=data)
-    metric = keras.metrics.AUC() if name == "auc" else keras.metrics.F1Score(threshold=0.5)
+    metric = keras.metrics.AUC()
     predicted = model.predict(X, verbose=0)
 
     def of(chosen):
@@ -266,33 +246,6 @@ class Largest(keras.metrics.Metric):
         return self.found
 
 
-class Hits(keras.metrics.Metric):
-    """A metric of the user's own that adds up."""
-
-    def __init__(self):
-        super().__init__(name="hits")
-        self.hit, self.all = (self.add_weight(initializer="zeros") for _ in range(2))
-
-    def update_state(self, y, p, sample_weight=None):
-        hits = tf.equal(tf.cast(tf.reshape(y, [-1]), tf.int64), tf.argmax(p, axis=1))
-        self.hit.assign_add(tf.reduce_sum(tf.cast(hits, tf.float32)))
-        self.all.assign_add(tf.cast(tf.size(hits), tf.float32))
-
-    def result(self):
-        return self.hit / self.all
-
-
-def test_a_metric_of_the_users_own_is_seen_to_add_up():
-    model = compiled(metrics=["accuracy", Hits()])
-    own = trained(model, Objective("val_hits", "max"))
-    hits = own.best_epoch.outcomes()
-    assert hits.reason is None
-    assert hits.value == pytest.approx(np.mean(hits.values))
-    # A batch that is looked at twice counts once.
-    right = model.predict(X, verbose=0).argmax(1) == Y
-    assert own.clock.epochs[-1].metrics["val_hits"] == pytest.approx(right.mean())
-
-
 class Changed(keras.callbacks.Callback):
     def on_epoch_end(self, epoch, logs=None):
         logs["val_loss"] *= 2.0
@@ -322,18 +275,6 @@ def test_why_there_are_none_is_said(objective, fit, model, reason):
     outcomes = outcomes_of(model(), objective, **fit)
     assert (outcomes.reason, outcomes.values, outcomes.value) == (reason, (), None)
     assert outcomes.why
-
-
-@pytest.mark.parametrize(
-    ("name", "model", "quality"),
-    [
-        ("samples_per_second", shared, "val_accuracy"),
-        ("default_objective", lambda: compiled(metrics=[]), "val_loss"),
-    ],
-)
-def test_an_objective_that_no_epoch_has_leaves_the_metric_of_quality(name, model, quality):
-    outcomes = outcomes_of(model(), Objective(name, "max"), epochs=1)
-    assert (outcomes.metric, outcomes.reason) == (quality, None)
 
 
 def runs_of(study):
@@ -388,46 +329,3 @@ def test_what_a_build_function_and_the_data_pin_is_recorded_and_never_certain(tm
     assert not decision.certain
     words = "neither the initial weights nor the order of the examples change with the seed"
     assert words in str(decision)
-
-
-def test_a_shuffled_validation_set_is_noted_and_not_paired(tmp_path):
-    shuffled = {"validation_data": dataset().shuffle(90).batch(16), "epochs": 1}
-    hypermodel = searches.stock(batch_sizes=(8, 16))
-    study = kbatch.load_study(searches.search(tmp_path, hypermodel, fit=shuffled))
-    first, *others = runs_of(study)
-    assert "validation_shuffled" not in [note.code for note in first.notes]
-    for run in others:
-        assert run.outcomes.reason is None
-        assert run.outcomes.key != first.outcomes.key
-        assert run.outcomes.set_key == first.outcomes.set_key
-        assert "validation_shuffled" in [note.code for note in run.notes]
-
-
-def test_other_validation_rows_in_another_trial_are_refused(tmp_path):
-    calls = itertools.count()
-
-    def other_rows(size):
-        return dataset(rows(40, seed=next(calls))).batch(size)
-
-    with pytest.raises(ValueError, match=r"other rows than an earlier one.*`drop_remainder`"):
-        hypermodel = searches.stock(batch_sizes=(16, 32))
-        searches.search(tmp_path, hypermodel, fit={"validation_data": other_rows, "epochs": 1})
-    first, second = runs_of(kbatch.load_study(tmp_path / "search"))
-    assert (first.status, second.status) == ("completed", "failed")
-    assert second.outcomes is None
-
-
-def test_data_that_follow_another_hyperparameter_are_no_other_rows(tmp_path):
-    class Folds(keras_tuner.HyperModel):
-        def build(self, hp):
-            hp.Int("fold", 0, 1)
-            return small_models.stock()
-
-        def fit(self, hp, model, x, y, **kwargs):
-            kwargs["validation_data"] = rows(40, seed=hp.get("fold"))
-            return model.fit(x, y, **kwargs)
-
-    tuner = searches.search(tmp_path, searches.stock(Folds(), (16,)), fit={"epochs": 1})
-    runs = runs_of(kbatch.load_study(tuner))
-    assert len(runs) == 2
-    assert len({run.outcomes.key for run in runs}) == 2

@@ -124,7 +124,7 @@ def test_the_interval_of_an_accuracy_ends_where_accuracy_ends(accuracies, low, h
 
 def test_the_objective_is_that_of_an_epoch_chosen_on_other_examples():
     values = (0.94, 0.95, 0.96)
-    outcomes = Outcomes(metric="val_accuracy", values=values, key="k", set_key="s", examples=3)
+    outcomes = Outcomes(metric="val_accuracy", values=values, key="k", examples=3)
     trial = make_trial(64, outcomes=outcomes)  # Its best epoch has 0.97.
     assert trial.objective_value == pytest.approx(0.95)
     assert trial.metrics["val_accuracy"] == pytest.approx(0.95)

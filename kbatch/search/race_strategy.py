@@ -1,4 +1,4 @@
-"""Which trial a search runs next, and how often: the whole grid, or a race."""
+"""Which trial a race runs next, and how often, by the records on disk: after a kill too."""
 
 import dataclasses
 from collections.abc import Iterator, Mapping
@@ -10,8 +10,8 @@ from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, setting
 from kbatch.records.training_run import COST_NAMES
-from kbatch.search.oracle import SearchState, Values, settings_in_grid, untried_in_grid
-from kbatch.search.trial_files import readable_trials
+from kbatch.search.oracle import SearchState, Values, settings_in_grid
+from kbatch.search.trial_files import readable_trials, trial_record
 from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import TrialRecord
 
@@ -33,39 +33,21 @@ _ENDS = {
 }
 
 
-class Strategy:
-    """Runs the whole grid; a race decides by the records on disk, after a kill too."""
-
-    counts_trials = True  # Whether the number of trials is known.
-    _project = Path()  # Until the search begins.
-
-    def begin(self, project: Path, objective: Any, space: Any, base_batch_size: int) -> str | None:
-        """Check that the search can lead to an answer, and describe how it begins."""
-
-    def __call__(self, state: SearchState) -> Iterator[Values]:
-        """Return the values still to try; those of an earlier trial to execute it once more."""
-        return untried_in_grid(state.space, state.tried)
-
-    def executions(self, state: SearchState, values: Values) -> int | None:
-        """Return how many executions a trial is to have, None where the tuner says that."""
-
-    def news(self, state: SearchState) -> list[str]:
-        """Describe what was found since the last call."""
-        return []
-
-
-class RaceStrategy(Strategy):
+class RaceStrategy:
     """Looks for the learning rate of each size, then repeats what may be the answer."""
-
-    counts_trials = False
 
     def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
-        self._base = 0  # Until the search begins, as the next one.
+        # Until the search begins, as the next two.
+        self._project, self._base = Path(), 0
         self._objective: Any = None
         self._end_described = False
+        self._asked: dict[Any, int] = {}  # Executions of the trials that were proposed.
+        self._last: RaceStep | None = None
 
-    def begin(self, project: Path, objective: Any, space: Any, base_batch_size: int) -> str:
+    def begin(self, project: Path, oracle: Any, base_batch_size: int) -> str:
+        """Check that the search can lead to an answer, and describe how it begins."""
+        objective, space = oracle.objective, oracle.get_space()
         name = getattr(objective, "name", "")
         timed = name in ("samples_per_second", *COST_NAMES)
         if hasattr(objective, "objectives") or name == "default_objective" or timed:
@@ -86,25 +68,29 @@ class RaceStrategy(Strategy):
         return f"{what} raced: {len(sizes)} sizes, at most {most} executions (`max_executions`)."
 
     def __call__(self, state: SearchState) -> Iterator[Values]:
-        yield from (values for values, _ in self._next(state, count=1)[0])
+        """Return the values to try next, those of an earlier trial to execute it once more."""
+        if (following := self._next(state)) is not None:
+            values, number = following
+            self._asked[_key(values)] = number + 1
+            yield values
 
-    def executions(self, state: SearchState, values: Values) -> int:
-        """Return the executions of a trial that ended, and one more if it comes next."""
-        # A search may have been killed between an execution and the end of its trial.
-        count = 1 + len(state.pending)
-        following, trials = self._next(state._replace(pending=[]), count=count)
-        done = sum(_ended(trial) for trial in trials if trial.hyperparameters == values)
-        return max(1, done + ((values, done) in following))
+    def executions(self, trial_id: str, values: Values) -> int:
+        """Return how many executions a trial is to have: what completed, and what was asked for."""
+        record = trial_record(self._project / f"trial_{trial_id}")
+        runs = record.executions if record else ()
+        completed = sum(run.status == "completed" for run in runs)
+        return max(1, completed, self._asked.get(_key(values), 0))
 
     def news(self, state: SearchState) -> list[str]:
+        """Describe what was found since the last call."""
         if state.pending or self._end_described:
             return []  # Their results may change it.
-        _, trials = self._next(state, count=1)
+        self._next(state)
         step = self._last
         if step is None or step.ended is None:
             return []
         self._end_described = True
-        factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        factors = [values.get(FACTOR_NAME, 1.0) for values in state.tried]
         end = _ENDS[step.ended].format(smallest=setting(min(factors, default=1.0)))
         found = step.judgement
         if step.ended == "out of reach" and found is not None:
@@ -117,10 +103,8 @@ class RaceStrategy(Strategy):
                     end += f", or {found.examples_needed:,} validation examples"
         return [f"The race has ended: {end}."]
 
-    def _next(
-        self, state: SearchState, *, count: int
-    ) -> tuple[list[tuple[Values, int]], list[TrialRecord]]:
-        """Return what to run next, each with the number of its execution, and the trials so far."""
+    def _next(self, state: SearchState) -> tuple[Values, int] | None:
+        """Return what to run next, with the number of its execution."""
         space, trials = state.space, list(readable_trials(self._project))
         if _searches_rate(space):  # Trials of a grid before are at the rule's rate.
             at_rule = {FACTOR_NAME: 1.0}
@@ -128,7 +112,7 @@ class RaceStrategy(Strategy):
                 dataclasses.replace(one, hyperparameters=at_rule | dict(one.hyperparameters))
                 for one in trials
             ]
-        self._last: RaceStep | None = None
+        self._last = None
         settings = list(settings_in_grid(space))
         chosen, others = settings[0]
         if len(settings) > 1:
@@ -138,9 +122,9 @@ class RaceStrategy(Strategy):
             ]
             begun = [t.hyperparameters for t in trials] + state.pending
             if lacking := [values for values in first if values not in begun]:
-                return [(values, 0) for values in lacking[:count]], trials
+                return lacking[0], 0
             if any(values in state.pending for values in first):
-                return [], trials
+                return None
             chosen, others = settings[self._best_of(first, trials)]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
         runs = runs_of(same)[0] if same else []
@@ -152,27 +136,22 @@ class RaceStrategy(Strategy):
             for one in state.pending
             if other_hyperparameters(one) == others
         ]
-        found = []
-        while len(found) < count:
-            race = Race(
-                runs,
-                _batch_sizes(space),
-                base_batch_size=self._base,
-                larger_is_better=self._objective.direction == "max",
-                tolerance=tolerance,
-                confidence=self._confidence,
-                max_executions=self._most_of(space)
-                - sum(_ended(t) for t in trials if t not in same),
-                pending=pending,
-                search_rate=_searches_rate(space),
-            )
-            self._last = race.step()
-            if self._last.run is None:
-                break
-            size, factor, number = self._last.run
-            pending.append(self._last.run)
-            found.append(({**chosen, **self._pair_values(space, size, factor)}, number))
-        return found, trials
+        race = Race(
+            runs,
+            _batch_sizes(space),
+            base_batch_size=self._base,
+            larger_is_better=self._objective.direction == "max",
+            tolerance=tolerance,
+            confidence=self._confidence,
+            max_executions=self._most_of(space) - sum(_ended(t) for t in trials if t not in same),
+            pending=pending,
+            search_rate=_searches_rate(space),
+        )
+        self._last = race.step()
+        if self._last.run is None:
+            return None
+        size, factor, number = self._last.run
+        return {**chosen, **self._pair_values(space, size, factor)}, number
 
     @staticmethod
     def _pair_values(space: Any, size: int, factor: float) -> Values:
