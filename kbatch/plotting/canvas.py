@@ -180,14 +180,13 @@ def write_title(
     *,
     columns: int = 0,
     fewest: int = 2,
-    series_of: Axes | None = None,
     rows_below: int = 0,
 ) -> None:
     """Write the title of a panel, with the names of the series in rows of `columns` below it."""
     # The layout looks at the middle of a title, which must lie above its panel: over a narrow one
     # it has fewer characters.
     rows, share = rows_below, width_share(ax)
-    handles, names = (series_of or ax).get_legend_handles_labels()
+    handles, names = ax.get_legend_handles_labels()
     if columns and len(names) >= fewest:
         names = [shortened(name, _ROW_CHARACTERS - _HANDLE_CHARACTERS) for name in names]
         longest = max(map(len, names)) + _HANDLE_CHARACTERS

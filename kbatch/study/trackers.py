@@ -1,7 +1,7 @@
 """A study in an experiment tracker, MLflow or Weights & Biases, written from its records.
 
 The study is a run, and so is each execution that has ended. A run is found again by its study, its
-trial and the number of its execution, and is written again only where its record has changed.
+trial and the number of its execution: an execution that is there is not written again.
 """
 
 import dataclasses
@@ -64,15 +64,12 @@ def tracked_runs(study: "Study") -> list[TrackedRun]:
     settings: dict[str, object] = {}
     if study.search is not None:
         machine = study.search.environment
-        given = {**study.search.settings, "device": machine.device, **machine.versions}
-        settings = {name: value for name, value in given.items() if value is not None}
+        settings = {**study.search.settings, "device": machine.device, **machine.versions}
     decision, metrics = study.decide(), {}
-    text = decision.reason
     if (chosen := decision.trial) is not None:
         metrics = _measured(chosen, trial_row(chosen)) | {"batch_size": float(chosen.batch_size)}
-        text = f"Batch size {chosen.batch_size:,}: {text}"
     metrics |= {"trials": float(len(study.trials)), "executions": float(len(executions))}
-    took_s = sum(run.took_s for run in executions)
+    text, took_s = f"{study.answer} {decision.reason}", sum(run.took_s for run in executions)
     return [TrackedRun("", study.name, settings, metrics, "completed", text, took_s), *executions]
 
 
@@ -81,9 +78,8 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     row, (execution,) = trial_row(trial, number), trial.executions
     settings = {name: row[name] for name in _SETTINGS}
     settings["learning_rate_scaling"] = execution.scaling and execution.scaling.rule
-    for name, value in trial.hyperparameters.items():
-        if name not in OWN_COLUMNS:
-            settings[f"{'hp/' if name in row else ''}{_allowed(name)}"] = value
+    tuned = {n: v for n, v in trial.hyperparameters.items() if n not in OWN_COLUMNS}
+    settings |= {f"hp/{_allowed(name)}": value for name, value in tuned.items()}
     metrics, epochs, spent_s = _measured(trial, row), [], 0.0
     for epoch in execution.epochs:
         spent_s += epoch.train_s
@@ -97,7 +93,7 @@ def _execution_run(trial: TrialRecord, number: int) -> TrackedRun:
     return TrackedRun(
         key=f"{trial.trial_id}-{number}",
         name=f"batch {trial.batch_size}, trial {trial.trial_id}, execution {number}",
-        settings={name: value for name, value in settings.items() if value is not None},
+        settings=settings,
         metrics=metrics,
         status=trial.status,
         text=trial.failure or "",
@@ -118,10 +114,6 @@ def _allowed(name: str) -> str:
     return re.sub(r"[^\w\-. ]", "_", name)[:200]
 
 
-def _digest(value: object) -> str:
-    return hashlib.sha256(repr(value).encode()).hexdigest()[:12]
-
-
 def log_study(study: "Study", tracker: str) -> str:
     """Write what a tracker does not have of a study yet; return where it is shown."""
     # What no other study has, and what stays when this one goes on. Searches that begin in one
@@ -129,7 +121,7 @@ def log_study(study: "Study", tracker: str) -> str:
     begun: Any = study.environment
     of_begin = begun and (begun.created_at, begun.command, begun.platform, begun.load_average)
     begun_ms = begun and round(1000 * datetime.fromisoformat(begun.created_at).timestamp())
-    identity = _digest((study.name, of_begin))
+    identity = hashlib.sha256(repr((study.name, of_begin)).encode()).hexdigest()[:12]
     if tracker == "mlflow":
         return _log_to_mlflow(tracked_runs(study), identity, begun_ms)
     return _log_to_wandb(tracked_runs(study), identity)
@@ -148,10 +140,10 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
     listed = mlflow.search_runs([experiment], its, output_format="list")
     there = {run.data.tags["kbatch.run"]: run for run in listed}
     for run in runs:
-        found, record = there.get(run.key), _digest(run)
-        if found is not None and found.data.tags.get("kbatch.record") == record:
-            continue
+        found = there.get(run.key)
         if found is not None and run.key:
+            if found.data.tags.get("kbatch.status") == run.status:
+                continue
             # It trained again, or writing it was cut off: MLflow changes no parameter or point.
             client.delete_run(found.info.run_id)
         if found is None or run.key:
@@ -170,16 +162,15 @@ def _log_to_mlflow(runs: Sequence[TrackedRun], identity: str, begun_ms: int | No
         # The numbers of a study change with its executions.
         step = max(len(run.epochs) - 1, 0) if run.key else int(run.metrics["executions"])
         points += [(*one, end_ms, step) for one in run.metrics.items()]
-        tags = {"kbatch.status": run.status, "mlflow.note.content": run.text[:5000]}
-        settings = {name: str(value)[:5000] for name, value in run.settings.items()}
+        tags = {"mlflow.note.content": run.text[:5000]}
+        settings = {n: str(value)[:5000] for n, value in run.settings.items() if value is not None}
         if not run.key:  # A search that goes on may change them, and no parameter can change.
             tags, settings = tags | settings, {}
         kinds = (entities.Metric, points), (entities.Param, settings.items())
         metrics, params = ([kind(*one) for one in found] for kind, found in kinds)
         client.log_batch(run_id, metrics, params, [entities.RunTag(*one) for one in tags.items()])
-        status = "FINISHED" if run.status == "completed" else "FAILED"
-        client.set_terminated(run_id, status, end_ms)
-        client.set_tag(run_id, "kbatch.record", record)  # The last, so that all is there.
+        client.set_terminated(run_id, "FINISHED" if run.status == "completed" else "FAILED", end_ms)
+        client.set_tag(run_id, "kbatch.status", run.status)  # The last, so that all is there.
     return f"{mlflow.get_tracking_uri()}, experiment {name}"
 
 
@@ -190,10 +181,10 @@ def _log_to_wandb(runs: Sequence[TrackedRun], identity: str) -> str:
     group = f"{name} ({identity[:6]})"
     folder = Path(os.environ.get("WANDB_DIR", "."), "wandb")
     for run in runs:
-        run_id, record = f"{identity}-{run.key or 'study'}", _digest(run)
+        run_id = f"{identity}-{run.key or 'study'}"
         # W&B answers without a server too, so what was written stands in its folders.
         marks = folder.glob(f"*run-*-{run_id}/kbatch.txt")
-        if any(mark.read_text(encoding="utf-8") == record for mark in marks):
+        if run.key and any(mark.read_text(encoding="utf-8") == run.status for mark in marks):
             continue
         settings = wandb.Settings(silent=True, console="off", x_disable_stats=True)
         given = {"project": project, "group": group, "name": run.name, "id": run_id}
@@ -205,5 +196,5 @@ def _log_to_wandb(runs: Sequence[TrackedRun], identity: str) -> str:
             for number, (_, values) in enumerate(run.epochs):
                 live.log({"epoch": number, **values})
             live.summary.update(run.metrics)
-        Path(live.dir).with_name("kbatch.txt").write_text(record, encoding="utf-8")
+        Path(live.dir).with_name("kbatch.txt").write_text(run.status, encoding="utf-8")
     return f"project {project}, group {group}"

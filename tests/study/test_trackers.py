@@ -90,7 +90,7 @@ def test_a_hyperparameter_covers_no_number_and_is_not_covered():
     trial = make_trial(64, hyperparameters={"learning_rate": 0.5, "units": 32})
     settings = by_key(trial)["0064-0"].settings
     assert (settings["learning_rate"], settings["hp/learning_rate"]) == (0.001, 0.5)
-    assert settings["units"] == 32
+    assert settings["hp/units"] == 32
 
 
 def test_a_value_that_is_not_finite_is_left_out():

@@ -65,7 +65,8 @@ def one_of_each_size(study: "Study", trials: Iterable[TrialRecord]) -> dict[int,
     compared = {trial.trial_id for trial in study.decide().trials}
 
     def order(trial: TrialRecord) -> tuple[Any, ...]:
-        return trial.trial_id not in compared, trial.status != "completed", trial.rank
+        ended = trial.status == "completed"
+        return trial.trial_id not in compared, not ended, -len(trial.executions), trial.rank
 
     found = {trial.batch_size: trial for trial in sorted(trials, key=order, reverse=True)}
     return dict(sorted(found.items()))
