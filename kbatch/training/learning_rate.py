@@ -1,6 +1,7 @@
 """The settings of a model: those that follow the batch size, and all as a trial had them."""
 
 import dataclasses
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -224,11 +225,7 @@ def scale_model(
             if every and "ema_momentum" in follow:
                 optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
     scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
-    _scale_momenta(layers, scaling)
-    scaling = dataclasses.replace(scaling, values=(*rates, *_numbers(model)))
-    model.train_function = None  # One that was traced before has the former values in it.
-    setattr(model, _SCALING, scaling)
-    return scaling
+    return _scale_momenta(model, scaling, rates)
 
 
 def rule_of(optimizer: Any) -> str | None:
@@ -323,21 +320,8 @@ def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
     scaling = scaling_of(model)
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
-    if scaling is None:
-        return
-    late = [layer for layer in batch_norms(model) if _REMEMBERED not in vars(layer)]
-    if not late:
-        return
-    _scale_momenta(late, scaling)
-    model.train_function = None  # What was traced for a measurement has the former momenta.
-    momenta = {*scaling.batch_norm_momenta, *(layer.momentum for layer in late)}
-    rates = scaling.values[: len(inner_optimizers(model))]
-    scaling = dataclasses.replace(
-        scaling,
-        batch_norm_momenta=tuple(sorted(momenta)),
-        values=(*rates, *_numbers(model)),
-    )
-    setattr(model, _SCALING, scaling)
+    if scaling is not None and any(_REMEMBERED not in vars(one) for one in batch_norms(model)):
+        _scale_momenta(model, scaling, scaling.values[: len(inner_optimizers(model))])
 
 
 def scaling_of(model: keras.Model) -> LearningRateScaling | None:
@@ -361,19 +345,23 @@ def _owners_of_numbers(model: keras.Model) -> list[tuple[Any, str]]:
     return [*followed_settings(model), *((one, _EMA_EVERY) for one in averaging)]
 
 
-def _numbers(model: keras.Model) -> list[float]:
-    return [float(getattr(owner, name)) for owner, name in _owners_of_numbers(model)]
-
-
-def _scale_momenta(layers: list[Any], scaling: LearningRateScaling) -> None:
+def _scale_momenta(
+    model: Any, scaling: LearningRateScaling, rates: Sequence[float]
+) -> LearningRateScaling:
+    """Scale the momenta of all layers, and note in a model all that it was left with."""
+    layers, sizes = batch_norms(model), (scaling.batch_size, scaling.base_batch_size)
     for layer in layers:
         own = momentum = _own_momentum(layer)
         if "batch_norm_momentum" in scaling.follow_batch_size:
-            momentum = scale_momentum(
-                own, batch_size=scaling.batch_size, base_batch_size=scaling.base_batch_size
-            )
+            momentum = scale_momentum(own, batch_size=sizes[0], base_batch_size=sizes[1])
         layer.momentum = momentum
         vars(layer)[_REMEMBERED] = (own, momentum)
+    numbers = [float(getattr(owner, name)) for owner, name in _owners_of_numbers(model)]
+    momenta = tuple(sorted({layer.momentum for layer in layers}))
+    scaling = dataclasses.replace(scaling, batch_norm_momenta=momenta, values=(*rates, *numbers))
+    model.train_function = None  # One that was traced before has the former values in it.
+    setattr(model, _SCALING, scaling)
+    return scaling
 
 
 def _second_moment_decay(optimizer: Any) -> str | None:

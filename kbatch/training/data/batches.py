@@ -361,9 +361,8 @@ class StepMeter(InputMeter):
         super().__init__()
         self._batch_size = batch_size
         self._batches = self._examples = self._last = 0
-        self._epoch = self._left = (
-            math.inf
-        )  # Examples of an epoch, and that no step has trained on.
+        # Examples of an epoch, and those that no step has trained on.
+        self._epoch = self._left = math.inf
 
     def attach(self, dataset: tf.data.Dataset, examples: int | None = None) -> tf.data.Dataset:
         self._epoch = math.inf if examples is None else examples

@@ -259,26 +259,6 @@ def _of_one_type(frame: Any, dtypes: dict[Any, Any]) -> np.ndarray:
     return found
 
 
-def named_inputs(model: Any) -> dict[str, Any]:
-    """Return the inputs that a model declares by the names by which Keras takes them of a dict."""
-    structure = declared_structure(model)
-    if isinstance(structure, dict):
-        return structure
-    return {tensor.name: tensor for tensor in getattr(model, "inputs", None) or ()}
-
-
-def by_input(features: Any, model: Any) -> list[Any]:
-    """List the parts of features in the order of the inputs of a model."""
-    named = named_inputs(model)
-    if not isinstance(features, dict) or not named.keys() <= features.keys() or not named:
-        return keras.tree.flatten(features)
-    chosen = {name: features[name] for name in named}
-    # A dict is flattened by its keys in order.
-    return keras.tree.flatten(
-        chosen if isinstance(declared_structure(model), dict) else [*chosen.values()]
-    )
-
-
 def is_batched(spec: Any, model: keras.Model) -> bool:
     # As in Keras, a feature of shape (rows,) fits an input of shape (rows, 1).
     features: Any = spec[0] if isinstance(spec, tuple) else spec
@@ -317,7 +297,13 @@ def is_batched(spec: Any, model: keras.Model) -> bool:
 
 def _paired(features: Any, model: Any) -> list[tuple[Any, tuple[int | None, ...]]] | None:
     """Pair each feature with the shape of its input, None where they cannot be paired."""
-    parts, tensors = by_input(features, model), getattr(model, "inputs", None)
+    structure, tensors = declared_structure(model), getattr(model, "inputs", None) or []
+    if isinstance(features, dict):  # Keras takes inputs of a dict by their names.
+        named = structure if isinstance(structure, dict) else {one.name: one for one in tensors}
+        if named.keys() <= features.keys():
+            features = [features[name] for name in named]
+            tensors = keras.tree.flatten([*named.values()])
+    parts = keras.tree.flatten(features)
     known = all(part.shape.rank is not None for part in parts)
     if not tensors or not known or len(parts) != len(tensors):
         return None
