@@ -10,12 +10,11 @@ from typing import Any, Literal, NamedTuple
 import keras
 
 from kbatch.analysis.batch_sizes import check_size
-from kbatch.analysis.throughput import FEWEST_STEADY
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches, validation_steps
 from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget
-from kbatch.training.clock import TrainingClock
+from kbatch.training.clock import FEWEST_STEADY, TrainingClock
 from kbatch.training.model import replica_count, user_step
 from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 

@@ -152,7 +152,7 @@ class TrainingClock(keras.callbacks.Callback):
 
 _SHORTEST_WINDOW_S = 0.05
 _MOST_WINDOWS = 200
-_FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
+FEWEST_STEADY = 3  # Of fewer steady steps, one that is disturbed would decide.
 
 
 def steady_windows(
@@ -160,7 +160,7 @@ def steady_windows(
 ) -> tuple[list[int], list[float]]:
     """Join consecutive steady steps into windows of 50 ms or more, what is left with the last."""
     counted = [(n, s) for n, s, ok in zip(examples, durations_s, steady, strict=True) if ok]
-    if len(counted) < _FEWEST_STEADY:
+    if len(counted) < FEWEST_STEADY:
         return [], []
     shortest = max(_SHORTEST_WINDOW_S, sum(s for _, s in counted) / _MOST_WINDOWS)
     windows: list[tuple[int, float]] = []
