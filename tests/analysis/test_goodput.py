@@ -15,14 +15,6 @@ def test_efficiency_is_one_at_the_base_and_falls(noise_scale):
     assert values[TRIED.index(64)] == 1
 
 
-@pytest.mark.parametrize("size", TRIED)
-def test_efficiency_of_pure_noise_is_one_and_of_none_goes_as_the_inverse(size):
-    noisy = statistical_efficiency(size, noise_scale=1e12, base_batch_size=64)
-    np.testing.assert_allclose(noisy, 1, rtol=1e-8)
-    clean = statistical_efficiency(size, noise_scale=0, base_batch_size=64)
-    np.testing.assert_allclose(clean, 64 / size)
-
-
 def test_it_is_the_progress_of_an_example_by_the_steps_to_a_target():
     # S(B) = S_min (1 + B_noise / B): an example's progress is one over the examples needed.
     def examples(b):
@@ -73,13 +65,6 @@ def test_steps_and_examples_trade_as_in_equation_2_11(size):
     updates = fit.steps(size)
     trade = (updates / fit.fewest_steps - 1) * (size * updates / fit.fewest_examples - 1)
     np.testing.assert_allclose(trade, 1)
-
-
-def test_at_the_critical_size_both_are_twice_their_least():
-    fit = fit_steps_to_target(SIZES, steps(SIZES))
-    size = fit.critical_batch_size.value
-    np.testing.assert_allclose(fit.steps(size), 2 * fit.fewest_steps)
-    np.testing.assert_allclose(size * fit.steps(size), 2 * fit.fewest_examples)
 
 
 def test_trials_far_below_the_critical_size_bound_it_from_below_alone():

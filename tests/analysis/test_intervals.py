@@ -27,40 +27,16 @@ def test_it_is_students_interval(n):
     np.testing.assert_allclose([interval.low, interval.high], [low, high], rtol=3e-4)
 
 
-@pytest.mark.parametrize("n", [3, 4, 12])
-def test_it_covers_the_true_mean_in_95_of_100_cases(n):
-    draws = np.random.default_rng(0).normal(5, 2, size=(4000, n))
-    intervals = [mean_interval(values) for values in draws]
-    covered = np.mean([interval.low <= 5 <= interval.high for interval in intervals])
-    # Four standard errors of a share of 95 % over 4000 cases.
-    assert abs(covered - 0.95) < 4 * np.sqrt(0.95 * 0.05 / 4000)
-
-
-def test_equal_values_have_an_interval_without_width():
-    interval = mean_interval([0.9, 0.9, 0.9])
-    assert interval.low == interval.high == pytest.approx(0.9)
-
-
 @pytest.mark.parametrize("values", [[], [0.9], [0.5, 0.7]])
-def test_fewer_than_three_values_have_none(values):
+def test_fewer_than_three_values_have_none_and_fewer_than_six_no_median(values):
     assert mean_interval(values) is None
+    assert median_interval(5 * [1.0]) is None
 
 
 @pytest.mark.parametrize(("count", "rank"), [(6, 1), (8, 1), (9, 2), (12, 3), (20, 6), (100, 40)])
 def test_the_ranks_are_those_of_the_tables(count, rank):
     interval = median_interval(list(range(1, count + 1)))
     assert (interval.low, interval.high) == (rank, count + 1 - rank)
-
-
-def test_five_values_have_no_interval():
-    assert median_interval([1.0] * 5) is None
-
-
-@pytest.mark.parametrize("count", [6, 7, 15, 40])
-def test_it_holds_the_median_of_a_skewed_distribution_as_often_as_it_says(count):
-    draws = np.random.default_rng(count).lognormal(sigma=1.5, size=(4000, count))
-    held = [interval.low <= 1 <= interval.high for interval in map(median_interval, draws)]
-    assert 0.94 <= np.mean(held) <= 0.99
 
 
 def bound_of(values, quantile, confidence):
@@ -135,7 +111,7 @@ def test_a_ratio_is_never_negative():
     assert ratio.value == ratio.low == 0 < ratio.high
 
 
-@pytest.mark.parametrize("units", [(1e-90, 1.0), (1.0, 1e90), (1e-90, 1e-90)])
+@pytest.mark.parametrize("units", [(1e-90, 1.0), (1e-90, 1e90)])
 def test_units_pass_through(units):
     a, b = units
     plain = ratio_of_estimates(3.0, 1.0, covariance=COVARIANCE, degrees_of_freedom=9)
@@ -160,23 +136,14 @@ def test_weighted_means_cover_the_true_ratio_in_95_of_100_cases(weights):
 ROUNDS = [0.8, 1.3, 1.1, 0.9, 1.0, 1.2, 1.05]
 
 
-@pytest.mark.parametrize("rounds", [3, 8, 12])
-def test_the_interval_scales_with_the_values_and_holds_the_median(rounds):
-    values = np.random.default_rng(rounds).lognormal(0, 0.1, rounds)
-    one, tenfold = over_rounds(values), over_rounds(10 * values)
-    assert one.value == pytest.approx(np.median(values))
-    assert one.low < one.value < one.high
-    assert (tenfold.value, tenfold.low, tenfold.high) == pytest.approx(
-        (10 * one.value, 10 * one.low, 10 * one.high)
-    )
-
-
 @pytest.mark.parametrize("rounds", [4, 9, 15])
 def test_the_inverse_ratio_has_the_inverse_interval(rounds):
     numerator, denominator = np.random.default_rng(1).lognormal(0, 0.2, (2, rounds))
     ratio = ratio_over_rounds(numerator, denominator)
     inverse = ratio_over_rounds(denominator, numerator)
     assert (inverse.low, inverse.high) == pytest.approx((1 / ratio.high, 1 / ratio.low))
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.value == pytest.approx(np.median(numerator / denominator))
 
 
 @pytest.mark.parametrize("rounds", [5, 9, 12, 17])

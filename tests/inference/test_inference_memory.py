@@ -1,19 +1,9 @@
-"""The ascent with probes that tell what a test wants, then with real ones that run out."""
+"""The ascent with probes that tell what a test wants."""
 
-import contextlib
 import types
 
-import keras
-import numpy as np
-import pytest
-import tensorflow as tf
-
-from kbatch.inference.call_paths import InferenceInputs, inference_inputs
-from kbatch.inference.measure import measure_predict_memory
 from kbatch.memory.find import memory_pass
-from kbatch.memory.probe import Reading, WorkerProbes
-from kbatch.memory.workload import Workload
-from kbatch.training.data.training_data import TrainingData
+from kbatch.memory.probe import Reading
 
 LIMIT = 1000
 
@@ -87,63 +77,3 @@ def test_the_time_ends_it_after_two_sizes_without_calling_the_rest_too_large():
     seconds = iter([0.0, 9.0, 9.0])
     records = ascend(Probes(), (1, 2, 4, 8), time_budget_s=2.5, clock=lambda: next(seconds))
     assert [r.outcome for r in records] == ["fits", "fits", "not_run", "not_run"]
-
-
-def measure_memory(model, inputs, sizes, *, memory_limit_bytes):
-    return measure_predict_memory(
-        {"float32": model},
-        inputs,
-        sizes,
-        memory_limit_bytes=memory_limit_bytes,
-        time_budget_s=100.0,
-        say=lambda line: None,
-    )
-
-
-def wide():
-    """A model whose activations take 64 KiB an example."""
-    layers = keras.layers
-    return keras.Sequential(
-        [layers.Input((4,)), layers.Dense(16384, activation="relu"), layers.Dense(1)]
-    )
-
-
-class Unsendable(keras.layers.Layer):
-    """A layer that no other process can be told of."""
-
-    def call(self, x):
-        return 2 * x
-
-    def get_config(self):
-        raise TypeError("this layer stays here")
-
-
-def test_a_model_that_cannot_be_sent_is_measured_here_and_the_profile_says_so():
-    others = tf.zeros(2**27, tf.uint8)  # No part of the model, so no part of each example.
-    inputs = keras.Input((4,))
-    model = keras.Model(inputs, Unsendable()(inputs))
-    found = measure_memory(
-        model,
-        InferenceInputs(np.zeros((4, 4), "float32"), None),
-        (1, 2),
-        memory_limit_bytes=2**28,
-    )
-    assert [r.outcome for r in found.records] == ["fits", "fits"]
-    assert "cannot be sent to a worker process" in " ".join(found.notes)
-    with contextlib.suppress(ValueError):  # Where TensorFlow's allocator keeps count, as usual.
-        tf.config.experimental.get_memory_info("CPU:0")
-        assert found.records[0].peak_bytes >= others.shape[0]
-
-
-@pytest.mark.slow
-def test_every_one_of_3_real_ends_of_memory_is_survived():
-    """Under a cap of 96 MiB: somewhat too large a batch raises, gross ones end the worker."""
-    model = wide()
-    inputs = inference_inputs(model)
-    load = Workload(lambda: model, TrainingData(inputs.rows), "float32", training=False)
-    survived = 0
-    with WorkerProbes(load, 96 * 2**20) as probes:
-        for size in (1600, 100_000, 1800):
-            outcomes = [r.outcome for r in ascend(probes, (1, size))]
-            survived += outcomes == ["fits", "out_of_memory"]
-    assert survived == 3

@@ -117,12 +117,6 @@ def test_the_noise_scale_is_that_of_the_late_half_of_the_useful_stretches():
     assert unmeasured.noise_scale.value is None
 
 
-def test_useful_stretches_end_near_the_lowest_loss():
-    assert useful_stretches((2.0, 1.0, 0.25, 0.15, 0.05, 0.0)) == 4
-    assert useful_stretches((2.0, 1.0, 0.0, 1.0, 1.0)) == 3
-    assert useful_stretches((1.0, 2.0, 3.0)) == 1
-
-
 def test_the_answer_has_the_start_and_what_binds_and_the_table_the_limits():
     found = make_recommendation()
     size, (first, *_, last) = found.batch_size, found.batch_sizes
