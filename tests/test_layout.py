@@ -46,7 +46,7 @@ EXPERIMENTS = {
     "timing": ...,
     "memory": {"find", "probe", "workload"},
     "throughput": {"measure"},
-    "inference": {"batch_dependence", "call_paths", "measure", "target_search", "variants"},
+    "inference": {"batch_dependence", "call_paths", "measure", "target_search"},
     "input_pipeline": {"blocks", "changes", "measure"},
     "search": ...,
     "recommendation": {"measure"},

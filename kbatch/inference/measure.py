@@ -25,15 +25,16 @@ from kbatch.errors import InputError
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import (
+    CALL_PATHS,
     InferenceInputs,
     Run,
-    check_call_paths,
+    check_names,
     inference_inputs,
     open_path,
+    variants_of,
 )
 from kbatch.inference.result import BULK_PATH, InferenceProfile, TimingRecord, check_target
 from kbatch.inference.target_search import check_reachable, verify_target
-from kbatch.inference.variants import variants_of
 from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
@@ -131,7 +132,7 @@ def profile_inference(
             "`model` must be a keras.Model: build or load it first "
             f"(`keras.saving.load_model`). Received: model of type {type(model).__name__}."
         )
-    paths = check_call_paths(call_paths)
+    paths = check_names(CALL_PATHS, call_paths=call_paths)
     if latency_slo_ms is not None:
         check_target(latency_slo_ms, quantile)
         latency_slo_ms = float(latency_slo_ms)

@@ -7,8 +7,7 @@ from small_models import mlp
 
 import kbatch
 from kbatch.inference.batch_dependence import BatchDependence
-from kbatch.inference.call_paths import inference_inputs, open_path
-from kbatch.inference.variants import variant
+from kbatch.inference.call_paths import inference_inputs, open_path, variant
 from kbatch.timing import Setting
 
 layers, ops = keras.layers, keras.ops

@@ -4,8 +4,8 @@ import pytest
 import tensorflow as tf
 from small_models import mlp, rows
 
-from kbatch.inference.call_paths import inference_inputs
-from kbatch.inference.variants import (
+from kbatch.inference.call_paths import (
+    inference_inputs,
     output_change,
     outputs_of,
     policy_of,
