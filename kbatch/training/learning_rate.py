@@ -179,7 +179,10 @@ def scale_model(
     rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
-        own_rule = rule_of(optimizer) if rule == "auto" else rule
+        own_rule = rule
+        if rule == "auto":  # For SGD, for Adam and its kin, and for others none.
+            sgd = isinstance(optimizer, _optimizers.SGD)
+            own_rule = "linear" if sgd else "sqrt" if second_moment else None
         follows = own_rule is not None
         apart = _settings_apart(optimizer, base)
         fitted |= apart & set(follow_batch_size)
@@ -226,13 +229,6 @@ def scale_model(
                 optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
     scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
     return _scale_momenta(model, scaling, rates)
-
-
-def rule_of(optimizer: Any) -> str | None:
-    """Return the rule of an optimizer: "linear" for SGD, "sqrt" for Adam and its kin, else None."""
-    if isinstance(optimizer, _optimizers.SGD):
-        return "linear"
-    return None if _second_moment_decay(optimizer) is None else "sqrt"
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:

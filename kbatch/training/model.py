@@ -130,9 +130,9 @@ class TrainStep:
         self.model: Any = model
         before, step = vars(model).get("train_step"), installed_step(model)
         # A step that the user bound to the model, not one of its class.
-        self.bound: Any = before if step is None else getattr(step, "bound", None)
+        self.bound: Any = before if step is None else step.bound
         # What `accumulate_gradients` was given holds for each step that takes its place.
-        self.loss_denominator: Any = getattr(step, "loss_denominator", None)
+        self.loss_denominator: Any = step and step.loss_denominator
 
     def install(self) -> keras.Model:
         """Let the model train by this step, and return the model."""
@@ -155,8 +155,7 @@ class TrainStep:
 def installed_step(model: Any) -> Any:
     """Return the object behind the train step that kbatch gave a model, None without one."""
     step = getattr(vars(model).get("train_step"), "__self__", None)
-    known = isinstance(step, TrainStep) or type(step).__module__.startswith("kbatch.")
-    return step if known else None
+    return step if isinstance(step, TrainStep) else None
 
 
 def accumulation_of(model: Any) -> Any:
@@ -167,7 +166,7 @@ def accumulation_of(model: Any) -> Any:
 def user_step(model: Any) -> Callable[[Any], Any] | None:
     """Return the `train_step` of the user's own, of the class or the model, else None."""
     step = installed_step(model)
-    bound = vars(model).get("train_step") if step is None else getattr(step, "bound", None)
+    bound = vars(model).get("train_step") if step is None else step.bound
     kind = type(model).train_step
     return kind.__get__(model) if bound is None and kind is not keras.Model.train_step else bound
 
@@ -177,7 +176,7 @@ def uninstall_step(model: Any) -> None:
     step = installed_step(model)
     if step is not None:
         del model.train_step
-        if getattr(step, "bound", None) is not None:
+        if step.bound is not None:
             model.train_step = step.bound
         model.train_function = None
 

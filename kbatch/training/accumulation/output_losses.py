@@ -69,7 +69,12 @@ def part_of_batch_loss(
             total = loss * tf.cast(rows_share, loss.dtype)
         else:
             terms = [] if compile_loss is None else [compile_loss(y, y_pred, sample_weight)]
-            terms += penalties(model, added_losses, rows_share)
+            for added in added_losses:
+                # A scalar is weighed by the rows: a penalty on weights is the same for every
+                # micro-batch, and a loss counts as a mean. Of a vector Keras sums the rows.
+                value: Any = aggregated_loss(model, added)
+                rows = len(added.shape) > 0
+                terms.append(value if rows else value * tf.cast(rows_share, value.dtype))
             if not terms:
                 raise ValueError(
                     "There is no loss to minimise: give `compile` a `loss`. Received: loss=None."
@@ -161,20 +166,6 @@ def _share(
     check = tf.debugging.assert_positive(total, message)
     with tf.control_dependencies([] if check is None else [check]):
         return counted / total
-
-
-def penalties(
-    model: keras.Model, added_losses: list[Any], rows_share: tf.Tensor
-) -> list[tf.Tensor]:
-    """Weigh regularizers and losses from `add_loss`."""
-    # A scalar is weighed by the rows: a penalty on weights is the same for every micro-batch, and a
-    # loss counts as a mean. Of a vector Keras sums the rows.
-    found: list[tf.Tensor] = []
-    for loss in added_losses:
-        value: Any = aggregated_loss(model, loss)
-        rows = len(loss.shape) > 0
-        found.append(value if rows else value * tf.cast(rows_share, value.dtype))
-    return found
 
 
 def has_own_loss(model: keras.Model) -> bool:
