@@ -61,9 +61,10 @@ def with_page(
         return found
     trial, lost = found.trial, missing_text(missing)
     if trial is None:
-        headline = f"No batch size can be named: {_missing_reason(trials)}."
-        advice = Note.of("nothing_completed", advice=_what_to_do(trials))
-        return dataclasses.replace(found, page=Page(headline, lost, advice))
+        why, advice = _nothing(trials)
+        note = Note.of("nothing_completed", advice=advice)
+        page = Page(f"No batch size can be named: {why}.", lost, note)
+        return dataclasses.replace(found, page=page)
     limits = (
         *limit_notes(trial, trials),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
@@ -94,7 +95,7 @@ def _headline(
     text += f", {'' if trial.target else 'for '}{budget}" if budget else ""
     if not found.certified:
         settled = _settled_by(found, race)
-        text += f": nothing is certified{f', {settled}' if settled else ''}"
+        text += f": nothing is certified{f'; {settled}' if settled else ''}"
     return f"{text}."
 
 
@@ -112,7 +113,7 @@ def _settled_by(found: Decision, race: bool) -> str:
         case "pinned":
             return "a `build` without `set_random_seed`, or shuffled data, would show more"
         case "no_outcomes":
-            return f"since {found.unpaired}"
+            return f"how far the examples decide is not known, since {found.unpaired}"
     if judgement.executions_needed is not None:
         count = f"about {judgement.executions_needed:,} executions of each size"
         return f"{count} would settle it (a forecast)"
@@ -292,9 +293,9 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
             after = value if isinstance(value, tuple) else (value,)
             changes = [join_words(map(_decay_text, one)) for one in (given.get(name), after) if one]
             parts.append(f"`{name}` {' -> '.join(changes)}")
-    also = f", which also sets {join_words(parts)}," if parts else ""
+    also = f", which also sets {join_words(parts)}" if parts else ""
     fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
-    call = f"`model = decision.apply(build())`{also} then `model.fit(x, y{fit})`."
+    call = f"`model = decision.apply(build())`{also}, then `model.fit(x, y{fit})`."
     texts = [f"Train with it: {policy}{call}"]
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
     most = max((trial.micro_batch_size or 0 for trial in fitted), default=0)
@@ -324,50 +325,36 @@ def _search(trials: Sequence[TrialRecord]) -> str:
     return f"{pluralize(len(runs), 'training')} of {sizes}{on}{but}."
 
 
-def _missing_reason(trials: Sequence[TrialRecord]) -> str:
-    """Word why no trial is the best, as the end of a sentence."""
-    words = Counter(map(outcome, trials))
-    if "completed" in words:
-        return f"no completed trial has the objective {trials[0].objective.name}"
-    kinds = join_words(f"{count:,} {word}" for word, count in words.items())
-    return f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
-
-
-def _what_to_do(trials: Sequence[TrialRecord]) -> str:
-    outcomes = {outcome(trial) for trial in trials}
-    if "completed" in outcomes:
-        objective = trials[0].objective.name
-        if objective == "samples_per_second":
-            return "Training was too short for its speed to be measured: train longer."
-        if objective in COST_NAMES:
-            return "No trial met the target in its budget: train longer, or set an easier target."
-        epochs = [p for t in trials for e in t.executions for p in e.epochs]
-        names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
-        if objective in names:
-            return f"The objective {objective} was not finite in any epoch: check the metric."
-        advice = "Compile the model with that metric"
-        if objective.startswith("val_") and not any(name.startswith("val_") for name in names):
-            advice = "Give `validation_data`"
-        return (
-            f"The objective {objective} was not among the metrics: {', '.join(names) or 'none'}. "
-            f"{advice}, or search for another objective."
-        )
-    if outcomes == {"out of memory"}:
-        return "Search again with a smaller `micro_batch_size`, which needs less memory."
-    if outcomes == {"diverged"}:
-        rates = [rate for trial in trials if (rate := starting_rate(trial))]
-        tried = f", below {setting(min(rates))}" if rates else ""
-        return (
-            f"Search again with a smaller learning rate{tried}, or with a model that stays finite."
-        )
-    if outcomes <= {"running", "interrupted"}:
-        return "The search has not finished. If it no longer runs, start it again: it continues."
-    advice = (
-        "Read why the trials failed (`tuner.study` prints it), fix the cause, then search again."
-    )
-    if "out of memory" in outcomes:
-        advice += " Those out of memory need a smaller `micro_batch_size`."
-    return advice
+def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
+    """Say why no trial is the best, as the end of a sentence, and what to do."""
+    found, objective = Counter(map(outcome, trials)), trials[0].objective.name
+    if "completed" not in found:
+        kinds = join_words(f"{count:,} {word}" for word, count in found.items())
+        why = f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
+        if found.keys() <= {"running", "interrupted"}:
+            return why, "Where the search no longer runs, start it again: it continues."
+        if found.keys() == {"out of memory"}:
+            return why, "Search again with a smaller `micro_batch_size`, which needs less memory."
+        if found.keys() == {"diverged"}:
+            rates = [rate for trial in trials if (rate := starting_rate(trial))]
+            tried = f", below {setting(min(rates))}" if rates else ""
+            return why, f"Search again with a smaller learning rate{tried}."
+        cause = "Read why the trials failed (`tuner.study` prints it), fix the cause,"
+        return why, f"{cause} then search again."
+    why = f"no completed trial has the objective {objective}"
+    if objective == "samples_per_second":
+        return why, "Training was too short for its speed to be measured: train longer."
+    if objective in COST_NAMES:
+        return why, "No trial met the target: train longer, or set an easier target."
+    epochs = [epoch for trial in trials for run in trial.executions for epoch in run.epochs]
+    names = list(dict.fromkeys(name for epoch in epochs for name in epoch.metrics))
+    if objective in names:
+        return why, f"The objective {objective} was not finite in any epoch: check the metric."
+    advice = "Compile the model with that metric"
+    if objective.startswith("val_") and not any(name.startswith("val_") for name in names):
+        advice = "Give `validation_data`"
+    were = f"It was not among the metrics: {', '.join(names) or 'none'}."
+    return why, f"{were} {advice}, or search for another objective."
 
 
 def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective | None) -> list[Row]:

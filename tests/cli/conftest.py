@@ -34,7 +34,14 @@ def sized(batch_size):
 def stream():
     yield arrays()
 
+class Nested:
+    build = staticmethod(build)
+
+def three():
+    return 1, 2, 3
+
 dataset = data()
+pair = arrays()
 number = 3
 """
 

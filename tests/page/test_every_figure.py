@@ -1,16 +1,41 @@
 """What holds for every public figure: in any Axes and at any width, described and readable."""
 
+import functools
+import itertools
+
 import matplotlib
 import pytest
-from figure_samples import SAMPLES, cut_texts, draw, text_overlaps
+from figure_samples import SAMPLES, cut_texts, draw, text_overlaps, words
+from figure_studies import (
+    LONG_NAME,
+    TARGET,
+    gpu_study,
+    learned_study,
+    target_study,
+    tuned_study,
+)
 from matplotlib import pyplot
 from matplotlib.figure import Figure
+from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_bytes
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, detached_axes, figure_bytes
+from kbatch.study.figures import STUDY_FIGURES
+from kbatch.study.study import Study
 
 COLUMN_IN, PAGE_IN = 3.4, 7.0
 USUAL = [name for name in SAMPLES if " of many" not in name]
+OF_STUDIES = [name.replace("-", "_") for name in STUDY_FIGURES]
+
+
+def plot(name, data, ax=None):
+    return getattr(kbatch, f"plot_{name}")(data, ax)
+
+
+@functools.cache
+def drawn(name):
+    """The axes of a sample, for tests that only read them."""
+    return plot(name, SAMPLES[name]())
 
 
 def test_there_is_a_sample_of_every_figure():
@@ -35,29 +60,84 @@ def test_no_text_covers_another_or_is_cut(name, width_in):
     assert cut_texts(figure) == []
 
 
-def plotted(name, ax=None):
-    return getattr(kbatch, f"plot_{name}")(SAMPLES[name](), ax)
-
-
 @pytest.mark.parametrize("name", USUAL)
 def test_given_axes_are_used_beside_others_and_nothing_global_changes(name):
     before = dict(matplotlib.rcParams)
     figure = Figure(figsize=(13, 6), layout="constrained")
     left, right = figure.subplots(1, 2)
-    assert plotted(name, left) is left
+    assert plot(name, SAMPLES[name](), left) is left
     figure.draw_without_rendering()
     ours = [axes for axes in figure.axes if axes is not right and axes.axison]
     assert max(axes.get_position().x1 for axes in ours) < right.get_position().x0
+    # Without a grid the panels do not cover each other either.
     free = Figure().add_axes((0.3, 0.3, 0.6, 0.6))
-    assert plotted(name, free) is free
+    assert plot(name, SAMPLES[name](), free) is free
+    boxes = [axes.get_position() for axes in free.figure.axes if axes.axison]
+    assert not any(a.overlaps(b) for a, b in itertools.combinations(boxes, 2))
     free.figure.draw_without_rendering()
     assert dict(matplotlib.rcParams) == before
     assert pyplot.get_fignums() == []
 
 
+@pytest.mark.parametrize("name", [*OF_STUDIES, "memory"])
+def test_device_units_and_what_failed_are_named(name):
+    axes = drawn(name)
+    text, figure = words(axes), axes.get_figure(root=True)
+    if name == "gpu_timeline":
+        assert "Example GPU (GPU:0)" in text
+    else:
+        assert "CPU, 16 cores · TensorFlow 2.21.0 · Keras 3.15.1 · mixed_float16" in text
+        assert "7 runs" in text if name == "memory" else "budget: " in text
+        assert "out of memory" in text
+    labels = {axis.get_label_text() for a in figure.axes if a.axison for axis in (a.xaxis, a.yaxis)}
+    labels -= {""}
+    assert len(labels) >= 2
+    units = ("samples/s", "examples", "0 to 1", "(s)", "%", "GiB", "W)", "Epoch", "Updates")
+    assert [label for label in labels if not any(unit in label for unit in units)] == []
+
+
+@pytest.mark.parametrize("name", OF_STUDIES)
+def test_one_trial_is_enough_and_an_empty_study_says_what_to_run(name):
+    given = {"time_to_target": target_study(sizes=(16,), missed=()), "gpu_timeline": gpu_study()}
+    one = given.get(name, learned_study(sizes=(64,)))
+    one = make_study(next(trial for trial in one.trials if trial.status == "completed"))
+    assert cut_texts(plot(name, one).figure) == []
+    with pytest.raises(ValueError, match=r"tuner\.search.*kbatch demo.*study\.trials=\(\)"):
+        plot(name, Study("digits", ()))
+
+
+@pytest.mark.parametrize("name", ["pareto", "learning_curves", "time_to_target"])
+def test_a_study_in_which_all_failed_has_no_such_figure(name):
+    study = make_study(make_trial(64, status="out_of_memory", target=TARGET))
+    with pytest.raises(ValueError, match=r"needs .*No trial completed: 1 out of memory"):
+        plot(name, study)
+
+
+# What the usual samples, which are drawn as wide as a column, do not hold.
+@pytest.mark.parametrize(
+    ("name", "data"),
+    [
+        ("pareto", make_study),
+        ("learning_curves", lambda: learned_study(sizes=(16, 64))),
+        ("time_to_target", lambda: target_study(sizes=(256, 512))),
+    ],
+)
+def test_few_sizes_can_be_read_on_a_telephone(name, data):
+    figure = plot(name, data(), detached_axes(6, width_in=3.6)).figure
+    assert cut_texts(figure) == []
+    assert text_overlaps(figure) == []
+
+
+@pytest.mark.parametrize("name", ["pareto", "learning_curves", "noise_scale"])
+def test_two_hundred_trials_with_long_names_fit(name):
+    axes = plot(name, tuned_study(200, name=LONG_NAME))
+    assert cut_texts(axes.figure) == []
+    assert LONG_NAME[:20] in words(axes)
+
+
 @pytest.mark.parametrize("name", ["noise_scale", "trials"])
 def test_the_same_data_give_the_same_bytes(name):
-    first, second = (figure_bytes(plotted(name), ".svg") for _ in range(2))
+    first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
     assert first == second
 
 

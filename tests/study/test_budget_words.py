@@ -26,9 +26,7 @@ def spent(batch_size, *, epochs=2, updates=50, examples=3200, **changed):
     ("budget", "words"),
     [
         (Budget(train_s=30.0), "30 s of training"),
-        (Budget(updates=50), "50 updates"),
-        (Budget(examples=3_200), "3,200 examples"),
-        (Budget(2.5, 500), "2.5 s of training or 500 updates"),
+        (Budget(2.5, 500, 3_200), "2.5 s of training or 500 updates or 3,200 examples"),
     ],
 )
 def test_the_budget_is_named(budget, words):

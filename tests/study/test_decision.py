@@ -86,7 +86,7 @@ def test_a_faster_size_that_is_one_image_worse_is_tied():
     assert found.judgement.gaps[64, 1.0].low < 1 / 500 < found.judgement.gaps[64, 1.0].high
     assert found.page.certainty.code == "one_execution"
     assert "32 and 64" in found.reason
-    assert "nothing is certified, `executions_per_trial=3`" in found.page.headline
+    assert "nothing is certified; `executions_per_trial=3`" in found.page.headline
 
 
 @pytest.mark.parametrize("count", [31, 40])

@@ -1,11 +1,16 @@
+"""Studies from files: what is read, what is left out and named, and that every page says so."""
+
 import json
 import os
 import types
 from pathlib import Path
 
 import pytest
+from figure_studies import learned_study
 from records_factory import make_search, make_study, make_trial
 
+import kbatch
+from kbatch.cli.main import main
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.study.study import load_study
 
@@ -42,30 +47,18 @@ def test_a_broken_search_file_is_named_and_the_trials_load(project):
     assert str(project / "kbatch.json") in study.problems[0]
 
 
-@pytest.mark.parametrize("folder", ["missing", "empty"])
-def test_without_records_it_says_what_to_give(tmp_path, folder):
+def test_without_records_it_says_what_to_give(project, tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(FileNotFoundError, match=r"directory/project_name.*BatchSizeHyperModel"):
-        load_study(tmp_path / folder)
-
-
-def test_the_folder_above_a_study_names_the_study(project):
+    # keras-tuner's own files make no study.
+    (tmp_path / "other" / "trial_0").mkdir(parents=True)
+    (tmp_path / "other" / "trial_0" / "trial.json").write_text('{"status": "COMPLETED"}')
+    for folder in ("missing", "empty", "other"):
+        with pytest.raises(FileNotFoundError, match=r"directory/project_name.*BatchSizeHyperModel"):
+            load_study(tmp_path / folder)
     with pytest.raises(FileNotFoundError, match=f"One lies in {project}"):
         load_study(project.parent)
-
-
-def test_a_file_that_is_no_study_is_an_error(project):
     with pytest.raises(RecordError, match="holds a TrialRecord, not a Study"):
         load_study(project / "trial_0" / "kbatch.json")
-
-
-DAMAGE = {
-    "nested deeply": lambda trial: "[" * 100_000 + "]" * 100_000,
-    "an endless number": lambda trial: json.dumps(trial).replace("64", "9" * 5000),
-    "a huge metric": lambda trial: edited(trial, reported={"val_accuracy": 1e308}),
-    "an id that is a path": lambda trial: renamed(trial, "../0"),
-    "the id of another": lambda trial: renamed(trial, "0"),
-}
 
 
 def edited(trial, **changed):
@@ -74,8 +67,13 @@ def edited(trial, **changed):
     return json.dumps(trial | {"record": record | {"executions": [execution | changed]}})
 
 
-def renamed(trial, trial_id):
-    return json.dumps(trial | {"record": trial["record"] | {"trial_id": trial_id}})
+DAMAGE = {
+    "nested deeply": lambda trial: "[" * 100_000 + "]" * 100_000,
+    "a huge metric": lambda trial: edited(trial, reported={"val_accuracy": 1e308}),
+    "the id of another": lambda trial: json.dumps(
+        trial | {"record": trial["record"] | {"trial_id": "0"}}
+    ),
+}
 
 
 @pytest.mark.parametrize("damage", DAMAGE)
@@ -89,7 +87,7 @@ def test_one_damaged_trial_is_named_and_leaves_the_others(project, damage):
     assert len(problem) < 500
 
 
-@pytest.mark.parametrize("state", ["[" * 100_000, '{"status": "FAILED", "message": 3}', "3", "{}"])
+@pytest.mark.parametrize("state", ["[" * 100_000, '{"status": "FAILED", "message": 3}', "{}"])
 def test_a_damaged_state_of_keras_tuner_leaves_the_trials(project, state):
     file = project / "trial_3" / "trial.json"
     file.parent.mkdir()
@@ -104,22 +102,39 @@ def test_a_pipe_in_the_place_of_a_file_is_named_and_not_waited_for(project):
     assert (len(study.trials), len(study.problems)) == (2, 1)
 
 
-def test_a_folder_whose_name_is_no_text_is_read_and_shown(project, tmp_path):
+def test_what_cannot_be_shown_is_replaced(project, tmp_path):
+    file = project / "trial_2" / "kbatch.json"
+    file.write_text(edited(json.loads(file.read_text()), failure="a\ud800b\x1b[2J"))
     folder = Path(os.fsdecode(bytes(tmp_path) + b"/caf\xe9\n$x$"))
     project.rename(folder)
     (folder / "trial_1" / "kbatch.json").write_text("{")
     study = load_study(folder)
     assert study.name == "caf\N{REPLACEMENT CHARACTER} $x$"
-    assert len(study.trials) == 2
+    assert [trial.failure for trial in study.trials] == ["a\ufffdb\ufffd[2J", None]
     (problem,) = study.problems
     assert "caf\N{REPLACEMENT CHARACTER}".encode() in problem.encode()
     study.save(tmp_path / "study.json")
     assert load_study(tmp_path / "study.json") == study
 
 
-def test_text_that_cannot_be_shown_is_replaced(project):
-    file = project / "trial_2" / "kbatch.json"
-    trial = json.loads(file.read_text())
-    file.write_text(edited(trial, failure="a\ud800b\x1b[2J"))
-    (trial,) = (t for t in load_study(project).trials if t.trial_id == "2")
-    assert trial.failure == "a\ufffdb\ufffd[2J"
+@pytest.mark.parametrize("how", ["damaged", "lost"])
+def test_a_missing_trial_may_have_been_the_best_and_every_page_says_so(how, tmp_path, capsys):
+    study, folder = learned_study(2, sizes=(16, 64, 256)), tmp_path / "search"
+    write_record(make_search(), folder / "kbatch.json")
+    for trial in study.trials:
+        write_record(trial, folder / f"trial_{trial.trial_id}" / "kbatch.json")
+    file = folder / f"trial_{study.decide().trial.trial_id}" / "kbatch.json"
+    # keras-tuner's file says that it ended.
+    file.with_name("trial.json").write_text('{"status": "COMPLETED"}')
+    file.write_text("") if how == "damaged" else file.unlink()
+    study = load_study(folder)
+    assert study.missing == 1
+    assert "1 missing" in repr(study)
+    (problem,) = study.problems
+    assert str(file.parent) in problem
+    report = tmp_path / "r.md"
+    assert main(["report", str(folder), "-o", str(report)]) == 0
+    assert f"left out: {folder}/trial_" in capsys.readouterr().err
+    assert study.notes[0].code == "trials_missing"
+    assert study.notes[0] in report.read_text()
+    assert study.notes[0] in kbatch.plot_trials(study).get_label()
