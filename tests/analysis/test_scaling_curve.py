@@ -253,22 +253,6 @@ def test_past_the_measured_sizes_a_line_extrapolates():
     assert efficient_batch_size(exact(hockney), share=0.99).value > 256
 
 
-def test_intervals_of_a_line_cover_the_size_in_95_of_100_cases():
-    covered = []
-    for seed in range(150):
-        latency = fit_latency(SCALED, scattered(hockney(SCALED), 0.05, seed))
-        answers = {
-            N_HALF: knee_batch_size(latency),
-            9 * N_HALF: efficient_batch_size(latency),
-            130: batch_size_within(latency, latency_s=0.03),
-        }
-        if latency.follows_line:
-            covered.append([a.low <= n <= a.high for n, a in answers.items()])
-    assert len(covered) > 142
-    shares = np.mean(covered, axis=0)
-    assert np.all((shares > 0.90) & (shares < 0.97))
-
-
 def test_intervals_of_an_interpolation_mostly_cover_the_size():
     # Where the true curve is the interpolation's own: straight pieces in logarithms.
     def law(sizes):

@@ -1,4 +1,4 @@
-"""Five planted dependences on the batch size are named, and thirteen sound nets are not accused."""
+"""Five planted dependences on the batch size are named, and ten sound nets are not accused."""
 
 import keras
 import numpy as np
@@ -148,10 +148,6 @@ def recurrent():
     return functional(call, (12,), "int32")
 
 
-def autoencoder():
-    return functional(lambda x: layers.Dense(12)(layers.Dense(2, activation="tanh")(x)))
-
-
 def two_outputs():
     def call(x):
         hidden = layers.Dense(32, activation="relu")(x)
@@ -165,28 +161,16 @@ def drawing():
     return functional(lambda x: layers.Lambda(lambda t: t + keras.random.normal(ops.shape(t)))(x))
 
 
-class Own(keras.Model):
-    def __init__(self):
-        super().__init__()
-        self.hidden, self.out = layers.Dense(16, activation="relu"), layers.Dense(3)
-
-    def call(self, x):
-        return self.out(self.hidden(x))
-
-
 SOUND = {
-    "mlp": (mlp, NUMBERS[:, :8], {}),
+    "mlp, saved": (mlp, NUMBERS[:, :8], {"path": "saved_model"}),
     "50 layers": (deep, NUMBERS, {}),
     "50 layers, mixed_float16": (deep, NUMBERS, {"policy": "mixed_float16"}),
-    "residual": (residual_net, PICTURES, {}),
     "residual, XLA": (residual_net, PICTURES, {"path": "xla", "sizes": (1, 2, 64)}),
     "attention": (attention, WORDS, {}),
     "attention, bfloat16": (attention, WORDS, {"policy": "bfloat16"}),
     "mlp, int8": (mlp, NUMBERS[:, :8], {"policy": "int8"}),
     "recurrent": (recurrent, WORDS, {}),
-    "autoencoder, saved": (autoencoder, NUMBERS, {"path": "saved_model"}),
     "two scales, predict": (two_outputs, NUMBERS, {"path": "predict", "sizes": (1, 8, 64)}),
-    "own class": (Own, NUMBERS, {}),
     "drawing": (drawing, NUMBERS, {}),
 }
 

@@ -7,9 +7,7 @@ from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.recommendation.measure import reason_kept
 from kbatch.recommendation.result import INPUT, MEMORY, NOISE, SATURATION
-from kbatch.training.data.training_data import DataEnded
 
 STEPS = [MEMORY, NOISE, SATURATION, INPUT]
 
@@ -141,22 +139,3 @@ def test_under_xla_it_is_told_what_limits(monkeypatch):
     found = recommend(build, budget_s=6.0, batch_sizes=(16, 32))
     assert found.pilot.batch_size == 32
     assert 32 in found.times_s
-
-
-@pytest.mark.parametrize(
-    ("error", "reason"),
-    [
-        (InputError("Give more rows."), "give more rows"),
-        (DataEnded(5), "the data ended after 5 examples of a batch"),
-        (MemoryError(), "it ran out of memory"),
-    ],
-)
-def test_data_and_memory_that_do_not_allow_it_are_a_reason_and_other_errors_are_raised(
-    error, reason
-):
-    unknown = {}
-    with reason_kept(INPUT, unknown):
-        raise error
-    assert unknown == {INPUT: reason}
-    with pytest.raises(RuntimeError), reason_kept(INPUT, unknown):
-        raise RuntimeError("a mistake")

@@ -142,15 +142,12 @@ def outcome(name):
     ("changed", "text", "words"),
     [
         ({"input_rate": 50_000.0}, outcome("input pipeline"), "the device waits from 128 on"),
-        ({"pilot": UNRESOLVED}, outcome("gradient noise"), "lost in its noise"),
         (
             {"pilot": None, "unknown": {"gradient noise": "the loss became NaN"}},
             outcome("gradient noise"),
             "because the loss became NaN",
         ),
-        ({"updates": make_timings(sizes=(32,))}, outcome("hardware saturation"), "two sizes"),
         ({"updates": make_timings(sizes=(8, 16))}, outcome("hardware saturation"), "(not timed)"),
-        ({"pilot": None}, str, "is not known"),
         ({"scheduled": True}, str, "your learning rates times "),
         ({"base_learning_rate": None, "pilot": None}, str, "32 and your learning rates"),
         ({**NOTHING, "unknown": {"hardware saturation": "no time"}}, str, "because no time."),
