@@ -17,7 +17,6 @@ import contextlib
 import dataclasses
 import functools
 import math
-import statistics
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
@@ -202,8 +201,6 @@ class _Hiccups(NamedTuple):
         return bool(special.bdtr(hiccups, chances, 1 - quantile) <= most)
 
 
-# Calls that show that one batch is far above a target.
-_FEW_CALLS = 10
 # A look takes at least these seconds: 59 short calls would be over within one hiccup.
 _LEAST_CHECK_S = 0.3
 # How much slower than typical 5 % of normally scattered rounds are, in standard deviations.
@@ -212,17 +209,15 @@ _LEAST_DRIFT = 0.2
 
 
 def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
-    """Check that one example is not far above a target, before all is measured."""
+    """Check that the fastest call of one example is within a target, before all is measured."""
     found_ms = 0.0
     for setting in dict.fromkeys((smallest, smallest._replace(size=1))):
         known = setting in sweep.warm_ups
         if not known and sweep.admit(setting) is None:
-            return
-        latencies_s = sweep.fresh_calls(setting, _FEW_CALLS)
+            return  # Memory ran out, as the rounds will tell.
+        found_ms = 1000 * sweep.time_s(setting)
         if not known:
             sweep.withdraw(setting)  # Not one of the sizes to sweep.
-        # Where memory ran out, the rounds will tell.
-        found_ms = 0.0 if latencies_s is None else 1000 * statistics.median(latencies_s)
         if found_ms <= target_ms:
             return
     raise TargetTooLow(target_ms, quantile, 1, found_ms)

@@ -4,7 +4,7 @@ import functools
 
 import numpy as np
 import pytest
-from inference_factory import HALF_PEAK, make_profile, time_s
+from inference_factory import time_s
 
 from kbatch.inference.batch_dependence import BatchDependence
 from kbatch.inference.call_paths import InferenceInputs
@@ -94,16 +94,6 @@ def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**
     plan = {"time_budget_s": budget_s, "needed_calls": 59}
     probed = MemoryPass(known, limit_bytes, ())
     return swept(probed, compiled=time_s, sizes=sizes, larger=larger, plan=plan)
-
-
-def test_a_sweep_goes_on_until_throughput_is_flat():
-    found = gone_on()
-    # 90 % of the peak are reached at nine times n_half, 90 examples.
-    assert sizes_of(found, "compiled") == [1, 2, 4, 8, 16, 32, 64, 128]
-    answer = make_profile(*found.values()).efficient
-    assert answer.batch_size == pytest.approx(9 * HALF_PEAK, abs=1)
-    assert not answer.extrapolated
-    assert make_profile(*gone_on(larger=()).values()).efficient.extrapolated
 
 
 @pytest.mark.parametrize(
