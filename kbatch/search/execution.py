@@ -28,13 +28,13 @@ from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 
 class Execution:
-    """One training run, timed and recorded in the files of its trial, where it has some."""
+    """One training run, timed and recorded in the files of its trial."""
 
     def __init__(
         self,
         model: keras.Model,
         settings: ExecutionSettings,
-        files: TrialFiles | None,
+        files: TrialFiles,
         build: Build,
     ):
         self._model: Any = model
@@ -82,13 +82,13 @@ class Execution:
                 results = inner.fit(hp, self._model, *call.arguments, **call.keywords)
             results = self._completed(results)
             files, best = self._files, self._fit.best_epoch
-            reported = {} if files is None else files.reported(results)
-            if files and best and files.of_kbatch_tuner:
+            reported = files.reported(results)
+            if files.of_kbatch_tuner:
                 record = files.record() if (files.folder / CHECKPOINT_NAME).exists() else None
                 best.write_weights(
                     self._model, files.folder, record and record.best_objective_value
                 )
-            outcomes = None if files is None or best is None else best.outcomes()
+            outcomes = best.outcomes()
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
             self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
@@ -141,7 +141,7 @@ class Execution:
 
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
-        wanted = () if self._files is None else self._files.measured_names
+        wanted = self._files.measured_names
         clock, target, monitor = self._fit.clock, self._fit.target, self._fit.monitor
         throughput, usage = clock.throughput, monitor and monitor.usage
         if "samples_per_second" in wanted and throughput is None:
@@ -174,8 +174,7 @@ class Execution:
         return figures | taken | results if isinstance(results, dict) else results
 
     def _write(self, record: ExecutionRecord) -> None:
-        if self._files is not None:
-            self._files.write(self._settings.number, record)
+        self._files.write(self._settings.number, record)
 
     def _record(
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
@@ -231,7 +230,7 @@ class Execution:
             epochs=tuple(clock.epochs),
             notes=notes,
             averages_validated=fit.averages_validated,
-            initial_weights=fit.best_epoch and fit.best_epoch.initial_weights,
+            initial_weights=fit.best_epoch.initial_weights,
             first_order=fit.first_order,
         )
 

@@ -295,12 +295,11 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _train(self, hp: keras_tuner.HyperParameters, model: keras.Model, call: FitCall) -> Any:
         """Train a model as the plan of the search says, and record it."""
         files, number, policy = trial_files(call.callbacks), self._number(hp), self._declare(hp)[1]
-        search, notes = self._search, ()
-        if files is not None:
-            files.check_search(self.settings, *self._identity(files, hp, call))
-            notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
+        files.check_search(self.settings, *self._identity(files, hp, call))
+        notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
+        search = self._search
         search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
-        search.read(files and files.project)
+        search.read(files.project)
         if self._is_late(model):
             search.settle_late()
             notes = (Note.of("compiled_late"), *notes)
@@ -310,10 +309,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             seed=self._seed(hp),
             batch_size=self._declare(hp)[0],
             validation_batch_size=self.validation_batch_size,
-            metrics=files.objective_names if files is not None and self.stock_fit else (),
-            to_target=files is not None and any(n in COST_NAMES for n in files.measured_names),
-            objective=None if files is None else files.objective,
-            objective_parts=() if files is None else files.objective_parts,
+            metrics=files.objective_names if self.stock_fit else (),
+            to_target=any(n in COST_NAMES for n in files.measured_names),
+            objective=files.objective,
+            objective_parts=files.objective_parts,
             notes=notes,
             search=search,
             feed=self._feed,
@@ -321,27 +320,26 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         try:
             results = self._execute(hp, model, files, settings, call)
         except PolicyChosen as chosen:  # It has not trained, and is built again under that one.
-            model = self.build(hp) if files is None else build_again(files.tuner, hp)
+            model = build_again(files.tuner, hp)
             self._check_built(hp, model, str(chosen))
             results = self._execute(hp, model, files, settings, call)
-        self._executed = hp, (number + 1) % (1 if files is None else files.executions)
+        self._executed = hp, (number + 1) % files.executions
         return results
 
     def _execute(
         self,
         hp: keras_tuner.HyperParameters,
         model: keras.Model,
-        files: TrialFiles | None,
+        files: TrialFiles,
         settings: ExecutionSettings,
         call: FitCall,
     ) -> Any:
         self._trained = weakref.ref(model)
         model = self.graph.model(model) if self.stock_fit else model
         execution = Execution(model, settings, files, self._builder(hp))
-        if files is not None:
-            for callback in call.callbacks:
-                if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
-                    callback.follow_trial(files, number=settings.number, so_far=execution.so_far)
+        for callback in call.callbacks:
+            if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
+                callback.follow_trial(files, number=settings.number, so_far=execution.so_far)
         return execution.run(self._inner, hp, call)
 
     def _end_of(self, error: BaseException) -> Exception | None:

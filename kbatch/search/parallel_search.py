@@ -231,11 +231,6 @@ class ParallelTrials:
         # A trial counts by its record, which is written after its weights.
         for name, content in sorted(result.files.items(), key=lambda file: RECORD_NAME in file[0]):
             path = Path(name)
-            if path.is_absolute() or ".." in path.parts:
-                raise InputError(
-                    "A task may return only files inside the project directory: use the same "
-                    f"version of kbatch on all workers. Received: {name}."
-                )
             # The oracle's own, and the environment of the first execution that completed.
             earlier = name == RECORD_NAME and self._completed() is not None
             if name == PLAN_NAME:  # Tasks that ran at the same time may each have changed it.

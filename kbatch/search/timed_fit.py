@@ -74,7 +74,7 @@ class ExecutionSettings(NamedTuple):
     validation_batch_size: int  # At most, where less fits at once.
     metrics: tuple[str, ...]  # That each epoch must have.
     to_target: bool  # Whether the cost of a target is the objective, so that there must be one.
-    objective: Objective | None  # What the search optimises; None where nothing is recorded.
+    objective: Objective  # What the search optimises.
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[Note, ...]  # On the settings, such as where callbacks write.
     search: SearchPlan  # What all executions have in common.
@@ -102,11 +102,7 @@ class TimedFit:
         self._several = replica_count(model) > 1
         self._meter = StepMeter(settings.batch_size) if self._several else settings.feed.meter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
-        self.best_epoch = (
-            None
-            if settings.objective is None
-            else BestEpoch(settings.objective, settings.objective_parts)
-        )
+        self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
         # What training takes, the making of the plan left out.
         self.monitor: GpuMonitor | None = None
         self.total_s = 0.0
@@ -212,20 +208,18 @@ class TimedFit:
         expected = () if call["validation_freq"] != 1 else self._settings.metrics
         swaps = any(isinstance(one, keras.callbacks.SwapEMAWeights) for one in theirs)
         self.averages_validated |= swaps
-        last = [_EpochCheck(size, expected, meter), self.clock.last]  # A step begins after it.
-        first: list[keras.callbacks.Callback] = []
-        if (best := self.best_epoch) is not None:
-            best.batches = batches.validation_batches
-            last = [best, *last]
-            stock = keras.callbacks.Callback.on_test_end
-            end = functools.partial(
-                best.end_validation,
-                keep_weights=any(
-                    getattr(one.on_test_end, "__func__", None) is not stock for one in theirs
-                ),
-            )
-            first = [keras.callbacks.LambdaCallback(on_test_end=end)]
-        own = [self.clock, *first, *theirs, *self._set_steps(batches, call, theirs)]
+        best, stock = self.best_epoch, keras.callbacks.Callback.on_test_end
+        best.batches = batches.validation_batches
+        end = functools.partial(
+            best.end_validation,
+            keep_weights=any(
+                getattr(one.on_test_end, "__func__", None) is not stock for one in theirs
+            ),
+        )
+        first = keras.callbacks.LambdaCallback(on_test_end=end)
+        # A step begins after the last one.
+        last = [best, _EpochCheck(size, expected, meter), self.clock.last]
+        own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
             with (

@@ -202,12 +202,16 @@ def recorded_search(project: Path) -> SearchRecord | None:
         raise RecordError(f"{error} {SETTINGS_REMEDY}") from error
 
 
-def trial_files(callbacks: Sequence[Any]) -> TrialFiles | None:
+def trial_files(callbacks: Sequence[Any]) -> TrialFiles:
     """Find the trial of a `HyperModel.fit`: a callback of keras-tuner knows it."""
     for callback in callbacks:
         if hasattr(callback, "tuner") and hasattr(callback, "trial"):
             return TrialFiles(callback.tuner, callback.trial)
-    return None
+    raise InputError(
+        "`BatchSizeHyperModel.fit` trains in a trial of a tuner, which it knows by keras-tuner's "
+        "`TunerCallback`: let a `run_trial` of your own call `super().run_trial`. Received: "
+        "callbacks without one."
+    )
 
 
 def write_checkpoint(model: Any, folder: Path) -> None:

@@ -16,10 +16,7 @@ from keras_tuner.engine.trial import TrialStatus
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
-from kbatch.device.failures import (
-    device_is_lost,
-    failure_traceback,
-)
+from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError
 from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
 from kbatch.page.numbers import pluralize
@@ -161,9 +158,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.decides_by = {name: value for name, value in given.items() if value is not None}
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
-        self._race: RaceStrategy | None = None  # None for a grid.
-        if strategy == "race":
-            self._race = RaceStrategy(tolerance, confidence, max_executions)
+        race = RaceStrategy(tolerance, confidence, max_executions)
+        self._race = race if strategy == "race" else None
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with;
         # `_identity` has those of a call of `search` too.

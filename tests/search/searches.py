@@ -6,6 +6,7 @@ import small_models as models
 import kbatch
 from kbatch.search.plan import SearchPlan
 from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
+from kbatch.study.trial import Objective
 
 
 def noted(study):
@@ -61,7 +62,7 @@ def plan(batch_size=32, **changed):
         "validation_batch_size": 32,
         "metrics": (),
         "to_target": False,
-        "objective": None,
+        "objective": Objective("val_loss", "min"),
         "objective_parts": (),
         "notes": (),
         "search": SearchPlan((batch_size,)),

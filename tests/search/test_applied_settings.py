@@ -1,6 +1,5 @@
 """A model that a decision is applied to trains as that of the decision's trial did."""
 
-import contextlib
 import dataclasses
 
 import keras
@@ -10,6 +9,7 @@ import searches
 import small_models as models
 
 import kbatch
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers, optimizers, schedules = keras.layers, keras.optimizers, keras.optimizers.schedules
 KEPT = {}  # The weights that trials end with, by their steps an epoch.
@@ -33,13 +33,6 @@ def classifier(optimizer, *inner):
     )
     model.compile(optimizer, models.own_loss, metrics=["accuracy"])
     return model
-
-
-class Halving(schedules.LearningRateSchedule):
-    """A schedule of the user's own."""
-
-    def __call__(self, step):
-        return 0.05 * 0.5 ** (keras.ops.cast(step, "float32") / 8)
 
 
 def normalised(optimizer):
@@ -79,23 +72,13 @@ def trains_as(model, decision, weights):
         np.testing.assert_allclose(mine, its, rtol=1e-6, atol=1e-7)
 
 
-@contextlib.contextmanager
-def half_precision():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
-        yield
-    finally:
-        keras.config.set_dtype_policy("float32")
-
-
 @pytest.mark.parametrize(
     ("build", "micro_batch_size"),
     [
         (averaging, None),
-        (lambda: classifier(optimizers.SGD(Halving(), momentum=0.9)), None),
         pytest.param(lambda: normalised("adam"), 8, marks=pytest.mark.slow),
     ],
-    ids=["averages of a schedule", "own schedule", "BatchNormalization in parts"],
+    ids=["averages of a schedule", "BatchNormalization in parts"],
 )
 def test_a_model_that_settings_are_applied_to_trains_as_the_trial_did(
     tmp_path, build, micro_batch_size
@@ -136,16 +119,7 @@ def test_values_are_set_whatever_the_model_has_and_what_was_changed_is_listed(de
 
 
 def test_another_policy_is_refused_with_the_line_that_sets_it(decay):
-    with half_precision():
+    with dtype_policy_scope("mixed_float16"):
         model = decaying()
     with pytest.raises(ValueError, match="set_dtype_policy"):
         decay[0].apply(model)
-
-
-def test_under_the_policy_of_the_trials_a_model_trains_as_they_did(tmp_path):
-    decision, weights = decided(tmp_path, decaying, dtype_policy="mixed_float16")
-    assert decision.settings["dtype_policy"] == "mixed_float16"
-    with half_precision():
-        keras.utils.set_random_seed(0)
-        model = decision.apply(decaying())
-    trains_as(model, decision, weights)

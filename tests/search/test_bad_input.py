@@ -249,6 +249,12 @@ def test_a_directory_that_cannot_be_written_ends_the_search(tmp_path):
         tuner.search(*models.rows(94), validation_data=models.rows(40), verbose=0)
 
 
+def test_a_training_outside_of_a_trial_is_refused():
+    hypermodel, hp = searches.stock(), keras_tuner.HyperParameters()
+    with pytest.raises(ValueError, match="TunerCallback"):
+        hypermodel.fit(hp, hypermodel.build(hp), *models.rows(16))
+
+
 def test_keras_tuners_chief_is_refused(tmp_path, monkeypatch):
     for name in ("KERASTUNER_ORACLE_IP", "KERASTUNER_ORACLE_PORT", "KERASTUNER_TUNER_ID"):
         monkeypatch.setenv(name, "1")

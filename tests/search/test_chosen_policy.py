@@ -179,12 +179,6 @@ def test_where_all_updates_overflow_the_search_trains_in_float32(tmp_path):
     assert all(one.executions[0].updates for one in study.trials)
 
 
-def test_a_scale_that_comes_down_in_time_is_no_reason(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
-    study = kbatch.load_study(search(tmp_path, overflowing(2.0**26), sizes=(8,)))
-    assert (study.trials[0].status, study.trials[0].dtype_policy) == ("completed", "mixed_float16")
-
-
 def test_each_policy_is_traced_once_in_a_search(monkeypatch, tmp_path):
     """The update by which mixed_float16 is tried leaves its graph to the trials."""
     monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 1.0)

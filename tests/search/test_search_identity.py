@@ -9,11 +9,9 @@ from pathlib import Path
 import keras
 import keras_tuner
 import numpy as np
-import pandas as pd
 import pytest
 import searches
 import small_models as models
-import tensorflow as tf
 
 import kbatch
 from kbatch.records.search import RECORD_NAME
@@ -208,25 +206,6 @@ def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
         fit_facts(FitCall((x,), {}))["x"] == fit_facts(FitCall((same.astype("float64"),), {}))["x"]
     )
     assert fit_facts(FitCall((x,), {}))["x"] != fit_facts(FitCall((other,), {}))["x"]
-
-
-def test_every_form_of_data_has_facts_that_do_not_change():
-    frame = pd.DataFrame({"a": [1.0, 2.0], "b": ["x", "y"]})
-    dataset = tf.data.Dataset.range(10).shuffle(10).batch(4)
-
-    def made(size):
-        return dataset
-
-    def facts():
-        x = {"a": frame, "b": np.array(["x", "y"])}
-        return fit_facts(FitCall((x,), {"validation_data": made}))
-
-    assert facts() == facts()
-    assert facts().keys() >= {"x", "validation_data"}
-    given = fit_facts(FitCall((dataset,), {}))
-    assert given == fit_facts(FitCall((dataset,), {}))
-    assert "3 elements" in given["x"]
-    assert given["x"] != fit_facts(FitCall((dataset.take(2),), {}))["x"]
 
 
 def test_a_policy_that_was_not_given_is_no_part_of_a_model():

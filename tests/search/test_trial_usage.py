@@ -3,7 +3,6 @@
 from types import SimpleNamespace
 
 import fake_nvml
-import keras
 import pytest
 import searches
 import tensorflow as tf
@@ -60,18 +59,3 @@ def test_a_trial_holds_what_it_took_of_the_gpu(library, tmp_path):
     assert metrics["gpu_power_w"] == pytest.approx(300.0)
     assert study.to_dataframe()["gpu_utilization"].tolist() == [pytest.approx(0.4)]
     assert set(USAGE_METRICS).isdisjoint(run.reported)
-
-
-class Breaking(keras.callbacks.Callback):
-    def on_epoch_end(self, epoch, logs=None):
-        raise tf.errors.ResourceExhaustedError(None, None, "out of memory")
-
-
-def test_a_trial_that_fails_is_measured_up_to_there(library, tmp_path):
-    tuner = searches.quick(
-        tmp_path, searches.stock(batch_sizes=(16,)), fit={"callbacks": [Breaking()]}
-    )
-    run = run_of(kbatch.load_study(tuner))
-    assert run.status == "out_of_memory"
-    assert run.usage.gpu_energy_j > 0
-    assert library.users == 0

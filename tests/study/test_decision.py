@@ -323,6 +323,13 @@ def test_several_objectives_fall_back_to_the_best_mean():
     assert found.page.certainty.code == "several_objectives"
 
 
+def test_trials_that_were_validated_on_other_rows_are_compared_by_their_executions():
+    wrong = [range(30), range(31), range(32)]
+    found = make_study(runs(16, *wrong), runs(32, *wrong, key="other")).decide()
+    assert "drop_remainder" in found.unpaired
+    assert not found.certain
+
+
 def test_a_metric_that_is_no_mean_over_examples_is_compared_by_seeds_alone():
     several = make_study(spread(16, 0.9, 0.91, 0.92), spread(32, 0.5, 0.51, 0.52)).decide()
     assert (several.worse, several.certain) == ((32,), False)
