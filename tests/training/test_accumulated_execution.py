@@ -4,7 +4,6 @@ import subprocess
 import sys
 
 import keras
-import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
@@ -18,7 +17,6 @@ from equal_training import (
 )
 
 import kbatch
-from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.model import uninstall_step
 
 X, Y = models.rows(94)
@@ -190,35 +188,6 @@ def test_a_model_that_is_frozen_goes_through_whole(settings):
     with pytest.warns(UserWarning, match="not have any trainable weights"):
         found = model.fit(X[:32], Y[:32], batch_size=16, verbose=0).history["loss"]
     assert found == pytest.approx([model.evaluate(X[:32], Y[:32], verbose=0)[0]], rel=1e-5)
-
-
-def tokens_under_xla(jit_compile):
-    model = keras.Sequential(
-        [
-            keras.layers.Input((6,), dtype="int32"),
-            keras.layers.Embedding(10, 4, mask_zero=True),
-            keras.layers.Dense(4, kernel_regularizer="l2"),
-            keras.layers.TimeDistributed(keras.layers.Dense(3, activation="softmax")),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", jit_compile=jit_compile)
-    return model
-
-
-IDS = np.random.default_rng(3).integers(0, 10, (94, 6))
-
-
-@pytest.mark.slow
-def test_masks_and_penalties_under_xla():
-    assert_equal_training(
-        lambda: tokens_under_xla(True),
-        (IDS, IDS % 3),
-        micro_batch_size=5,
-        tolerance=5e-6,
-        # Keras adds equal tokens up after Adam has squared them; kbatch before, at every size.
-        reference=lambda: sum_sparse_gradients(tokens_under_xla(False)),
-        eager=False,  # Eagerly Keras weighs the loss of an output by rows, in a graph it does not.
-    )
 
 
 def test_what_was_changed_since_is_checked_when_it_trains():

@@ -125,10 +125,12 @@ def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them():
 
 
 def test_nested_parts_and_weights_keep_their_structure():
-    data = TrainingData({"a": [X, X[:, :1]], "b": (Y, None)}, [Y, X], np.arange(94.0))
+    texts = np.array([f"row {k}" for k in range(94)])
+    data = TrainingData({"a": [X, X[:, :1]], "b": (texts, None)}, [Y, X], np.arange(94.0))
     for x, y, weight in (next(iter(batches_of(data).dataset)), data.sample(32, MODEL)):
         assert [part.shape for part in x["a"]] == [(32, 8), (32, 1)]
-        assert (x["b"][0].shape, x["b"][1]) == ((32,), None)
+        assert x["b"][0].numpy().tolist() == [b"row %d" % k for k in weight]
+        assert x["b"][1] is None
         assert [part.shape for part in y] == [(32,), (32, 8)]
         np.testing.assert_allclose(y[1], X[weight.numpy().astype(int)])
     x, y, weight = next(iter(batches_of(TrainingData(X, sample_weight=np.ones(94))).dataset))

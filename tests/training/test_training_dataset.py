@@ -62,19 +62,6 @@ def test_without_shuffling_rows_come_as_given():
     np.testing.assert_array_equal(np.concatenate(list(dataset.as_numpy_iterator())), X)
 
 
-def test_nested_parts_texts_and_weights_come_together():
-    texts = np.array([f"row {k}" for k in range(94)])
-    dataset = kbatch.training_dataset(
-        {"a": X, "b": [texts, None]}, None, 32, sample_weight=np.arange(94.0)
-    )
-    for x, y, weight in dataset:
-        numbers = x["a"].numpy()[:, 0] / 2
-        assert y is None
-        assert x["b"][1] is None
-        np.testing.assert_array_equal(weight, numbers)
-        assert [one.decode() for one in x["b"][0].numpy()] == [f"row {int(k)}" for k in numbers]
-
-
 def test_a_trial_with_the_seed_sees_the_same_batches():
     class Seen(keras.Model):
         def train_step(self, data):
