@@ -14,10 +14,10 @@ import tempfile
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import cloudpickle
 import numpy as np
@@ -75,57 +75,14 @@ def _read_message(pipe: Connection) -> bytes:
         raise EOFError from error
 
 
-class _ProcessGroup:
-    """A command in a session of its own; when it ends, what it started is killed.
-
-    Else a child that it forked would hold its pipes open, and a reader would wait for the child.
-    """
-
-    def __init__(self, words: Sequence[str], environment: Mapping[str, str], errors: IO[bytes]):
-        self._process: Any = subprocess.Popen(
-            words,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=errors,
-            env=environment,
-            start_new_session=True,
-        )
-        # The thread keeps the process: the pipes close with this object, not with that.
-        with self._process.stdin as given, self._process.stdout as taken:
-            self.requests = Connection(os.dup(given.fileno()), readable=False)
-            self.answers = Connection(os.dup(taken.fileno()), writable=False)
-        self._waiting = threading.Thread(
-            target=_end_with, args=(self._process,), name="kbatch-process-group", daemon=True
-        )
-        self._waiting.start()
-
-    @property
-    def ended(self) -> bool:
-        return self._process.poll() is not None
-
-    def kill(self) -> None:
-        if not self.ended:
-            _kill_group(self._process.pid)
-        self.wait()
-
-    def wait(self) -> int:
-        """Wait for the end of the process and of its group."""
-        # The pipes stay: another thread may read them until it sees the end.
-        self._waiting.join()
-        return self._process.wait()
-
-
-def _end_with(process: subprocess.Popen[bytes]) -> None:
-    process.wait()
-    _kill_group(process.pid)
-
-
 def _kill_group(number: int) -> None:
     # The process leads its session, so that its id is the group's, which may have ended already.
     with contextlib.suppress(ProcessLookupError, PermissionError):
         os.killpg(number, signal.SIGKILL)
 
 
+# A child that a process forked holds its pipe open: while a call waits, it looks for its end.
+_LOOK_S = 0.2
 _TAIL_CHARACTERS = 4000
 
 
@@ -141,7 +98,8 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     ):
         self._environment = dict(environment or {})  # Beside the variables of this process.
         self._subject = subject  # Makes what functions get as their first argument.
-        self._process: _ProcessGroup | None = None
+        # The process and its pipes, for calls and answers: they close with the last who reads them.
+        self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
         self._pickles = MappedPickles(self.folder)
 
@@ -163,15 +121,16 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
 
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
-        if self._process is None or self._process.ended:
+        if self._running is None or self._running[0].poll() is not None:
             self._start()
         return self._ask("call", function, arguments)
 
     def restart(self) -> None:
         """End the process: the next call gets a fresh one."""
-        process, self._process = self._process, None
-        if process is not None:
-            process.kill()
+        running, self._running = self._running, None
+        if running is not None and running[0].poll() is None:
+            _kill_group(running[0].pid)
+            running[0].wait()
 
     def close(self) -> None:
         self.restart()
@@ -186,7 +145,18 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         # TensorFlow writes source code there, which a process that is killed does not remove.
         environment = {**os.environ, "TMPDIR": str(self.folder), **self._environment}
         with open(self.folder / "output.txt", "wb") as output:
-            self._process = _ProcessGroup(words, environment, output)
+            process: Any = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=output,
+                env=environment,
+                start_new_session=True,
+            )
+        with process.stdin as given, process.stdout as taken:
+            calls = Connection(os.dup(given.fileno()), readable=False)
+            answers = Connection(os.dup(taken.fileno()), writable=False)
+        self._running = process, calls, answers
         if self._subject is not None:
             try:
                 self._ask("subject", self._subject)
@@ -195,16 +165,21 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
                 raise
 
     def _ask(self, kind: str, function: Callable[..., Any], arguments: tuple[Any, ...] = ()) -> Any:
-        process = self._process
-        if process is None:  # Another thread ended it just as it had started.
+        if (running := self._running) is None:  # Another thread ended it just as it had started.
             raise WorkerDied(-signal.SIGKILL, "ended while it started")
+        process, calls, answers = running
         message = self._pickles.dumps((kind, function, arguments))
         try:
-            process.requests.send_bytes(message)
-            answer = pickle.loads(_read_message(process.answers))
+            calls.send_bytes(message)
+            while not answers.poll(_LOOK_S):
+                if process.poll() is not None and not answers.poll():
+                    raise EOFError
+            answer = pickle.loads(_read_message(answers))
         except (EOFError, BrokenPipeError):
-            self._process = None
-            raise WorkerDied(process.wait(), self.output[-_TAIL_CHARACTERS:]) from None
+            self._running = None
+            exit_code = process.wait()
+            _kill_group(process.pid)  # What it started.
+            raise WorkerDied(exit_code, self.output[-_TAIL_CHARACTERS:]) from None
         except BaseException:
             self.restart()  # It still works on what nobody waits for.
             raise

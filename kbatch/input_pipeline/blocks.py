@@ -29,46 +29,23 @@ from kbatch.training.model import build_ahead, check_one_device, user_step, wait
 from kbatch.training.state import KeptState, kept_state
 
 
-class BatchStream:
-    """Reads a pipeline batch by batch; at the end of the data it starts the next epoch."""
-
-    def __init__(self, pipeline: Iterable[Any]):
-        self._pipeline = pipeline
-        self._iterator: Any = None
-        self._of_epoch = 0
-        self.epochs = 0  # Those that have ended.
-
-    def __enter__(self) -> "BatchStream":
-        self._iterator = iter(self._pipeline)
-        return self
-
-    def __exit__(self, *error: object) -> None:
-        # The threads behind an iterator end with its last reference.
-        self._iterator = None
-
-    def next(self) -> Any:
-        while True:
-            try:
-                batch = next(self._iterator)
-            except StopIteration:
-                self._end_epoch()
-            except Exception as error:
-                raise _broken(error, self._of_epoch) from error
-            else:
-                self._of_epoch += 1
-                return batch
-
-    def _end_epoch(self) -> None:
-        if self._of_epoch == 0:
+def epochs_of(pipeline: Iterable[Any]) -> Generator[tuple[int, Any], None, None]:
+    """Read a pipeline batch by batch, epoch after epoch; with each comes how many had ended."""
+    for epoch in itertools.count():
+        batches = 0
+        try:
+            # The threads behind an iterator end with its last reference: nothing runs behind two.
+            for batch in pipeline:
+                yield epoch, batch
+                batches += 1
+        except Exception as error:
+            raise _broken(error, batches) from error
+        if batches == 0:
             raise InputError(
                 "There are no batches to measure: give data with at least one, and let a data "
                 "function make a new generator each time it is called, for one that was used up "
-                f"gives none. Received: no batch in epoch {self.epochs} (the first is 0)."
+                f"gives none. Received: no batch in epoch {epoch} (the first is 0)."
             )
-        self.epochs += 1
-        self._of_epoch = 0
-        self._iterator = None  # Nothing runs behind two.
-        self._iterator = iter(self._pipeline)
 
 
 def _broken(error: Exception, batch: int) -> InputError:
@@ -196,15 +173,14 @@ def taken_batches(
 ) -> Generator[tuple[Taken, Any], None, None]:
     """Start a pipeline and take its batches, epoch after epoch, until the iterator is closed."""
     opened_s, asked_s = time.perf_counter(), 0.0
-    with BatchStream(source) as stream:
-        while True:
-            batch = stream.next()
+    with contextlib.closing(epochs_of(source)) as batches:
+        for epoch, batch in batches:
             arrived_s = time.perf_counter() - opened_s
             new = step is not None and not step.has_seen(batch)
             if step is not None:
                 step(batch)
             times_s = asked_s, arrived_s, time.perf_counter() - opened_s
-            yield Taken(stream.epochs, rows_of(batch), numbers_in(batch), *times_s, new), batch
+            yield Taken(epoch, rows_of(batch), numbers_in(batch), *times_s, new), batch
             asked_s = time.perf_counter() - opened_s
 
 

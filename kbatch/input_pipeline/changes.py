@@ -4,6 +4,7 @@ TensorFlow has no public way to look into a pipeline: its stages are found by wa
 last ones put together again. What is not known here is left alone.
 """
 
+import contextlib
 import dataclasses
 import functools
 import itertools
@@ -20,12 +21,12 @@ from kbatch.device.environment import usable_cores
 from kbatch.errors import InputError
 from kbatch.input_pipeline.blocks import (
     MOST_ROUNDS,
-    BatchStream,
     Block,
     BlockLength,
     BorrowedStep,
     InputPass,
     block_length,
+    epochs_of,
     rate_of,
     read_by_workers,
     reading_block,
@@ -204,15 +205,14 @@ def _filled(
     cache: tf.data.Dataset, *, end_s: float, most_bytes: float = math.inf
 ) -> tuple[bool, int]:
     """Read a cache until time or memory is spent: whether it is full, and its bytes so far."""
-    size_bytes = 0
-    with BatchStream(cache) as stream:
-        while size_bytes <= most_bytes and time.perf_counter() <= end_s:
-            element = stream.next()
-            if stream.epochs > 0:
-                return True, size_bytes
+    size_bytes = epoch = 0
+    with contextlib.closing(epochs_of(cache)) as elements:
+        for epoch, element in elements:
+            if epoch > 0 or size_bytes > most_bytes or time.perf_counter() > end_s:
+                break
             if math.isfinite(most_bytes):
                 size_bytes += _bytes(_arrays(element))
-    return False, size_bytes
+    return epoch > 0, size_bytes
 
 
 def fill_cache(source: tf.data.Dataset, budget_s: float) -> str | None:

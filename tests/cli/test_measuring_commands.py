@@ -75,6 +75,7 @@ def test_a_target_without_unit_or_size_is_refused(text):
         milliseconds(text)
 
 
+@pytest.mark.slow
 def test_inference_writes_profile_table_and_figures(tmp_path, monkeypatch, capfd):
     monkeypatch.chdir(tmp_path)
     mlp().save("net.keras")

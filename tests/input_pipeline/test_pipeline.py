@@ -1,3 +1,5 @@
+import itertools
+
 import keras
 import numpy as np
 import pytest
@@ -6,7 +8,7 @@ import tensorflow as tf
 from batch_data import Rows, examples, raising
 
 from kbatch.errors import InputError
-from kbatch.input_pipeline.blocks import BatchStream
+from kbatch.input_pipeline.blocks import epochs_of
 from kbatch.input_pipeline.changes import worker_changes
 from kbatch.input_pipeline.measure import pipeline_of
 from kbatch.training.data.forms import rows_of
@@ -33,14 +35,12 @@ def test_every_form_gives_all_examples_in_every_epoch_and_stays_as_it_is(form, m
     make, batch_size = FORMS[form]
     given = make()
     pipeline = pipeline_of(given, model, batch_size=batch_size)
-    for _ in range(2):  # Each stream starts at the beginning.
-        with BatchStream(pipeline) as stream:
-            for epoch in range(3):
-                batches = [stream.next() for _ in range(3)]
-                assert [rows_of(batch) for batch in batches] == [8, 8, 4]
-                rows = np.concatenate([np.asarray(keras.tree.flatten(b)[0]) for b in batches])
-                np.testing.assert_allclose(np.sort(rows, axis=0), np.sort(X, axis=0))
-                assert stream.epochs == epoch
+    for _ in range(2):  # Each reading starts at the beginning.
+        read = itertools.islice(epochs_of(pipeline), 9)
+        for epoch, batches in itertools.groupby(read, key=lambda one: one[0]):
+            parts = [keras.tree.flatten(batch)[0] for _, batch in batches]
+            assert ([len(part) for part in parts], epoch < 3) == ([8, 8, 4], True)
+            np.testing.assert_allclose(np.sort(np.concatenate(parts), axis=0), np.sort(X, axis=0))
     assert getattr(given, "epoch_ends", 0) == 0
 
 
@@ -52,20 +52,13 @@ def test_what_can_be_read_once_only_is_refused_and_left_alone(model):
 
 
 def test_an_empty_dataset_and_a_generator_that_is_used_up_behind_one_are_named():
-    with (
-        BatchStream(examples(0).batch(8)) as stream,
-        pytest.raises(InputError, match="no batch in epoch 0"),
-    ):
-        stream.next()
+    with pytest.raises(InputError, match="no batch in epoch 0"):
+        next(epochs_of(examples(0).batch(8)))
     used_up = ((X[:8], Y[:8]) for _ in range(2))
     specs = (tf.TensorSpec((8, 8), tf.float32), tf.TensorSpec((8,), tf.int64))
     dataset = tf.data.Dataset.from_generator(lambda: used_up, output_signature=specs)
-    with (
-        BatchStream(dataset) as stream,
-        pytest.raises(InputError, match="no batch in epoch 1"),
-    ):
-        for _ in range(3):
-            stream.next()
+    with pytest.raises(InputError, match="no batch in epoch 1"):
+        list(epochs_of(dataset))
 
 
 class Broken(Rows):
@@ -88,9 +81,8 @@ class Broken(Rows):
 def test_an_error_in_the_data_names_the_batch_and_the_cause(data, at, model):
     refused = pytest.raises(InputError, match=f"error at batch {at} .*a broken image")
     rows = data(at)
-    with refused as caught, BatchStream(pipeline_of(rows, model, batch_size=None)) as stream:
-        for _ in range(at + 1):
-            stream.next()
+    with refused as caught:
+        list(epochs_of(pipeline_of(rows, model, batch_size=None)))
     assert caught.value.__cause__ is not None
 
 

@@ -20,7 +20,7 @@ def learnable(count=400):
 
 def recommend(build=models.mlp, data=None, **arguments):
     x, y = data or learnable()
-    return kbatch.recommend(build, x, y, **({"budget_s": 4.0, "seed": 0} | arguments))
+    return kbatch.recommend(build, x, y, **({"budget_s": 3.0, "seed": 0} | arguments))
 
 
 @pytest.fixture(scope="module")

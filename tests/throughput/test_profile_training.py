@@ -21,7 +21,7 @@ def sizes_of(found):
 def test_sizes_steps_an_execution_and_memory_are_found_without_being_told():
     lines = []
     found = kbatch.profile_training(
-        models.Locked(models.linear), *models.rows(20), time_budget_s=4.0, on_progress=lines.append
+        models.Locked(models.linear), *models.rows(20), time_budget_s=2.0, on_progress=lines.append
     )
     assert any("measuring memory" in line for line in lines)
     assert any("when warm" in line for line in lines)
