@@ -27,9 +27,9 @@ from kbatch.search.hypermodel import BatchSizeHyperModel as BatchSizeHyperModel
 from kbatch.search.progress import LivePlot as LivePlot
 from kbatch.search.tuner import BatchSizeTuner as BatchSizeTuner
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline as plot_gpu_timeline
-from kbatch.study.figures.learning_curves import plot_learning_curves as plot_learning_curves
 from kbatch.study.figures.noise_scale import plot_noise_scale as plot_noise_scale
-from kbatch.study.figures.pareto import plot_pareto as plot_pareto
+from kbatch.study.figures.quality import plot_learning_curves as plot_learning_curves
+from kbatch.study.figures.quality import plot_pareto as plot_pareto
 from kbatch.study.figures.time_to_target import plot_time_to_target as plot_time_to_target
 from kbatch.study.figures.trials import plot_trials as plot_trials
 from kbatch.study.study import Study as Study

@@ -2,12 +2,11 @@
 
 import argparse
 import functools
-import importlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from kbatch.study.figures import FIGURES
+from kbatch.study.figures import FIGURES, study_plot
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -109,9 +108,8 @@ def draw_figure(name: str, result: Any, target: float | None, width_in: float | 
 
     draw = result.plot
     if name != "memory":
-        module = name.replace("-", "_")
-        plot = getattr(importlib.import_module(f"kbatch.study.figures.{module}"), f"plot_{module}")
-        draw = functools.partial(plot, result, **({} if target is None else {"target": target}))
+        given = {} if target is None else {"target": target}
+        draw = functools.partial(study_plot(name), result, **given)
     return draw() if width_in is None else draw_so_wide(draw, width_in)
 
 

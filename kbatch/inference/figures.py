@@ -12,8 +12,8 @@ from kbatch.memory.result import peaks_under
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.page.result import Figure
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis, plain_log_labels, rate_and_time_axes
 from kbatch.plotting.canvas import ALARM, ALARM_TEXT, MUTED, series_style
+from kbatch.plotting.draw import batch_axis, plain_log_labels, rate_and_time_axes
 
 if TYPE_CHECKING:
     from kbatch.inference.result import InferenceProfile

@@ -9,8 +9,8 @@ from matplotlib.axes import Axes
 from kbatch.memory.search import fit_memory
 from kbatch.page.numbers import memory_text, percent, pluralize, where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import ALARM, MUTED, series_style
+from kbatch.plotting.draw import batch_axis
 
 if TYPE_CHECKING:
     from kbatch.memory.result import MaxBatchSizeResult

@@ -7,8 +7,8 @@ from matplotlib.axes import Axes
 
 from kbatch.page.numbers import format_number, where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import INK, MUTED, series_style
+from kbatch.plotting.draw import batch_axis
 
 if TYPE_CHECKING:
     from kbatch.recommendation.result import Recommendation

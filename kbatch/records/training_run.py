@@ -263,16 +263,6 @@ class ExecutionRecord:
         cost = self.to_target
         return None if cost is None else getattr(cost, COST_NAMES[name])
 
-    @property
-    def joules_to_target(self) -> float | None:
-        """Energy of the GPUs in joules over a run that ended when it met its target; else None."""
-        ended_there = (
-            self.target is not None
-            and cost_to_target(self.target, self.epochs[:-1]) is None
-            and self.to_target is not None
-        )
-        return self.usage.gpu_energy_j if ended_there and self.usage else None
-
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
         """Examples over training time after the first step of each new shape.
@@ -285,12 +275,6 @@ class ExecutionRecord:
     def samples_per_second(self) -> float | None:
         """Examples over training time after the first step of each new shape."""
         return self.throughput and self.throughput.value
-
-    @property
-    def window_samples_per_second(self) -> float | None:
-        """Median over the timing windows: what most steps do, the few slow ones left out."""
-        windows = zip(self.window_examples, self.window_durations_s, strict=True)
-        return statistics.median(n / s for n, s in windows) if self.throughput else None
 
     @property
     def data_wait_share(self) -> float | None:

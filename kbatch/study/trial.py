@@ -237,9 +237,8 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
     # The counts of one execution are whole numbers.
     mean = trial.mean if number is None else lambda quantity: quantity(first)
     cost = trial.cost if number is None else first.cost
-    times = ("window_samples_per_second", "first_step_s", "data_wait_share", "train_s", "total_s")
+    times = ("first_step_s", "data_wait_share", "train_s", "total_s")
     counts = ("examples_seen", "updates", "overflowed_updates")
-    joules = ("joules_to_target", "joules_per_sample")
     usage = ("gpu_energy_j", "gpu_power_w", "gpu_utilization")
     return {
         "trial_id": trial.trial_id,
@@ -262,7 +261,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.low,
         "noise_scale_high": scale and scale.high,
-        **{name: mean(attrgetter(name)) for name in joules},
+        "joules_per_sample": mean(lambda e: e.joules_per_sample),
         **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
         "epochs": mean(lambda e: len(e.epochs)),
         **({"executions": len(trial.executions)} if number is None else {}),

@@ -8,7 +8,7 @@ from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
 from kbatch.memory.figure import draw_peaks
 from kbatch.page.numbers import count_range, where_measured
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis, rate_and_time_axes
+from kbatch.plotting.draw import batch_axis, rate_and_time_axes
 
 if TYPE_CHECKING:
     from kbatch.throughput.result import TrainingProfile

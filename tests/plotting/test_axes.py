@@ -12,8 +12,8 @@ from matplotlib.figure import Figure
 from PIL import Image
 
 from kbatch.plotting import draw
-from kbatch.plotting.axes import batch_axis, batch_ticks, plain_log_labels
 from kbatch.plotting.canvas import detached_axes, figure_bytes, svg_address
+from kbatch.plotting.draw import batch_axis, batch_ticks, plain_log_labels
 
 
 @pytest.mark.parametrize(

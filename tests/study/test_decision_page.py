@@ -12,8 +12,7 @@ from records_factory import make_trial as trial_of
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
 from kbatch.records.training_run import Outcomes
-from kbatch.study.figures.learning_curves import learning_curves
-from kbatch.study.figures.pareto import pareto_points
+from kbatch.study.figures.quality import learning_curves, pareto_points
 
 BEGINS = ("initial_weights", "first_order")
 

@@ -5,7 +5,7 @@ from figure_studies import learned, learned_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
 
 from kbatch.analysis.intervals import mean_interval
-from kbatch.study.figures.learning_curves import learning_curves, plot_learning_curves
+from kbatch.study.figures.quality import learning_curves, plot_learning_curves
 
 
 def panels(axes):

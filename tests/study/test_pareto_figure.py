@@ -3,7 +3,7 @@ import pytest
 from figure_studies import tuned_study
 from records_factory import make_execution, make_study, make_trial
 
-from kbatch.study.figures.pareto import pareto_front, pareto_points, plot_pareto
+from kbatch.study.figures.quality import pareto_front, pareto_points, plot_pareto
 from kbatch.study.trial import Objective
 
 # Fast and bad, slow and good, and one that both beat.

@@ -19,8 +19,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 USAGE = [
-    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w"),
-    "gpu_utilization",
+    *("joules_per_sample", "gpu_energy_j", "gpu_power_w", "gpu_utilization"),
 ]
 
 
@@ -30,7 +29,6 @@ def test_the_columns_are_the_documented_ones():
         *("trial_id", "status", "batch_size", "micro_batch_size", "accumulation_steps"),
         *("steps_per_execution", "batch_size_seen", "dtype_policy", "optimizer", "learning_rate"),
         *("samples_per_second", "samples_per_second_low", "samples_per_second_high"),
-        "window_samples_per_second",
         *("first_step_s", "data_wait_share", "train_s", "total_s", "examples_seen", "updates"),
         "overflowed_updates",
         *("seconds_to_target", "updates_to_target", "examples_to_target"),
@@ -45,7 +43,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:35] == [name for name in documented if name not in of_executions]
+    assert columns[:33] == [name for name in documented if name not in of_executions]
 
 
 def test_what_was_measured_of_the_devices_stands_in_the_table():
@@ -59,7 +57,6 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
     study = make_study(make_trial(16, *runs), make_trial(32))
     known, unknown = study.to_dataframe()[USAGE].to_dict("records")
     assert known == {
-        "joules_to_target": 4311.0,
         "joules_per_sample": 1.5,
         "gpu_energy_j": 4311.0,
         "gpu_power_w": 300.0,
@@ -67,14 +64,6 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
     }
     assert all(math.isnan(value) for value in unknown.values())
     assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
-
-
-@pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
-def test_energy_is_that_to_the_target_only_where_training_ended_there(accuracies):
-    target = Target("val_accuracy", 0.9, "max")
-    run = make_execution(accuracies=accuracies, target=target, usage=make_usage(make_gpu()))
-    assert run.usage.gpu_energy_j is not None
-    assert run.joules_to_target is None
 
 
 def test_a_trial_is_the_mean_of_its_executions():
@@ -106,7 +95,6 @@ def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
     for executions in (True, False):
         row = make_study(trial).to_dataframe(executions=executions).iloc[0]
         assert row["samples_per_second"] == pytest.approx(got)
-        assert row["window_samples_per_second"] == pytest.approx(1000)
 
 
 @pytest.mark.parametrize(

@@ -10,8 +10,8 @@ from kbatch.analysis.goodput import StepsToTarget, fit_steps_to_target
 from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, in_brackets, pluralize, setting
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis, plain_log_labels
 from kbatch.plotting.canvas import GRID, MUTED, series_style
+from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import Cost, Target, cost_to_target
 from kbatch.study.comparison import refuse_empty
 from kbatch.study.figures import common

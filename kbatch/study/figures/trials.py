@@ -11,8 +11,8 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
-from kbatch.plotting.axes import batch_axis
 from kbatch.plotting.canvas import INK, MUTED, series_style
+from kbatch.plotting.draw import batch_axis
 from kbatch.study.comparison import as_compared, refuse_empty
 from kbatch.study.decision import FAR_RATE, starting_rate
 from kbatch.study.decision_page import judged_part, sizes_text
