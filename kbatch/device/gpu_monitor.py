@@ -1,9 +1,11 @@
 """GPUs, watched while a block of code runs."""
 
+import array
 import contextlib
+import math
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -21,35 +23,31 @@ if TYPE_CHECKING:
     import pandas as pd
 
 
+# Of more readings the means of so many pieces are kept.
+_MOST_SAMPLES = 100
+
+
 class _GpuTally:
-    """Sums up the readings of one GPU."""
+    """Collects the readings of one GPU."""
 
     def __init__(self, gpu: NvmlGpu, tensorflow_devices: tuple[str, ...]):
         self._gpu = gpu
         self._devices = tensorflow_devices
-        self._series = ThinnedSeries(columns=len(GpuSample.__dataclass_fields__))
-        self._ends: list[GpuReading] = []  # The first reading and the last.
-        self._last_mj = 0
-        self._counter_fell = False
+        self._values = array.array("d")  # A time and a reading after the other, NaN for None.
 
     def add(self, time_s: float) -> None:
-        reading = read_gpu(self._gpu)
-        *shown, counter_mj = reading
-        self._series.add((time_s, *shown))
-        self._ends[1:] = [reading]
-        if counter_mj is not None:
-            # One that began again may have passed its start.
-            self._counter_fell |= counter_mj < self._last_mj
-            self._last_mj = counter_mj
+        row = (time_s, *read_gpu(self._gpu))
+        self._values.extend(math.nan if value is None else value for value in row)
 
     def usage(self, duration_s: float) -> GpuUsage:
-        first, last = self._ends[0], self._ends[-1]
-        mean = _sample(self._series.mean)
-        energy_j = source = None
-        counters = first.energy_counter_mj, last.energy_counter_mj
-        if counters[0] is not None and counters[1] is not None and not self._counter_fell:
-            energy_j, source = (counters[1] - counters[0]) / 1e3, "counter"
-        elif mean.power_w is not None and None not in (first.power_w, last.power_w):
+        rows = np.array(self._values).reshape(-1, 1 + len(GpuReading._fields))
+        ends = rows[[0, -1]]
+        counted = rows[:, -1][~np.isnan(rows[:, -1])]
+        mean, energy_j, source = _mean(rows), None, None
+        # A counter that fell began again, and may have passed its start.
+        if not np.isnan(ends[:, -1]).any() and (np.diff(counted) >= 0).all():
+            energy_j, source = float(ends[1, -1] - ends[0, -1]) / 1e3, "counter"
+        elif mean.power_w is not None and not np.isnan(ends[:, -2]).any():
             energy_j, source = mean.power_w * duration_s, "power"
         return GpuUsage(
             name=self._gpu.name,
@@ -60,13 +58,15 @@ class _GpuTally:
             energy_j=energy_j,
             energy_source=source,
             mean=mean,
-            samples=tuple(_sample(row) for row in self._series.means),
+            samples=tuple(map(_mean, np.array_split(rows, min(len(rows), _MOST_SAMPLES)))),
         )
 
 
-def _sample(row: tuple[float | None, ...]) -> GpuSample:
-    time_s, *shown = row
-    return GpuSample(time_s or 0.0, *shown)
+def _mean(rows: np.ndarray) -> GpuSample:
+    """Return the mean of what was read, but for the energy counter, None where none is known."""
+    known = (column[~np.isnan(column)] for column in rows[:, 1:-1].T)
+    shown = (float(column.mean()) if len(column) else None for column in known)
+    return GpuSample(float(rows[:, 0].mean()), *shown)
 
 
 class GpuMonitor:
@@ -206,38 +206,3 @@ class GpuMonitor:
         self._readings += 1
         for tally in self._gpus:
             tally.add(time_s)
-
-
-class ThinnedSeries:
-    """Keeps the means of pieces of a series; neighbours are joined where there are too many."""
-
-    def __init__(self, *, columns: int, most: int = 100):
-        # Sum and count of each column, a row a piece.
-        self._pieces = np.zeros((most, columns, 2))
-        self._length = 1
-        self.readings = 0
-
-    def add(self, reading: Sequence[float | None]) -> None:
-        if self.readings == len(self._pieces) * self._length:
-            joined = self._pieces[::2] + self._pieces[1::2]
-            self._pieces = np.concatenate([joined, np.zeros_like(joined)])
-            self._length *= 2
-        last = self._pieces[self.readings // self._length]
-        for column, value in enumerate(reading):
-            if value is not None:
-                last[column] += (value, 1)
-        self.readings += 1
-
-    @property
-    def means(self) -> list[tuple[float | None, ...]]:
-        """The mean of each piece, a number a column, None where none is known."""
-        return [_means(piece) for piece in self._pieces[: -(-self.readings // self._length)]]
-
-    @property
-    def mean(self) -> tuple[float | None, ...]:
-        """The mean of all readings, a number a column, None where none is known."""
-        return _means(self._pieces.sum(axis=0))
-
-
-def _means(sums: np.ndarray) -> tuple[float | None, ...]:
-    return tuple(total / count if count else None for total, count in sums.tolist())

@@ -8,7 +8,6 @@ from fake_clock import FakeClock
 from fake_nvml import FakeGpu, FakeNvml
 
 import kbatch
-from kbatch.device.gpu_monitor import ThinnedSeries
 
 FIRST, SECOND = "00000000:01:00.0", "00000000:c1:00.0"
 NEVER_S = 3600.0
@@ -63,10 +62,13 @@ def test_samples_hold_what_was_read_and_when(monkeypatch, clock):
 def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     library = FakeNvml(FakeGpu())
     with monitor_of(monkeypatch, library, clock) as monitor:
-        play(monitor, clock, library, [(0.1, {}) for _ in range(1000)])
+        play(monitor, clock, library, [(0.1, {"power_mw": 1000 * n}) for n in range(1000)])
     (gpu,) = monitor.gpus
     assert monitor.usage.readings == 1002
-    assert 50 <= len(gpu.samples) <= 100
+    assert len(gpu.samples) == 100
+    # Of eleven readings each, of ten the last; the first is that of the beginning.
+    assert gpu.samples[1].power_w == pytest.approx(np.mean(range(10, 21)))
+    assert gpu.samples[-1].time_s == pytest.approx(99.64, abs=1e-3)
     assert monitor.usage.gpu_energy_j == 0
 
 
@@ -160,36 +162,3 @@ def test_the_samples_make_a_table(monkeypatch, clock):
     assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
     assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
     assert {"utilization", "power_w"} <= set(table.columns)
-
-
-def known_mean(values):
-    known = [value for value in values if value is not None]
-    return sum(known) / len(known) if known else None
-
-
-def naive_means(readings, most):
-    """Cuts the whole series into pieces of the shortest power of two that leaves few enough."""
-    length = 1
-    while len(readings) > most * length:
-        length *= 2
-    pieces = [readings[start : start + length] for start in range(0, len(readings), length)]
-    return [tuple(known_mean(column) for column in zip(*piece, strict=True)) for piece in pieces]
-
-
-@pytest.mark.parametrize("most", [2, 4, 10])
-@pytest.mark.parametrize("count", [1, 3, 9, 41, 333])
-def test_the_pieces_are_those_of_the_whole_series(count, most):
-    rng = np.random.default_rng(count)
-    readings = [
-        tuple(None if rng.random() < 0.2 else float(rng.normal()) for _ in range(3))
-        for _ in range(count)
-    ]
-    found = ThinnedSeries(columns=3, most=most)
-    for reading in readings:
-        found.add(reading)
-    np.testing.assert_allclose(
-        np.array(found.means, float), np.array(naive_means(readings, most), float)
-    )
-    whole = [known_mean(column) for column in zip(*readings, strict=True)]
-    np.testing.assert_allclose(np.array(found.mean, float), np.array(whole, float))
-    assert min(count, most / 2) <= len(found.means) <= most
