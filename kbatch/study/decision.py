@@ -84,9 +84,11 @@ class Decision:
     #: train about as fast as the fastest of these, the smallest; the best mean where none is
     #: certified. None where no trial completed.
     batch_size: int | None
-    trial: TrialRecord | None  #: Its trial.
+    trial: TrialRecord | None  #: Its trial, as in `trials`.
     best: TrialRecord | None  #: The trial with the best mean of those that are compared.
-    trials: tuple[TrialRecord, ...] = ()  #: All that are compared, one a size, ascending.
+    #: All that are compared, one a size, ascending, with the executions that judge them: the first
+    #: of a race chose its pairs.
+    trials: tuple[TrialRecord, ...] = ()
     judgement: Judgement | None = None  #: What their executions show; None where none is compared.
     tolerance: float | None = None  #: What counts as equally good, in the metric's unit.
     #: Of all searches, at most 1 - `confidence` are certain while a size that was compared is
@@ -141,6 +143,10 @@ class Decision:
         It is about the pairs of size and learning rate that were compared, at the length trained.
         """
         return self.judgement is not None and self.judgement.certain
+
+    def judged(self, trial: TrialRecord) -> TrialRecord:
+        """Return a trial of the study with the executions that judge it, all where none does."""
+        return next((one for one in self.trials if one.trial_id == trial.trial_id), trial)
 
     @property
     def reason(self) -> str:
@@ -249,10 +255,11 @@ def decide(
         "confidence": confidence,
     }
     judgement = judge_race(runs, raced_sizes, **given) if raced_sizes else None
-    begin = 0 if judgement is None else 1  # Of the executions that are judged.
-    first = first_seed(runs)  # In a race it chose the pairs, and is not judged after its rounds.
+    in_rounds = judgement is not None
     if judgement is None:
         if raced_sizes:
+            # The smallest seed chose the pairs, and is not judged after its rounds.
+            first = first_seed(runs)
             runs = [run for run in runs if (run.seed or 0) == first]
             rounds = 1
         given["over_examples"] = not is_time(best.objective)
@@ -263,12 +270,16 @@ def decide(
         rates = [rate_factor(trial) / judgement.named[1] for trial in out]
         why = [_UNLIKELY if 1 / _FAR < rate < _FAR else FAR_RATE for rate in rates]
         left_out += tuple(zip(out, why, strict=True))
-        compared = tuple(trial for trial in compared if trial.batch_size in raced)
+        compared = tuple(
+            dataclasses.replace(trial, executions=trial.executions[1:])
+            for trial in compared
+            if trial.batch_size in raced
+        )
     alike = _alike_in_time(judgement, runs)
     plain_s = plain_seconds(compared, epoch_s or {})
     if alike and set(alike) <= set(plain_s):
         runs = _with_times(runs, {size: plain_s[size] for size in alike})
-        judgement = judge_race(runs, raced_sizes, **given) if begin else judge(runs, **given)
+        judgement = judge_race(runs, raced_sizes, **given) if in_rounds else judge(runs, **given)
         assert judgement is not None
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
@@ -286,7 +297,7 @@ def decide(
         unpaired=unpaired,
         base_batch_size=base and base_batch_size,
         alike_in_time=alike,
-        speedup=None if base in (None, trial) else _speedup(base, trial, begin),
+        speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=left_out,
     )
 
@@ -342,11 +353,11 @@ def starting_rate(trial: TrialRecord) -> float | None:
     return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
 
 
-def _speedup(base: TrialRecord, other: TrialRecord, begin: int) -> Estimate[float] | None:
-    """Divide the training time of one trial by that of another, over executions from `begin` on."""
+def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
+    """Divide the training time of one trial by that of another, over executions."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
     seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
-    pairs = zip(base.executions[begin:], other.executions[begin:], strict=False)
+    pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
     return ratio_over_rounds(*zip(*times, strict=True)) if times else None

@@ -230,9 +230,7 @@ def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -
             # A number here would contradict that they are not told apart.
             parts.append(f"{words} not told apart {within}")
         else:
-            own, before = (
-                judged_part(found, one).objective_value or 0.0 for one in (trial, compared)
-            )
+            own, before = (one.objective_value or 0.0 for one in (trial, compared))
             gained, fraction = own - before, is_fraction(trial.objective.name)
             number = f"{100 * gained:+z.1f} %" if fraction else format_number(gained, 2)
             parts.append(f"{words} {'+' if gained > 0 and not fraction else ''}{number}")
@@ -364,7 +362,7 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
     cut = any((trial.accumulation_steps or 1) > 1 for trial in trials)
     for trial, *others in rates_of_settings(trials):
-        objective, judged = trial.objective, judged_part(found, trial)
+        objective, judged = trial.objective, found.judged(trial)
         row: Row = {"batch size": trial.batch_size}
         row |= {
             name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names
@@ -406,14 +404,6 @@ def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
     pairs = found.judgement.pairs if found.judgement else ()
     compared = zip(found.trials, pairs, strict=False)
     return next((pair for one, pair in compared if one.trial_id == trial.trial_id), None)
-
-
-def judged_part(found: Decision, trial: TrialRecord) -> TrialRecord:
-    """Return a trial with the executions that judge it: the first of a race chose its pairs."""
-    pair, count = _pair(found, trial), len(trial.executions)
-    if found.judgement is None or pair is None or found.judgement.rounds[pair] != count - 1:
-        return trial
-    return dataclasses.replace(trial, executions=trial.executions[1:])
 
 
 def _against_best(found: Decision, trial: TrialRecord) -> Row:

@@ -14,7 +14,6 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
 from kbatch.study.comparison import rates_of_settings, refuse_empty
-from kbatch.study.decision_page import judged_part
 from kbatch.study.figures import common
 from kbatch.study.names import at_most, differing, diverged, trial_name
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
@@ -37,7 +36,7 @@ def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
         if trial.status == "completed"
         and quality is not None
         and (rate := trial.throughput) is not None
-        and (value := judged_part(decided, trial).metric(quality.name)) is not None
+        and (value := decided.judged(trial).metric(quality.name)) is not None
     ]
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
@@ -130,7 +129,7 @@ def learning_curves(study: "Study") -> tuple[Objective, list[tuple[TrialRecord, 
     refuse_empty(study)
     quality, decided = study.quality_metric, study.decide()
     shown = common.one_of_each_size(study, study.trials).values()
-    judged = [judged_part(decided, trial) for trial in shown]
+    judged = [decided.judged(trial) for trial in shown]
     curves = [(t, curve) for t in judged if quality and (curve := _curve(t, quality.name))]
     if quality is None or not curves:
         raise common.missing_data(study, "epochs with a metric of quality")

@@ -15,7 +15,7 @@ from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
 from kbatch.study.comparison import as_compared, refuse_empty
 from kbatch.study.decision import FAR_RATE, starting_rate
-from kbatch.study.decision_page import judged_part, sizes_text
+from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
 from kbatch.study.names import at_most, differing, outcome, setting_texts
 from kbatch.study.trial import Objective, TrialRecord
@@ -62,7 +62,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
 
     def quality_of(trial: TrialRecord) -> Estimate[float] | None:
         # The value that the table of the decision shows.
-        return judged_part(decided, trial).metric(quality.name) if quality else None
+        return decided.judged(trial).metric(quality.name) if quality else None
 
     # Of these nothing is known at a rate that suits them: no line goes through them.
     far = [trial.trial_id for trial, why in decided.left_out if why == FAR_RATE]
@@ -189,5 +189,5 @@ def named_label(study: "Study") -> str:
     text = f"take {', '.join(parts)}"
     if trial.objective.name == "samples_per_second":
         return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
-    found = quality and judged_part(decided, trial).metric(quality.name)
+    found = quality and trial.metric(quality.name)
     return f"{text}: {format_number(found.value, 4)}" if found else text
