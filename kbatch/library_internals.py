@@ -321,12 +321,6 @@ def state_variables(model: Any) -> list[Any]:
 # Data.
 
 
-def only_input_of_dataset(dataset: Any) -> Any:
-    """Return the dataset that another is made from, None of a source or of several."""
-    below = getattr(dataset, "_input_dataset", None)
-    return below if isinstance(below, tf.data.Dataset) else None
-
-
 def cache_file(dataset: Any) -> str | None:
     """Return the file of a dataset's cache, empty in memory; None where it is no cache."""
     is_cache = type(dataset).__name__ == "CacheDataset"

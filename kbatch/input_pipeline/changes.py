@@ -36,7 +36,6 @@ from kbatch.library_internals import (
     dataset_argument,
     dataset_graph,
     inputs_of_dataset,
-    only_input_of_dataset,
 )
 from kbatch.library_internals import dataset_function as function_of
 from kbatch.page.numbers import memory_text, one_line
@@ -256,11 +255,8 @@ def worker_changes(dataset: keras.utils.PyDataset) -> list[Change]:
 def chain_of(dataset: tf.data.Dataset) -> list[Any]:
     """List the stages of a pipeline from its end down to where it branches or starts."""
     stages: list[Any] = [dataset]
-    while (below := only_input_of_dataset(stages[-1])) is not None:
-        restructured = kind_of(below) == "Restructured"
-        stages.append(
-            only_input_of_dataset(only_input_of_dataset(below)) if restructured else below
-        )
+    while len(below := inputs_of_dataset(stages[-1])) == 1:
+        stages += below
     return stages
 
 

@@ -29,9 +29,9 @@ from kbatch.input_pipeline.blocks import (
     reading_block,
     step_block,
 )
-from kbatch.input_pipeline.changes import FILL_SHARE, fill_cache, try_changes
+from kbatch.input_pipeline.changes import FILL_SHARE, all_stages, fill_cache, try_changes
 from kbatch.input_pipeline.result import InputPipelineProfile
-from kbatch.library_internals import ArrayDataAdapter, cache_file, inputs_of_dataset
+from kbatch.library_internals import ArrayDataAdapter, cache_file
 from kbatch.records.notes import Note
 from kbatch.timing import check_seconds, interleaved
 from kbatch.training.build_function import BuildFunction, model_builder
@@ -181,10 +181,7 @@ def pipeline_of(data: Any, model: keras.Model, *, batch_size: int | None) -> tf.
 
 def _check_file_caches(dataset: Any) -> None:
     """Refuse a file cache that is not complete: reading a part of it would leave it locked."""
-    waiting = [dataset]
-    while waiting:
-        stage = waiting.pop()
-        waiting += inputs_of_dataset(stage)
+    for stage in all_stages(dataset):
         name = cache_file(stage)
         if name and not glob.glob(f"{glob.escape(name)}*.index"):
             raise InputError(
