@@ -120,14 +120,11 @@ def gpu_findings(
     tensorflow_devices: Callable[[], Sequence[str]], variables: Mapping[str, str]
 ) -> tuple[Finding, ...]:
     """Compare the driver's GPUs, read before TensorFlow starts them, with those it sees."""
-    from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_gpu
+    from kbatch.device.gpus import opened_nvml, read_gpu
 
-    problem, driver = "NVML lists none that answers.", ()
-    try:
-        with opened_nvml() as gpus:
-            driver = tuple(_driver_finding(gpu, read_gpu(gpu).memory_used_bytes) for gpu in gpus)
-    except NvmlUnavailableError as error:
-        problem = str(error)
+    with opened_nvml() as (gpus, unavailable):
+        driver = tuple(_driver_finding(gpu, read_gpu(gpu).memory_used_bytes) for gpu in gpus)
+    problem = unavailable or "NVML lists none that answers."
     seen = [device for device in tensorflow_devices() if device.startswith("GPU")]
     if seen:
         return (*driver, Finding("TensorFlow", "ok", f"sees {', '.join(seen)}"))

@@ -12,7 +12,7 @@ from pathlib import Path
 import psutil
 
 from kbatch import __version__
-from kbatch.device.gpus import NvmlUnavailableError, opened_nvml, read_driver_version
+from kbatch.device.gpus import opened_nvml, read_driver_version
 from kbatch.records.machine import EnvironmentRecord
 
 _PACKAGES = ("tensorflow", "keras", "keras-tuner", "numpy")
@@ -30,7 +30,7 @@ def read_environment() -> EnvironmentRecord:
     if gpus:
         built = tf.sysconfig.get_build_info()
         found = {"cuda": built.get("cuda_version"), "cudnn": built.get("cudnn_version")}
-        with contextlib.suppress(NvmlUnavailableError), opened_nvml():
+        with opened_nvml():
             found["nvidia-driver"] = read_driver_version()
         versions |= {name: version for name, version in found.items() if version}
     return EnvironmentRecord(

@@ -13,7 +13,6 @@ import numpy as np
 from kbatch.device.gpus import (
     GpuReading,
     NvmlGpu,
-    NvmlUnavailableError,
     opened_nvml,
     read_gpu,
 )
@@ -177,10 +176,8 @@ class GpuMonitor:
         return self.usage.to_dataframe()
 
     def _found_gpus(self, opening: contextlib.ExitStack) -> list[_GpuTally]:
-        try:
-            listed = opening.enter_context(opened_nvml())
-        except NvmlUnavailableError as error:
-            self.unavailable = str(error)
+        listed, self.unavailable = opening.enter_context(opened_nvml())
+        if self.unavailable is not None:
             return []
         # Without a driver TensorFlow is not asked, nor imported.
         from kbatch.device import memory

@@ -20,10 +20,6 @@ _REASONS = {
 }
 
 
-class NvmlUnavailableError(Exception):
-    """NVML cannot be used; the message says why in one line."""
-
-
 class NvmlGpu(NamedTuple):
     """One GPU; what the driver does not tell is None."""
 
@@ -46,20 +42,20 @@ class GpuReading(NamedTuple):
 
 
 @contextlib.contextmanager
-def opened_nvml() -> Iterator[tuple[NvmlGpu, ...]]:
-    """Open the library for a block, which may be nested, and list the GPUs that answer."""
+def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
+    """Open the library for a block, which may be nested, and list the GPUs that answer.
+
+    Where it cannot be opened there are none, and one line says why.
+    """
     try:
         pynvml.nvmlInit()
     except pynvml.NVMLError as error:
         code: Any = error
-        reason = _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
-        raise NvmlUnavailableError(reason) from error
+        yield (), _REASONS.get(code.value, f"NVML cannot be opened: {error}.")
+        return
     try:
-        yield tuple(
-            gpu
-            for gpu in map(_gpu, range(_known(pynvml.nvmlDeviceGetCount) or 0))
-            if gpu is not None
-        )
+        gpus = map(_gpu, range(_known(pynvml.nvmlDeviceGetCount) or 0))
+        yield tuple(gpu for gpu in gpus if gpu is not None), None
     finally:
         # A driver that went away has nothing left to close.
         with contextlib.suppress(pynvml.NVMLError):
@@ -173,11 +169,8 @@ def usable_gpus(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
     named = _named_gpus(variables)
     if named is not None:
         return named
-    try:
-        with opened_nvml() as gpus:
-            return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
-    except NvmlUnavailableError:
-        return ()  # No driver, no GPU.
+    with opened_nvml() as (gpus, _):
+        return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
 
 
 def _named_gpus(variables: Mapping[str, str]) -> tuple[str, ...] | None:

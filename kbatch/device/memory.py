@@ -15,7 +15,6 @@ from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
     WORKERS_ON_HOST,
-    NvmlUnavailableError,
     devices_by_bus_id,
     only_gpu,
     opened_nvml,
@@ -167,11 +166,10 @@ def _gpu_limit_bytes() -> int:
 def _gpu_total_bytes() -> int | None:
     """Return the memory of TensorFlow's first GPU, None if the driver does not tell."""
     by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
-    with contextlib.suppress(NvmlUnavailableError), opened_nvml() as listed:
+    with opened_nvml() as (listed, _):
         found = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
         # Of a GPU in instances (MIG) it is the memory of all of them.
         return next((gpu.memory_total_bytes for gpu in found if not gpu.mig), None)
-    return None
 
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:

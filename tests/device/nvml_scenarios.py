@@ -33,11 +33,7 @@ stub = ctypes.CDLL("libnvidia-ml.so.1")
 gpus = (Gpu * 8).in_dll(stub, "gpus")
 
 
-def set_number(name, value):
-    ctypes.c_int.in_dll(stub, name).value = value
-
-
-def install(*changes, init_error=0):
+def install(*changes):
     """Puts GPUs into the stub, each like the first but for its changes."""
     for index, changed in enumerate(changes):
         usual = {
@@ -53,8 +49,7 @@ def install(*changes, init_error=0):
             "energy_step_mj": 5_000,
         }
         gpus[index] = Gpu(**usual | changed)
-    set_number("gpu_count", len(changes))
-    set_number("init_error", init_error)
+    ctypes.c_int.in_dll(stub, "gpu_count").value = len(changes)
 
 
 def watch(*steps, devices=None):
@@ -125,9 +120,6 @@ def run():
     install({"total": -1, "name": b"Stub GB10"})
     found["unified memory"] = watch({})
     found["doctor: unified memory"] = doctor(["GPU:0 Stub GB10"])
-
-    install({}, init_error=pynvml.NVML_ERROR_LIB_RM_VERSION_MISMATCH)
-    found["driver mismatch"] = watch({})
 
     install({"used": 61 * GIB})
     found["doctor: a GPU in use"] = doctor(["GPU:0 Stub H100"])

@@ -11,7 +11,7 @@ struct gpu {
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
 struct gpu gpus[8];
-int gpu_count, init_error, users;
+int gpu_count, users;
 
 static int answer(struct gpu *gpu, long long value) {
     if (!users) return UNINITIALIZED;
@@ -19,10 +19,7 @@ static int answer(struct gpu *gpu, long long value) {
     return value == -1 ? NOT_SUPPORTED : OK;
 }
 
-int nvmlInitWithFlags(unsigned flags) {
-    if (!init_error) users++;
-    return init_error;
-}
+int nvmlInitWithFlags(unsigned flags) { return users++, OK; }
 
 int nvmlShutdown(void) { return users ? (users--, OK) : UNINITIALIZED; }
 

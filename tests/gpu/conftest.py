@@ -15,7 +15,7 @@ from pathlib import Path
 import gpu_page
 import pytest
 
-from kbatch.device.gpus import NvmlUnavailableError, opened_nvml
+from kbatch.device.gpus import opened_nvml
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"
@@ -71,12 +71,8 @@ def pytest_configure(config):
 def pytest_collection_modifyitems(items):
     if ON_CPU or REPORTS in os.environ:
         return
-    reason = "needs an NVIDIA GPU. NVML lists none."
-    try:
-        with opened_nvml() as gpus:
-            found = bool(gpus)
-    except NvmlUnavailableError as error:
-        found, reason = False, f"needs an NVIDIA GPU. {error}"
+    with opened_nvml() as (found, unavailable):
+        reason = f"needs an NVIDIA GPU. {unavailable or 'NVML lists none.'}"
     if not found and not any(Path("/dev").glob("nvidia[0-9]*")):
         for item in items:
             if item.get_closest_marker("gpu"):
