@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 from html_page import Page
-from records_factory import make_execution, make_study, make_trial
+from records_factory import make_study, make_trial
 
 from kbatch.page.document import html_text, markdown_files
 from kbatch.page.result import write_report
@@ -44,6 +44,8 @@ def test_the_page_is_well_formed_and_starts_with_the_decision():
     words = page.text
     assert words.index("Take batch size 64 ") < words.index("learning rate") > 0
     assert words.index("Started") > words.index("How it was measured")
+    # What to do with it is seen without a press.
+    assert words.index("decision.apply(build())") < words.index("How it was measured")
 
 
 def test_the_page_needs_no_network_and_is_small():
@@ -132,10 +134,3 @@ def test_what_makes_no_report_is_refused_and_leaves_no_file(tmp_path, study, nam
     with pytest.raises(ValueError, match=word):
         write_report(study, tmp_path / name)
     assert list(tmp_path.iterdir()) == []
-
-
-def test_two_hundred_trials_stay_under_a_megabyte():
-    study = make_study(
-        *(make_trial(16 + k, make_execution(16 + k), trial_id=f"{k:04d}") for k in range(200))
-    )
-    assert len(html_text([study.page()]).encode()) < 1_000_000

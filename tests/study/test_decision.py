@@ -130,22 +130,6 @@ def test_the_fastest_size_as_good_as_the_best_is_taken_and_every_page_names_it()
     assert study.decide() is study.decide()
 
 
-@pytest.mark.parametrize("seed", range(6))
-def test_a_page_names_no_other_size_than_its_table_marks(seed):
-    rng = np.random.default_rng(seed)
-    count = int(rng.choice((1, 3)))
-    trials = [
-        many(size, int(rng.integers(100, 900)), executions=count, rate=float(rng.uniform(1, 9)))
-        for size in (16, 32, 64)
-    ]
-    study = make_study(*trials)
-    (row,) = taken(study)
-    size = row["batch size"]
-    assert f"batch size {size} " in study.answer
-    assert study.decide().batch_size == size
-    assert named_label(study).startswith(f"take batch size {size}")
-
-
 def test_only_trials_of_the_best_settings_and_budget_are_compared():
     rung = {"tuner/epochs": 9, "tuner/initial_epoch": 3}
     study = make_study(

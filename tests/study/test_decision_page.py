@@ -13,6 +13,7 @@ import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
 from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.quality import learning_curves, pareto_points
+from kbatch.study.figures.trials import named_label
 
 BEGINS = ("initial_weights", "first_order")
 
@@ -148,7 +149,13 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
         )
         for size in (32, 64, 128)
     ]
-    found = pages(*trials)
+    search = make_search(base_batch_size=32)
+    study = make_study(*trials, search=search)
+    found, (row,) = study.decide(), study.table().attrs["answer"]
+    # No page names another size.
+    assert study.table()["batch size"][row] == found.batch_size
+    assert f"batch size {found.batch_size} " in study.answer
+    assert f"batch size {found.batch_size}" in named_label(study)
     both = {32, found.batch_size} <= set(found.tied)
     assert ("%" in found.page.change) == (found.batch_size != 32 and not both)
     assert outcomes(found).count("worse") == len(set(found.worse) - {found.batch_size})

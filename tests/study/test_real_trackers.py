@@ -111,6 +111,8 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     client = mlflow.MlflowClient()
     client.delete_tag(first["0128-0"].info.run_id, "kbatch.status")
     write_project(project, make_trial(128, make_execution(128), make_execution(128, seed=1)))
+    # A search that goes on may have other sizes.
+    write_record(make_search(batch_sizes=[16, 32]), project / "kbatch.json")
     load_study(project).log_to("mlflow")
     second = runs_by_key(mlflow)
     assert second.keys() - first.keys() == {"0128-1"}
@@ -119,13 +121,7 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     assert len(history(mlflow, second["0128-0"], "val_accuracy")) == 2
     assert history(mlflow, second[""], "executions") == [(4, 4.0), (5, 5.0)]
     assert second["0128-0"].info.status == "FINISHED"
-
-
-def test_a_setting_that_a_continued_search_changed_is_changed(mlflow, project):
-    for sizes in ([16, 32], [16, 32, 64]):
-        write_record(make_search(batch_sizes=sizes), project / "kbatch.json")
-        load_study(project).log_to("mlflow")
-        assert runs_by_key(mlflow)[""].data.tags["batch_sizes"] == str(sizes)
+    assert second[""].data.tags["batch_sizes"] == "[16, 32]"
 
 
 def test_a_search_is_written_while_it_runs_and_once_it_has_ended(mlflow, tmp_path):

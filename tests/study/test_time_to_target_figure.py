@@ -4,7 +4,6 @@ from figure_studies import TARGET, learned_study, target_study, to_target
 from records_factory import make_study, make_trial
 
 from kbatch.analysis.goodput import fit_steps_to_target
-from kbatch.plotting.canvas import detached_axes
 from kbatch.records.training_run import Target
 from kbatch.study.figures.time_to_target import (
     fitted,
@@ -85,18 +84,6 @@ def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():
         assert y0 * x0 == pytest.approx(y1 * x1)
         assert first is None or y0 == first
         assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
-
-
-@pytest.mark.parametrize("width_in", [6.4, 3.6])
-def test_what_was_measured_and_perfect_scaling_are_named_above_the_panels(width_in):
-    study = target_study(3, sizes=(256, 512), missed=(2048,))
-    upper, _ = panels(plot_time_to_target(study, detached_axes(6.0, width_in=width_in)))
-    upper.figure.draw_without_rendering()
-    legend = upper.get_legend()
-    assert [text.get_text() for text in legend.get_texts()] == ["target met", "perfect scaling"]
-    box = legend.get_window_extent()
-    assert upper.get_window_extent().y1 <= box.y0
-    assert box.x1 <= upper.figure.bbox.x1
 
 
 def test_the_curve_is_the_fit_and_the_critical_size_is_marked():

@@ -86,17 +86,12 @@ def test_an_execution_that_will_train_again_is_left_out(status):
     assert list(by_key(begun, make_trial(128, status=status))) == ["", "0064-0"]
 
 
-def test_a_hyperparameter_covers_no_number_and_is_not_covered():
-    trial = make_trial(64, hyperparameters={"learning_rate": 0.5, "units": 32})
-    settings = by_key(trial)["0064-0"].settings
-    assert (settings["learning_rate"], settings["hp/learning_rate"]) == (0.001, 0.5)
-    assert settings["hp/units"] == 32
-
-
-def test_a_value_that_is_not_finite_is_left_out():
-    run = by_key(make_trial(64, epochs=make_epochs((math.nan, 0.9))))["0064-0"]
-    assert "val_accuracy" not in run.epochs[0][1]
-    assert run.epochs[1][1]["val_accuracy"] == 0.9
+def test_a_hyperparameter_covers_no_number():
+    epochs = make_epochs((math.nan, 0.9))
+    run = by_key(make_trial(64, hyperparameters={"learning_rate": 0.5}, epochs=epochs))["0064-0"]
+    assert (run.settings["learning_rate"], run.settings["hp/learning_rate"]) == (0.001, 0.5)
+    # What is not finite is left out.
+    assert [values.get("val_accuracy") for _, values in run.epochs] == [None, 0.9]
 
 
 @pytest.mark.parametrize("given", ["tensorboard", None, ["mlflow"]])

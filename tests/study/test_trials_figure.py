@@ -116,8 +116,6 @@ def test_labels_units_and_conditions_are_in_the_figure():
     assert lower.get_ylabel() == "Validation accuracy\n(0 to 1, higher is better)"
     assert lower.get_xlabel() == "Batch size (examples per update)"
     assert [t.get_text() for t in lower.get_xticklabels()][:3] == ["16", "32", "64"]
-    for condition in ("CPU, 16 cores", "TensorFlow 2.21.0", "Keras 3.15.1", "mixed_float16"):
-        assert condition in texts(lower)
     assert "7 trials, 1 execution each" in texts(lower)
     assert "budget: 2 epochs of 1,437 examples each" in texts(lower)
     assert upper.get_shared_x_axes().joined(upper, lower)
