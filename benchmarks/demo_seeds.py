@@ -1,6 +1,6 @@
 """Does the demo answer, whatever its seed?
 
-python benchmarks/demo_seeds.py [--seeds 10] [--output build/demo-seeds] [--readme]
+python benchmarks/demo_seeds.py [--data images] [--seeds 10] [--output build/demo-seeds] [--readme]
 
 Runs `kbatch demo` once a seed, each alone. A row a seed: what is named, how sure that is, what is
 said of the rate, trainings and seconds. Aims: a size certified for at least 8 of 10 seeds, the
@@ -30,10 +30,10 @@ ROOT = Path(__file__).parents[1]
 TOLERANCE = 0.02
 
 
-def ran(seed: int, output: Path) -> tuple[kbatch.Study, float]:
+def ran(seed: int, data: str, output: Path) -> tuple[kbatch.Study, float]:
     """Run a demo in a new folder; return its study, and its seconds."""
     shutil.rmtree(output, ignore_errors=True)
-    words = ["-m", "kbatch", "demo", "--seed", str(seed), "--output", str(output)]
+    words = ["-m", "kbatch", "demo", "--data", data, "--seed", str(seed), "--output", str(output)]
     begun_s = time.perf_counter()
     subprocess.run([sys.executable, *words], check=True, capture_output=True)
     return kbatch.load_study(output / "demo-search"), time.perf_counter() - begun_s
@@ -63,11 +63,12 @@ def quote(decision: Decision) -> str:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--data", default="images")
     parser.add_argument("--seeds", type=int, default=10)
     parser.add_argument("--output", type=Path, default=Path("build/demo-seeds"))
     parser.add_argument("--readme", action="store_true")
     given = parser.parse_args()
-    found = [ran(seed, given.output / str(seed)) for seed in range(given.seeds)]
+    found = [ran(seed, given.data, given.output / str(seed)) for seed in range(given.seeds)]
     studies, seconds = zip(*found, strict=True)
     means = pooled(list(studies))
     best = max(means, key=lambda pair: means[pair])

@@ -47,8 +47,10 @@ def test_the_demo_prints_progress_a_table_and_paths(demo):
 
 
 @pytest.mark.slow
-def test_the_demo_is_free_of_start_up_noise_and_control_characters(tmp_path):
-    done = run(sys.executable, "-m", "kbatch", "demo", "--quick", "--output", str(tmp_path))
+@pytest.mark.parametrize("data", ["images", "texts"])
+def test_the_demo_is_free_of_start_up_noise_and_control_characters(tmp_path, data):
+    words = ["demo", "--data", data, "--quick", "--output", str(tmp_path)]
+    done = run(sys.executable, "-m", "kbatch", *words)
     assert done.stderr == ""
     assert "\x1b" not in done.stdout
     assert "oneDNN" not in done.stdout
