@@ -29,6 +29,7 @@ from keras.src.utils.rng_utils import GLOBAL_RANDOM_SEED
 from tensorflow.core.protobuf import config_pb2
 from tensorflow.python.client import device_lib
 from tensorflow.python.eager import context, record
+from tensorflow.python.framework import random_seed
 
 __all__ = [
     "ArrayDataAdapter",
@@ -295,6 +296,30 @@ def kept_seeds() -> Iterator[None]:
         global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
         if generator is not None:
             generator.state.assign(state)
+
+
+@contextlib.contextmanager
+def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
+    """Keep what TensorFlow has made ready to run, as long as that is wanted and nothing draws.
+
+    With each seed that is set and each session that is cleared TensorFlow forgets all of it, so
+    that operations that draw by their place begin again. To make a train step ready once more, from
+    its traced graph, takes as long as an epoch of a small model.
+    """
+    drawn, seeds_of, clear = False, random_seed.get_seed, context.pywrap_tfe.TFE_ContextClearCaches
+
+    def watched(op_seed: Any) -> Any:
+        nonlocal drawn
+        drawn = True
+        return seeds_of(op_seed)
+
+    def clear_where_needed(handle: Any) -> None:
+        if drawn or not wanted():
+            clear(handle)
+
+    seeds = (random_seed, "get_seed", watched)
+    with replaced([seeds, (context.pywrap_tfe, "TFE_ContextClearCaches", clear_where_needed)]):
+        yield
 
 
 def replaced_draws(

@@ -244,3 +244,25 @@ def test_a_gpu_that_is_not_started_is_told_to_wait_for_no_memory(monkeypatch):
     internals.fail_at_once_without_memory()
     options = internals.context.context().config.gpu_options
     assert not options.experimental.disallow_retry_on_allocation_failure
+
+
+@pytest.mark.parametrize("draws", [False, True])
+@pytest.mark.parametrize("wanted", [False, True])
+def test_a_new_seed_or_session_forgets_what_is_ready_to_run_only_where_something_drew(
+    wanted, draws
+):
+    def stateful():
+        return float(tf.raw_ops.RandomUniform(shape=[1], dtype=tf.float32, seed=1, seed2=2)[0])
+
+    tf.random.set_seed(0)
+    with internals.kept_kernels(lambda: wanted):
+        first, second = stateful(), stateful()
+        if draws:
+            tf.random.uniform(())
+        tf.random.set_seed(0)
+        third = stateful()
+        keras.utils.clear_session()
+        found = first, second, third, stateful()
+    assert len(set(found)) == (4 if wanted and not draws else 2)
+    tf.random.set_seed(0)
+    assert stateful() == first

@@ -18,7 +18,12 @@ from kbatch.analysis.judge import DEFAULT_CONFIDENCE
 from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS
 from kbatch.device.failures import device_is_lost, failure_traceback
 from kbatch.errors import DeviceLostError
-from kbatch.library_internals import build_and_fit, trial_callbacks, tuner_callback
+from kbatch.library_internals import (
+    build_and_fit,
+    kept_kernels,
+    trial_callbacks,
+    tuner_callback,
+)
 from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
 from kbatch.records.search import RECORD_NAME
@@ -235,7 +240,8 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     self._progress.say(self._race.begin(project, self.oracle, base))
                 if parallel is None:
                     # keras-tuner's display and Keras's bar are silent: this one shows both.
-                    with _short_collections():
+                    kept = kept_kernels(self.hypermodel.graph.is_kept)
+                    with _short_collections(), kept:
                         super().search(*args, verbose=0, **kwargs)
                     measure_plain_epochs(self, call.data)
                 else:

@@ -164,6 +164,10 @@ class OneGraph:
         fresh.train_function = fresh.test_function = fresh.predict_function = None
         return fresh
 
+    def is_kept(self) -> bool:
+        """Return whether the next model may be one that is kept."""
+        return bool(self._kept)
+
     def forget(self, *, but: str | None = None) -> None:
         """Let the next model be the one that is kept, as after a failure, of all policies `but`."""
         self._kept = {policy: one for policy, one in self._kept.items() if policy == but}

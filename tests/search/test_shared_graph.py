@@ -4,6 +4,7 @@ import keras
 import numpy as np
 import pytest
 import searches
+import tensorflow as tf
 
 import kbatch
 
@@ -64,3 +65,14 @@ def test_the_step_of_a_search_is_traced_once(shared):
 def test_trials_train_as_if_each_had_a_graph_of_its_own(shared, tmp_path):
     # With a function of the user's own in the model nothing is shared.
     assert shared[0] == searched(tmp_path, lambda: build(keras.layers.Lambda(lambda x: x)))
+
+
+def test_a_build_function_that_draws_by_tensorflow_draws_the_same_for_each_size(tmp_path):
+    drawn = []
+
+    def drawing():
+        drawn.append(float(tf.random.uniform(())))
+        return build()
+
+    searched(tmp_path, drawing)
+    assert len(set(drawn)) == 2  # Of the two executions of each size.
