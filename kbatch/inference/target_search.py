@@ -18,7 +18,6 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from scipy import special
@@ -42,16 +41,6 @@ _UNSEEN_RUN = 2.0
 _WRONG = 0.05
 
 
-class _Size(NamedTuple):
-    """A size that was looked at, once or twice."""
-
-    batch_size: int
-    stretches: list[Sequence[float]]  # The calls of each look, in a row.
-    keeps: bool
-    confidence: float  # Of its last look.
-    use: float  # The measured quantile over the largest that keeps to the target.
-
-
 class LatencyTargetSearch:
     """A search for the largest batch size whose calls keep to a target."""
 
@@ -69,7 +58,8 @@ class LatencyTargetSearch:
         self._guess, self._target_s, self._quantile = guess, target_s, quantile
         self._most_s = target_s / (1 + drift)  # What the quantile itself may be.
         self._stretches = [list(stretches) for stretches in earlier]  # Of all sizes.
-        self._sizes: list[_Size] = []
+        # What was found of each size, with the calls of each look and the confidence of the last.
+        self._looked: list[tuple[TargetCheck, list[Sequence[float]], float]] = []
         self._looks = 0
         self._low, self._high = 0, largest + 1
         self._share = _AIM  # What the fit is asked for, as a share of what the quantile may be.
@@ -78,7 +68,7 @@ class LatencyTargetSearch:
     def ask(self, *, more_sizes: bool = True) -> tuple[int, int] | None:
         """Return a batch size and how many calls of it to make at least; None at the end."""
         # Without time for more sizes the one at hand is finished; the first is always called.
-        if not more_sizes and self._sizes and not self._stretches[-1]:
+        if not more_sizes and self._looked and not self._stretches[-1]:
             self._next = None
         return self._next
 
@@ -88,37 +78,31 @@ class LatencyTargetSearch:
         (size, _), own = self._next, self._stretches[-1]
         own.append(latencies_s)
         made, confidence, more = np.concatenate(own), self._confidence, _LONGER * self._step
-        everywhere, run = self._hiccups(own)
-        seen = (_Hiccups.among(made > self._target_s), everywhere)
         # Between infinite values there is nothing to interpolate.
         quantile_s = math.inf if np.isinf(made).any() else float(np.quantile(made, self._quantile))
         use = quantile_s / self._most_s
-        keeps = use <= 1 and all(s.are_rare(self._quantile, confidence, run) for s in seen)
+        keeps = use <= 1 and self._are_rare(own, confidence)
         self._looks += 1
         if not keeps and len(own) == 1:  # Would it keep to the target if more calls were all fast?
             slow = np.sum(made > self._most_s) / (len(made) + more)
-            longer = (one._replace(calls=one.calls + more) for one in seen)
-            if slow <= 1 - self._quantile and all(
-                one.are_rare(self._quantile, self._confidence, run) for one in longer
-            ):
+            if slow <= 1 - self._quantile and self._are_rare(own, self._confidence, more=more):
                 self._next = (size, more)
                 return
-        self._sizes.append(_Size(size, own, keeps, confidence, use))
+        outcome = "missed" if use > 1 else "verified" if keeps else "unsure"
+        check = TargetCheck(size, tuple(made[np.isfinite(made)].tolist()), outcome)
+        self._looked.append((check, own, confidence))
         self._next = self._next_size(size, made, keeps, use)
 
     @property
     def checks(self) -> tuple[TargetCheck, ...]:
         """What was found of each size so far."""
-        checks = []
-        for size, own, keeps, confidence, use in self._sizes:
-            everywhere, run = self._hiccups(own)
-            outcome = "missed" if use > 1 else "unsure"
-            if keeps:  # Calls of later sizes may have shown too many hiccups.
-                rare = everywhere.are_rare(self._quantile, confidence, run)
-                outcome = "verified" if rare else "unsure"
-            calls_s = (call_s for stretch in own for call_s in stretch if math.isfinite(call_s))
-            checks.append(TargetCheck(size, tuple(calls_s), outcome))
-        return tuple(checks)
+        return tuple(
+            # Calls of later sizes may have shown too many hiccups.
+            dataclasses.replace(check, outcome="unsure")
+            if check.outcome == "verified" and not self._are_rare(own, confidence)
+            else check
+            for check, own, confidence in self._looked
+        )
 
     @property
     def _confidence(self) -> float:
@@ -141,7 +125,7 @@ class LatencyTargetSearch:
             self._low = size
         else:
             self._high = size
-        if len(self._sizes) == _MOST_CHECKS or (keeps and use > _IN_USE):
+        if len(self._looked) == _MOST_CHECKS or (keeps and use > _IN_USE):
             return None
         if math.isinf(use):  # The fit does not know what keeps calls from being made.
             size = (self._low + self._high) // 2
@@ -154,51 +138,41 @@ class LatencyTargetSearch:
             size = self._guessed()
         return self._first_look(size) if size > self._low else None
 
-    def _hiccups(self, own: list[Sequence[float]]) -> tuple["_Hiccups", float]:
-        """Count the calls of all sizes that hiccups slowed, and how many calls one slows."""
-        typical_s = float(np.median(np.concatenate(own)))
-        # A call that is later than this would make the size miss the target.
+    def _are_rare(self, own: list[Sequence[float]], confidence: float, *, more: int = 0) -> bool:
+        """Return whether at most 1 - quantile of all calls are slow, with confidence.
+
+        Slow are calls of this size beyond the target, and calls of all sizes that were delayed by
+        as much as would make this size miss it. `more` calls are taken to follow that are not.
+        """
+        made = np.concatenate(own)
+        typical_s = float(np.median(made))
         delay_s = self._target_s - typical_s
         if not delay_s > 0:
-            return _Hiccups(0, 0, 0), _UNSEEN_RUN
-        counts, again, ended = [], 0, 0
+            return False
+        late: list[np.ndarray] = []
         for stretches in filter(None, self._stretches):  # The next size may not be called yet.
             usual_s = float(np.median(np.concatenate(stretches)))
-            if math.isinf(usual_s):
-                continue  # Calls that could not be made say nothing of hiccups.
-            # Noise grows with the time of a call.
-            most_s = usual_s + delay_s * max(1.0, usual_s / typical_s)
-            for stretch in stretches:
-                slow = np.asarray(stretch) > most_s
-                counts.append(_Hiccups.among(slow))
-                again += int(np.sum(slow[:-1] & slow[1:]))
-                ended += int(np.sum(slow[:-1] & ~slow[1:]))
-        seen = _Hiccups(*(sum(values) for values in zip(*counts, strict=True)))
-        # Four more that go on: few hiccups may all have been short.
-        return seen, 1 + (again + 4) / max(1, ended) if seen.slow else _UNSEEN_RUN
-
-
-class _Hiccups(NamedTuple):
-    """How many calls there were, how many of them were slow, and in how many runs."""
-
-    calls: int
-    slow: int
-    runs: int
-
-    @classmethod
-    def among(cls, slow: np.ndarray) -> "_Hiccups":
-        runs = np.sum(slow[1:] & ~slow[:-1]) + np.sum(slow[:1])
-        return cls(len(slow), int(np.sum(slow)), int(runs))
-
-    def are_rare(self, quantile: float, confidence: float, calls_a_hiccup: float) -> bool:
-        """Return whether at most 1 - quantile of all calls are slow, with confidence."""
-        hiccups = max(self.runs, math.ceil(self.slow / calls_a_hiccup))
-        chances = int(self.calls / calls_a_hiccup)
-        if hiccups >= chances:
-            return False
-        # An exact power must not be pushed beyond its bound by rounding.
-        most = (1 - confidence) * (1 + 1e-9)
-        return bool(special.bdtr(hiccups, chances, 1 - quantile) <= most)
+            if math.isfinite(usual_s):  # Calls that could not be made say nothing of hiccups.
+                # Noise grows with the time of a call.
+                most_s = usual_s + delay_s * max(1.0, usual_s / typical_s)
+                late += [np.asarray(stretch) > most_s for stretch in stretches]
+        run = _UNSEEN_RUN  # How many calls in a row a hiccup slows.
+        if any(one.any() for one in late):
+            again = sum(int(np.sum(one[:-1] & one[1:])) for one in late)
+            ended = sum(int(np.sum(one[:-1] & ~one[1:])) for one in late)
+            # Four more that go on: few hiccups may all have been short.
+            run = 1 + (again + 4) / max(1, ended)
+        for slow in ([made > self._target_s], late):
+            begun = sum(int(np.sum(one[:1]) + np.sum(one[1:] & ~one[:-1])) for one in slow)
+            hiccups = max(begun, math.ceil(sum(int(one.sum()) for one in slow) / run))
+            chances = int((sum(map(len, slow)) + more) / run)
+            if hiccups >= chances:
+                return False
+            # An exact power must not be pushed beyond its bound by rounding.
+            most = (1 - confidence) * (1 + 1e-9)
+            if special.bdtr(hiccups, chances, 1 - self._quantile) > most:
+                return False
+        return True
 
 
 # A look takes at least these seconds: 59 short calls would be over within one hiccup.
