@@ -81,10 +81,6 @@ def test_every_public_name_stands_in_a_guide():
     assert absent == [], "say in a guide what it is for"
 
 
-def test_the_commands_are_seen():
-    assert ["demo", "--quick"] in kbatch_commands(DOCS / "reference" / "command-line.md")
-
-
 @pytest.fixture(scope="module")
 def quickstart(tmp_path_factory):
     """The folder in which the quickstart ran, its names, and the blocks that ran."""

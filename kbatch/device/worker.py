@@ -4,6 +4,7 @@ import contextlib
 import functools
 import gc
 import io
+import itertools
 import os
 import pickle
 import shutil
@@ -28,42 +29,25 @@ from kbatch.errors import UnsendableError, WorkerDied
 _LARGE_BYTES = 1_000_000
 
 
-class MappedPickles:
-    """Pickles by value (cloudpickle), with large NumPy arrays in files that all readers map."""
-
-    def __init__(self, folder: Path):
-        self._folder = folder
-        self._files: list[Path] = []
-
-    def dumps(self, value: Any) -> bytes:
-        while self._files:  # Those of the pickle before.
-            self._files.pop().unlink(missing_ok=True)  # One that was never begun.
-        buffer = io.BytesIO()
-        try:
-            _Pickler(buffer, self._file_of).dump(value)
-        except (OSError, MemoryError):  # Not the value's fault.
-            raise
-        except Exception as error:  # A pickler raises whatever the object's own code raises.
-            raise UnsendableError(f"It cannot be sent to another process: {error}") from error
-        return buffer.getvalue()
-
-    def _file_of(self, array: np.ndarray) -> Path:
-        path = self._folder / f"array-{len(self._files)}.npy"
-        self._files.append(path)
-        np.save(path, array, allow_pickle=False)
-        return path
+def mapped_pickle(value: Any, folder: Path) -> bytes:
+    """Pickle by value (cloudpickle), with large NumPy arrays in files that all readers map."""
+    buffer = io.BytesIO()
+    _Pickler(buffer, folder).dump(value)
+    return buffer.getvalue()
 
 
 class _Pickler(cloudpickle.Pickler):
-    def __init__(self, buffer: io.BytesIO, file_of: Callable[[np.ndarray], Path]):
+    def __init__(self, buffer: io.BytesIO, folder: Path):
         super().__init__(buffer)
-        self._file_of = file_of
+        self._files = (folder / f"array-{number}.npy" for number in itertools.count())
 
     def reducer_override(self, obj: Any) -> Any:
         if type(obj) in (np.ndarray, np.memmap) and not obj.dtype.hasobject:
             if obj.nbytes >= _LARGE_BYTES:
+                path = next(self._files)
+                np.save(path, obj, allow_pickle=False)
                 # Copy on write: what a function does stays its own.
-                return functools.partial(np.load, mmap_mode="c"), (self._file_of(obj),)
+                return functools.partial(np.load, mmap_mode="c"), (path,)
             return NotImplemented
         return super().reducer_override(obj)
 
@@ -101,7 +85,6 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         # The process and its pipes, for calls and answers: they close with the last who reads them.
         self._running: tuple[subprocess.Popen[bytes], Connection, Connection] | None = None
         self._folder = tempfile.TemporaryDirectory(prefix="kbatch-")
-        self._pickles = MappedPickles(self.folder)
 
     def __exit__(self, *error: object) -> None:
         self.close()
@@ -168,7 +151,14 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
         if (running := self._running) is None:  # Another thread ended it just as it had started.
             raise WorkerDied(-signal.SIGKILL, "ended while it started")
         process, calls, answers = running
-        message = self._pickles.dumps((kind, function, arguments))
+        for file in self.folder.glob("array-*.npy"):  # Of the call before.
+            file.unlink()
+        try:
+            message = mapped_pickle((kind, function, arguments), self.folder)
+        except (OSError, MemoryError):  # Not the value's fault.
+            raise
+        except Exception as error:  # A pickler raises whatever the object's own code raises.
+            raise UnsendableError(f"It cannot be sent to another process: {error}") from error
         try:
             calls.send_bytes(message)
             while not answers.poll(_LOOK_S):

@@ -21,7 +21,7 @@ from keras_tuner.engine.trial import TrialStatus
 
 from kbatch.device.failures import failure_text, failure_traceback
 from kbatch.device.memory import gpu_in_use, worker_device
-from kbatch.device.worker import MappedPickles, Worker, WorkerDied
+from kbatch.device.worker import Worker, WorkerDied, mapped_pickle
 from kbatch.errors import InputError
 from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
@@ -258,7 +258,7 @@ class ParallelTrials:
         trials, tuner.oracle.trials = tuner.oracle.trials, {}
         whole = execute, tuner, arguments, keywords
         try:
-            pickled = cloudpickle.dumps(whole) if put else MappedPickles(folder).dumps(whole)
+            pickled = cloudpickle.dumps(whole) if put else mapped_pickle(whole, folder)
         except (OSError, MemoryError):
             raise
         except Exception as error:  # A pickler raises whatever the object's own code raises.

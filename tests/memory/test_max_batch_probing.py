@@ -16,7 +16,6 @@ from kbatch.memory.probe import (
     _Subject,
     no_example_fits,
 )
-from kbatch.memory.search import MaxBatchSearch
 from kbatch.records.notes import Note
 
 LIMIT = 10_000
@@ -111,25 +110,14 @@ def test_the_answer_was_run_lies_in_the_window_and_ran_again_afresh():
     assert found.environment is not None
 
 
-@pytest.mark.parametrize("window", [(0.1, 0.2), (0.89, 0.9), (0.99, 1.0)])
-def test_a_quick_search_is_the_search_itself(window):
-    probes = ComputedProbes()
-    found, experiment = searched(probes, memory_window=window)
-    search = MaxBatchSearch(limit_bytes=LIMIT, memory_window=window)
-    while (size := search.ask()) is not None:
-        search.tell(size, 1000 + 10 * size if size <= 900 else None)
-    assert found == search.answer
-    assert experiment.is_bound(found.batch_size)
-    assert probes.runs == list(search.memory_bytes)
-    assert {purpose for *_, purpose in experiment.runs} == {"search"}
-
-
 def test_the_largest_size_ends_the_search_where_it_fits():
     probes = ComputedProbes()
     found, experiment = searched(probes, max_batch_size=64)
     assert found == (64, "reached `max_batch_size`")
     assert [run[0] for run in experiment.runs] == [64]
     assert not experiment.is_bound(64)
+    found, experiment = searched(ComputedProbes(), max_batch_size=5000)
+    assert experiment.is_bound(found.batch_size)
 
 
 @pytest.mark.parametrize(

@@ -111,19 +111,6 @@ def test_an_answer_that_a_second_measurement_refutes_is_not_given_again():
         assert max(map(device.probed.count, device.probed)) <= 3
 
 
-def test_a_size_above_the_window_that_fitted_is_used():
-    """1 -> 2 measures 95 %: the answer must come from between without running out."""
-    memory = {1: 1.0, 2: 5.0, 3: 6.0, 4: 7.6, 5: 9.0}
-    asked = []
-
-    def probe(size):
-        asked.append(size)
-        return memory[min(size, 5)] * GB if size < 5 else None
-
-    answer = searched(probe, limit_bytes=8 * GB).answer
-    assert answer == (3, "3 need 75 % of memory, and 4 reach 95 %")
-
-
 @pytest.mark.parametrize("jump", [None, 0.97])
 def test_a_jump_over_the_window_is_found_to_two_percent_and_said(jump):
     """An allocator whose blocks double needs no bisection to the last example."""
