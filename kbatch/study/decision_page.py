@@ -300,7 +300,7 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
     if (run.accumulation_steps or 1) > 1:
         texts.append(f"Batches are cut into micro-batches of {run.micro_batch_size:,}.")
     elif most:
-        texts.append(f"{most:,} examples fit at once: no accumulation is needed.")
+        texts.append(f"{most:,} examples went through at once: no accumulation is needed.")
     return " ".join(texts)
 
 
