@@ -128,10 +128,10 @@ MUTATIONS = [
     # 39 to 48: the judge and the race.
     Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),
     Mutation("far = (gaps - half > self._tolerance)", "far = (gaps - half > 0)", "judge"),
-    Mutation("if self.costs[k] <= AS_FAST * least]", "if self.costs[k] <= least]", "judge"),
+    Mutation("if costs[k] <= AS_FAST * least]", "if costs[k] <= least]", "judge"),
     Mutation(
-        "min(fast, key=lambda k: (self.pairs[k][0],",
-        "min(fast, key=lambda k: (-self.pairs[k][0],",
+        "min(fast, key=lambda k: (pairs[k][0],",
+        "min(fast, key=lambda k: (-pairs[k][0],",
         "judge",
     ),
     Mutation("0.9 if self._looks == 1 else 0.3 / self._looks**1.5", "0.9", "judge"),

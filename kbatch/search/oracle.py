@@ -9,7 +9,7 @@ import json
 import math
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -117,7 +117,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def __init__(
         self,
         objective: Any,
-        race: Callable[[SearchState], Iterator[Values]] | None = None,  # None for the whole grid.
+        race: Any = None,  # A `RaceStrategy`; None for the whole grid.
     ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
@@ -172,7 +172,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        untried = self._proposed(self.state()._replace(pending=[]))
+        state = self.state()
+        untried = () if self._race else untried_in_grid(state.space, state.tried)
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
 
     def state(self) -> SearchState:
@@ -207,7 +208,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
             if trial.status not in ENDED:
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
         state = self.state()
-        values = next((one for one in self._proposed(state) if one not in state.pending), None)
+        untried = untried_in_grid(state.space, state.tried)
+        values = self._race.propose(state) if self._race else next(untried, None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():
@@ -219,9 +221,6 @@ class BatchSizeOracle(keras_tuner.Oracle):
         ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
         free = next(trial_id for trial_id in ids if trial_id not in self.trials)
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
-
-    def _proposed(self, state: SearchState) -> Iterator[Values]:
-        return self._race(state) if self._race else untried_in_grid(state.space, state.tried)
 
     def _save_trial(self, trial: Any) -> None:
         write_trial(trial, project_directory(self))

@@ -1,7 +1,7 @@
 """Which trial a race runs next, and how often, by the records on disk: after a kill too."""
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -67,12 +67,14 @@ class RaceStrategy:
         what = "Batch size and learning rate are" if _searches_rate(space) else "The batch size is"
         return f"{what} raced: {len(sizes)} sizes, at most {most} executions (`max_executions`)."
 
-    def __call__(self, state: SearchState) -> Iterator[Values]:
+    def propose(self, state: SearchState) -> Values | None:
         """Return the values to try next, those of an earlier trial to execute it once more."""
-        if (following := self._next(state)) is not None:
-            values, number = following
-            self._asked[_key(values)] = number + 1
-            yield values
+        following = self._next(state)
+        if following is None or following[0] in state.pending:
+            return None
+        values, number = following
+        self._asked[_key(values)] = number + 1
+        return values
 
     def executions(self, trial_id: str, values: Values) -> int:
         """Return how many executions a trial is to have: what completed, and what was asked for."""

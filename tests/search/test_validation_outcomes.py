@@ -159,32 +159,6 @@ def test_the_blocks_are_those_of_equal_examples(form):
         assert outcomes.value == pytest.approx(timed.clock.epochs[0].metrics["val_loss"], rel=1e-5)
 
 
-def test_values_are_the_means_of_blocks_at_the_epochs_that_the_other_half_chose():
-    class Drawn(keras.callbacks.Callback):
-        """Draws other weights for each epoch."""
-
-        def on_test_begin(self, logs=None):
-            rng = np.random.default_rng(len(weights))
-            drawn = [0.3 * rng.normal(size=one.shape) for one in self.model.get_weights()]
-            self.model.set_weights(drawn)
-            weights.append(self.model.get_weights())
-
-    weights, model = [], small_models.stock()
-    x, y = rows(600, seed=1)
-    timed = trained(model, VAL_LOSS, validation_data=(x, y), epochs=4, callbacks=[Drawn()])
-    found = timed.best_epoch.outcomes()
-    losses = []
-    for one in weights:
-        model.set_weights(one)
-        loss = small_models.own_loss(y, model.predict(x, verbose=0)).numpy()
-        losses.append(loss.reshape(50, 12).mean(1))
-    halves = [np.argmin([one[half::2].mean() for one in losses]) for half in (0, 1)]
-    expected = np.empty(50)
-    expected[1::2], expected[::2] = losses[halves[0]][1::2], losses[halves[1]][::2]
-    np.testing.assert_allclose(found.values, expected, rtol=1e-4)
-    assert found.value == pytest.approx(expected.mean(), rel=1e-5)
-
-
 def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
     model = binary()
     objective = Objective("val_auc", "max")
