@@ -5,6 +5,7 @@ import math
 
 import pytest
 import tensorflow as tf
+from fake_clock import FakeClock
 
 from kbatch.analysis.scaling_curve import MEASURED, OUT_OF_MEMORY
 from kbatch.timing import (
@@ -23,23 +24,10 @@ from kbatch.training.data.training_data import DataEnded
 SIZES, LARGER = (1, 2, 4, 8), (16, 32, 64, 128, 256, 512)
 
 
-class Clock:
-    """Seconds that pass only when somebody works."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-    def worker(self, *durations_s):
-        """A call that takes the durations in turn, the last one for ever."""
-        left = list(durations_s)
-
-        def work():
-            self.now_s += left.pop(0) if len(left) > 1 else left[0]
-
-        return work
+def worker(clock, *durations_s):
+    """A call that takes the durations in turn, the last one for ever."""
+    left = list(durations_s)
+    return lambda: clock.sleep(left.pop(0) if len(left) > 1 else left[0])
 
 
 class Calls(Sweep):
@@ -58,7 +46,7 @@ class Calls(Sweep):
         seed=0,
         **plan,
     ):
-        self.clock, self.room, self.rows, self.call_s = Clock(), room, rows, call_s
+        self.clock, self.room, self.rows, self.call_s = FakeClock(), room, rows, call_s
         self.refused, self.examples, self.target, self.called = refused, examples, target_s, []
         plan = {"time_budget_s": 1e6, "needed_calls": 6, "rounds_beyond": 0} | plan
         super().__init__(TimingPlan(**plan), chosen=chosen, seed=seed, clock=self.clock)
@@ -158,7 +146,7 @@ def rounds(durations_s, **plan):
     """The blocks of calls by name, each of which takes its seconds in turn, and the sweep."""
     plan = {"needed_calls": 59, "rounds_beyond": 30} | plan
     calls = Calls(chosen=True, **plan)
-    workers = {name: calls.clock.worker(*each) for name, each in durations_s.items()}
+    workers = {name: worker(calls.clock, *each) for name, each in durations_s.items()}
     calls.take = lambda setting: (calls.called.append(setting.series), workers[setting.series]())
     for name in durations_s:
         calls.admit(Setting(name, 1))
@@ -258,8 +246,8 @@ def test_an_error_may_be_want_of_memory_only_where_another_setting_ran():
 
 def test_the_first_call_is_kept_apart_and_the_warm_up_ends_when_two_calls_agree():
     def warm(*durations_s):
-        clock = Clock()
-        found = warm_up_calls(clock.worker(*durations_s), clock=clock)
+        clock = FakeClock()
+        found = warm_up_calls(worker(clock, *durations_s), clock=clock)
         return found.first_call_s, found.call_s, clock.now_s
 
     assert warm(2.0, 0.4, 0.2, 0.1, 0.105, 9.0) == pytest.approx((2.0, 0.1, 2.805))
@@ -278,7 +266,7 @@ def test_garbage_collection_is_off_in_a_block_and_as_it_was_afterwards():
 
 @pytest.mark.parametrize("until_s", [0.0, 15.0, 16.0, 43.9, 1e9])
 def test_contenders_take_turns_and_no_round_beyond_the_third_ends_after_the_budget(until_s):
-    clock, order = Clock(), []
+    clock, order = FakeClock(), []
 
     def contender(name):
         def run():

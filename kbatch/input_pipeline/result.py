@@ -1,8 +1,8 @@
 """What limits training: the input pipeline or the train step.
 
 With p examples/s of the pipeline alone and s of the train step alone, training that overlaps
-both runs at min(p, s), and training that does one after the other at 1 / (1/p + 1/s). Training
-that ran faster than min(p, s) shows that p or s was disturbed while it was measured.
+both runs at min(p, s). Training that ran faster shows that p or s was disturbed while it was
+measured.
 
 The rate of a pipeline in the long run comes from one long reading of it. Where data come in chunks,
 such as files, the batches of a chunk follow each other quickly and then there is a pause. A short

@@ -13,7 +13,7 @@ from kbatch.plotting.canvas import ALARM, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
 
 if TYPE_CHECKING:
-    from kbatch.memory.result import MaxBatchSizeResult
+    from kbatch.memory.result import MaxBatchSizeResult, ProbeRecord
 
 HEIGHT_IN = 4.2
 _CURVE_POINTS = 200
@@ -37,7 +37,7 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
         ax: Axes to draw on; a new figure if None. Their label describes the figure in sentences.
     """
     answer, limit_bytes, fit = result.max_batch_size, result.limit_bytes, result.fit
-    runs_of, window = _runs_by_kind(result), " to ".join(map(percent, result.memory_window))
+    window = " to ".join(map(percent, result.memory_window))
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     sizes = sorted({probe.batch_size for probe in result.probes})
     batch_axis(panel, sizes, "Batch size (examples in a step)")
@@ -51,13 +51,14 @@ def plot_memory(result: "MaxBatchSizeResult", ax: Axes | None = None) -> Axes:
         places = np.geomspace(sizes[0], sizes[-1], _CURVE_POINTS)
         line = {"color": series_style(0).color, "linewidth": 1.1, "linestyle": ":"}
         panel.plot(places, (fit.fixed_bytes + places * fit.bytes_per_example) / unit, **line)
-    for index, (kind, runs) in enumerate(runs_of.items()):
-        if runs:
+    for index, kind in enumerate(_KINDS):
+        if runs := [probe for probe in result.probes if _kind(probe) == kind]:
             failed = kind == _OUT_OF_MEMORY
             color, marker = (ALARM, "X") if failed else series_style(index)
-            peaks = [peak_bytes / unit for _, peak_bytes in runs]
+            # What ran out lies on the limit.
+            peaks = [(probe.peak_memory_bytes or limit_bytes) / unit for probe in runs]
             look = {"size": 8 if failed else 6, "label": kind, "zorder": 4 if failed else 3}
-            draw.points(panel, [size for size, _ in runs], peaks, color, marker, **look)
+            draw.points(panel, [one.batch_size for one in runs], peaks, color, marker, **look)
     peak_bytes = result.peak_memory_bytes
     draw.guide(panel, answer)
     place, share = (answer, peak_bytes / unit), peak_bytes / limit_bytes
@@ -101,14 +102,9 @@ def draw_peaks(
         draw.limit(panel, limit_bytes, f"limit {memory_text(limit_bytes)}", below=True)
 
 
-def _runs_by_kind(result: "MaxBatchSizeResult") -> dict[str, list[tuple[int, float]]]:
-    """Return batch sizes and peak bytes by what became of the run; what ran out is at the limit."""
-    runs: dict[str, list[tuple[int, float]]] = {kind: [] for kind in _KINDS}
+def _kind(probe: "ProbeRecord") -> str:
     below, above, confirming, out = _KINDS
-    for probe in result.probes:
-        kind, peak_bytes = out, probe.peak_memory_bytes
-        if peak_bytes is not None:
-            kind = below if probe.purpose == "search" else confirming
-            kind = above if probe.outcome == "above_window" else kind
-        runs[kind].append((probe.batch_size, peak_bytes or result.limit_bytes))
-    return runs
+    if probe.peak_memory_bytes is None:
+        return out
+    kind = below if probe.purpose == "search" else confirming
+    return above if probe.outcome == "above_window" else kind
