@@ -38,6 +38,10 @@ _EPS_OF_TF32 = 2.0**-10
 _EPS_OF_INT8, _EPS_OF_FEWER_BITS = 2.0**-7, 2.0**-3
 
 
+# Of each output its rows in the smallest batches, and how much rounding may change them.
+_Reference = list[tuple[list[np.ndarray], float]]
+
+
 class BatchDependence:
     """What the batch size changes in the outputs, by call path, policy and batch size."""
 
@@ -55,9 +59,8 @@ class BatchDependence:
             eager = functools.partial(_run_model, self._models[series[1]])
             self._smallest[series] = size, self._reference(run, eager, series[1], size)
             return
-        found = self._smallest[series][1].compare(outputs, examples, self._repeated)
-        effects = [effect for effect in found if effect]
-        if effects:
+        found = self._effects(self._smallest[series][1], outputs, examples)
+        if effects := [effect for effect in found if effect]:
             difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
             self.found[setting] = SizeEffect(
@@ -87,9 +90,7 @@ class BatchDependence:
         """
         ((_, policy), size), names = setting, []
         smallest, _ = self._smallest[setting.series]
-        kept = max(
-            self._rows, smallest
-        )  # Of a large batch, whose layers may return more than fits.
+        kept = max(self._rows, smallest)  # A large batch may have layers that return too much.
         run = functools.partial(_run_layers, self._models[policy], names, kept)
         try:
             reference = self._reference(run, run, policy, smallest)
@@ -100,21 +101,37 @@ class BatchDependence:
             return None
         if any(run_names != names[0] for run_names in names):
             return None  # Other layers run in a larger batch.
-        effects = reference.compare(outputs, min(size, kept), self._repeated)
+        effects = self._effects(reference, outputs, min(size, kept))
         named = zip(names[0], effects, strict=True)
         return next((name for name, effect in named if effect and effect.depends), None)
 
-    def _reference(self, run: Run, eager: Run, policy: str, size: int) -> "_Reference":
-        """Run rows in batches of one size: as they are, and moved by one eps."""
+    def _reference(self, run: Run, eager: Run, policy: str, size: int) -> _Reference:
+        """Run rows in batches of one size, as they are and moved by one eps."""
         eps, rng = eps_of(policy), np.random.default_rng(0)
         batch = self._inputs.batch(size * -(-self._rows // size))
         expected = _in_batches(run, batch, size, self._rows)
         if any(_is_float(leaf) for leaf in keras.tree.flatten(batch)):
             moved = keras.tree.map_structure(lambda leaf: _moved(leaf, eps, rng), batch)
-            return _Reference(expected, _in_batches(run, moved, size, self._rows), eps)
-        # Whole numbers and text cannot move: what the first layers make of them does.
-        with _first_floats_moved(eps, rng):
-            return _Reference(expected, _in_batches(eager, batch, size, self._rows), eps)
+            others = _in_batches(run, moved, size, self._rows)
+        else:  # Whole numbers and text cannot move: what the first layers make of them does.
+            with _first_floats_moved(eps, rng):
+                others = _in_batches(eager, batch, size, self._rows)
+        found = []
+        for rows, changed in zip(expected, others, strict=False):
+            moves = [_largest(_differences(*pair)) for pair in zip(rows, changed, strict=False)]
+            least = _LEAST_EPS * eps * max(map(_largest, rows), default=0.0)
+            found.append((rows, max(_TIMES_MOVED * max(moves, default=0.0), least)))
+        return found
+
+    def _effects(
+        self, reference: _Reference, outputs: Any, examples: int
+    ) -> list[SizeEffect | None]:
+        """Compare each output of a batch, which repeats the rows; None where it cannot be."""
+        leaves = zip(reference, keras.tree.flatten(outputs), strict=False)
+        return [
+            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
+            for (rows, tolerance), leaf in leaves
+        ]
 
 
 def eps_of(policy: str) -> float:
@@ -134,32 +151,9 @@ def eps_of(policy: str) -> float:
     return max(found)
 
 
-class _Reference:
-    """Examples in the smallest batches, and how much rounding may change each output of them."""
-
-    def __init__(self, expected: "_Rows", moved: "_Rows", eps: float):
-        self._outputs = []
-        for rows, others in zip(expected, moved, strict=False):
-            moves = [_differences(*pair) for pair in zip(rows, others, strict=False)]
-            rounding = _TIMES_MOVED * max(map(_largest, moves), default=0.0)
-            least = _LEAST_EPS * eps * max(map(_largest, rows), default=0.0)
-            self._outputs.append((rows, max(rounding, least)))
-
-    def compare(self, outputs: Any, examples: int, repeated: int) -> list[SizeEffect | None]:
-        """Compare each output of a batch that repeats so many rows; None where it cannot be."""
-        leaves = zip(self._outputs, keras.tree.flatten(outputs), strict=False)
-        return [
-            _effect(rows, _examples(leaf, examples), tolerance, repeated)
-            for (rows, tolerance), leaf in leaves
-        ]
-
-
-# Of each output its rows; none where it has not a float number or more for each example.
-_Rows = list[list[np.ndarray]]
-
-
-def _in_batches(run: Run, batch: Any, size: int, rows: int) -> _Rows:
-    found: list[_Rows] = []
+def _in_batches(run: Run, batch: Any, size: int, rows: int) -> list[list[np.ndarray]]:
+    """Return of each output its rows; none where it has not a float or more for each example."""
+    found = []
     for start in range(0, rows, size):
         part = keras.tree.map_structure(lambda leaf, at=start: leaf[at : at + size], batch)
         found.append([list(_examples(o, size)) for o in keras.tree.flatten(run(part, size))])
