@@ -54,7 +54,10 @@ def test_every_call_of_kbatch_has_arguments_that_it_takes(page):
 
 
 @pytest.mark.parametrize("page", PAGES, ids=name)
-def test_every_command_is_one(page):
+def test_every_command_is_one(page, tmp_path, monkeypatch):
+    (tmp_path / "train.py").touch()
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
     for words in kbatch_commands(page):
         if not words[-1].isupper():
             command_parser().parse_args(words)

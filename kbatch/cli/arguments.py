@@ -1,5 +1,6 @@
-"""What several commands share: memory sizes, models and data by name, and a quiet start."""
+"""What several commands share: a parser, memory sizes, models and data by name, a quiet start."""
 
+import argparse
 import contextlib
 import importlib.util
 import inspect
@@ -9,18 +10,26 @@ import sys
 import tempfile
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser whose errors are those of any other mistake; an option is read by its `type`."""
+
+    def error(self, message: str) -> NoReturn:
+        """Raise what is wrong, which names the option."""
+        raise ValueError(f"{message} (`{self.prog} --help` lists the options)")
 
 
 def quantity(text: str, units: Mapping[str, float], required: str) -> float:
-    """Read a positive number with its unit; an error begins with `required`, up to what came."""
+    """Read a positive number with its unit."""
     found = re.fullmatch(r"\s*([\d.]+)\s*([a-z]*)\s*", text.lower())
     try:
         value = float(found[1]) * units[found[2]] if found else 0.0
     except (KeyError, ValueError):
         value = 0.0
     if value <= 0:
-        raise ValueError(f"{required} {text}.")
+        raise argparse.ArgumentTypeError(f"it must be {required}. Received: {text}.")
     return value
 
 
@@ -33,53 +42,85 @@ _BYTES = {"": 1, "b": 1} | _POWERS | {f"{unit}b": size for unit, size in _POWERS
 
 
 def memory_size(text: str) -> int:
-    required = "A size of memory is a number with a unit, such as 2GiB or 500MB. Received:"
-    return int(quantity(text, _BYTES, required))
+    return int(quantity(text, _BYTES, "a number with a unit, such as 2GiB or 500MB"))
 
 
 def milliseconds(text: str) -> float:
     """Read a time with its unit, such as 20ms or 0.5s."""
-    required = "`--slo` must be a positive time with its unit, such as 20ms, 500us or 0.1s."
     units_ms = {"us": 0.001, "ms": 1.0, "s": 1000.0}
-    return quantity(text, units_ms, f"{required} Received: --slo")
+    return quantity(text, units_ms, "a positive time with its unit, such as 20ms, 500us or 0.1s")
 
 
-BUILD, DATA = "MODULE:BUILD", "--data"
-
-
-def named(text: str, option: str) -> Any:
-    """Import what `package.module:name` or `file.py:name` names; the present folder is searched."""
-    module_name, name = split_name(text, option)
+def integers(text: str) -> tuple[int, ...]:
     try:
-        found: Any = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not module_name.startswith(error.name):
-            raise  # A module that it imports is missing.
-        raise _not_found(text, option) from error
+        return tuple(int(word) for word in text.split(","))
+    except ValueError as error:
+        required = "integers with commas between them, such as 1,8,64"
+        raise argparse.ArgumentTypeError(f"it must be {required}. Received: {text}.") from error
+
+
+def words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(","))
+
+
+def name_text(text: str) -> str:
+    """Check a name whose package exists, and let Python find its module; nothing is imported."""
+    module_name, name = _module_and_name(text)
+    if not name or not module_name:
+        required = "package.module:function, such as train:build"
+        raise argparse.ArgumentTypeError(f"it must be {required}. Received: {text}.")
+    package = module_name.partition(".")[0]
+    if package in {*sys.stdlib_module_names, "test"}:
+        raise argparse.ArgumentTypeError(
+            f"Python's standard library is searched first: rename {package}.py. Received: {text}."
+        )
+    given = Path(text.partition(":")[0])
+    folder = str(given.parent.resolve() if given.suffix == ".py" else Path.cwd())
+    if folder not in sys.path:
+        # A `pickle.py` there must not hide Python's own.
+        installed = (i for i, entry in enumerate(sys.path) if entry.endswith("-packages"))
+        sys.path.insert(next(installed, len(sys.path)), folder)
+    if importlib.util.find_spec(package) is None:
+        raise argparse.ArgumentTypeError(
+            f"its module is not found from {folder}: run the command in the folder that holds it. "
+            f"Received: {text}."
+        )
+    return text
+
+
+def _module_and_name(text: str) -> tuple[str, str]:
+    module_name, _, name = text.partition(":")
+    return Path(module_name).stem if module_name.endswith(".py") else module_name, name
+
+
+def named(text: str) -> Any:
+    """Import what `package.module:name` or `file.py:name` names, which was checked."""
+    module_name, name = _module_and_name(text)
+    found: Any = importlib.import_module(module_name)
     for part in name.split("."):
         if not hasattr(found, part):
             names = sorted(n for n, v in vars(found).items() if callable(v) and n[0] != "_")
             raise ValueError(
-                f"`{option}` names a function that the module does not have: give one of "
-                f"{', '.join(names) or 'its names'}. Received: {option} {text}."
+                f"{module_name} does not have this function: give one of "
+                f"{', '.join(names) or 'its names'}. Received: {text}."
             )
         found = getattr(found, part)
     return found
 
 
 def named_build(text: str) -> Any:
-    given = named(text, BUILD)
+    given = named(text)
     if callable(given) or hasattr(given, "build"):
         return given
     raise ValueError(
-        f"`{BUILD}` must name a compiled model or a function that returns one. "
-        f"Received: {BUILD} {text}, a {type(given).__name__}."
+        "Give a function that returns a compiled model, or the model. "
+        f"Received: {text}, a {type(given).__name__}."
     )
 
 
 def named_data(text: str) -> Any:
     """Return the data that a name stands for; a function that wants a batch size stays one."""
-    given = named(text, DATA)
+    given = named(text)
     if not callable(given) or hasattr(given, "element_spec"):
         return given
     parameters = inspect.signature(given).parameters.values()
@@ -93,57 +134,10 @@ def named_x_y(text: str) -> tuple[Any, Any]:
         return data, None
     if len(data) != 2:
         raise ValueError(
-            f"`{DATA}` must give (x, y), a dataset or a function batch_size -> dataset. "
-            f"Received: {DATA} {text}, which gives {len(data)} values."
+            "Data must be (x, y), a dataset or a function batch_size -> dataset. "
+            f"Received: {text}, which gives {len(data)} values."
         )
     return data[0], data[1]
-
-
-def split_name(text: str, option: str) -> tuple[str, str]:
-    """Split a name whose package exists, and let Python find its module; nothing is imported."""
-    module_name, _, name = text.partition(":")
-    if module_name.endswith(".py"):
-        path = Path(module_name)
-        folder, module_name = str(path.parent.resolve()), path.stem
-    else:
-        folder = str(Path.cwd())
-    if not name or not module_name:
-        raise ValueError(
-            f"`{option}` must be package.module:function, such as train:build. "
-            f"Received: {option} {text}."
-        )
-    package = module_name.partition(".")[0]
-    if package in {*sys.stdlib_module_names, "test"}:
-        raise ValueError(
-            f"`{option}` names a module of Python's standard library, which is found first: rename "
-            f"{package}.py. Received: {option} {text}."
-        )
-    if folder not in sys.path:
-        # A `pickle.py` there must not hide Python's own.
-        installed = (i for i, entry in enumerate(sys.path) if entry.endswith("-packages"))
-        sys.path.insert(next(installed, len(sys.path)), folder)
-    if importlib.util.find_spec(package) is None:
-        raise _not_found(text, option)
-    return module_name, name
-
-
-def _not_found(text: str, option: str) -> ValueError:
-    given = Path(text.partition(":")[0])
-    folder = given.parent.resolve() if given.suffix == ".py" else Path.cwd()
-    return ValueError(
-        f"`{option}` names a module that is not found from {folder}: run the command in the "
-        f"folder that holds it. Received: {option} {text}."
-    )
-
-
-def integers(text: str, *, example: str) -> list[int]:
-    try:
-        return [int(word) for word in text.split(",")]
-    except ValueError as error:
-        raise ValueError(
-            f"`--batch-sizes` must be integers with commas between them, such as {example}. "
-            f"Received: --batch-sizes {text}."
-        ) from error
 
 
 def starting_tensorflow() -> contextlib.AbstractContextManager[None]:

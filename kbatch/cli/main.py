@@ -1,6 +1,5 @@
 """The command line of kbatch."""
 
-import argparse
 import io
 import os
 import sys
@@ -8,14 +7,15 @@ from collections.abc import Sequence
 
 from kbatch import __version__
 from kbatch.cli import demo, doctor, measure, study
+from kbatch.cli.arguments import Parser
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    options = command_parser().parse_args(arguments)
     if isinstance(sys.stdout, io.TextIOWrapper):
         # The name of a file need not be text in the terminal's encoding.
         sys.stdout.reconfigure(errors="backslashreplace")
     try:
+        options = command_parser().parse_args(arguments)
         options.run(options)
         sys.stdout.flush()
     except (OSError, ValueError, ImportError, MemoryError) as error:
@@ -32,10 +32,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     return 0
 
 
-def command_parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
-        prog="kbatch", description="Which batch size should I use, and why?"
-    )
+def command_parser() -> Parser:
+    parser = Parser(prog="kbatch", description="Which batch size should I use, and why?")
     parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     # In the order of the help.

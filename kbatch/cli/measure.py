@@ -5,21 +5,20 @@ An option is named as the argument of the function that measures, and passed on 
 
 import argparse
 import contextlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from kbatch.cli.arguments import (
-    BUILD,
-    DATA,
     integers,
     memory_size,
     milliseconds,
+    name_text,
     named_build,
     named_data,
     named_x_y,
-    split_name,
     starting_tensorflow,
+    words,
 )
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
@@ -28,40 +27,23 @@ from kbatch.search import BASE_BATCH_SIZE
 _DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",")]
-
-
-# How an option is read; the others are as they were parsed.
-_READ: Mapping[str, Callable[[Any], Any]] = {
-    "latency_slo_ms": milliseconds,
-    "call_paths": _words,
-    "dtype_policies": _words,
-    "batch_sizes": lambda text: integers(text, example="1,8,64"),
-    "memory_limit_bytes": memory_size,
-    "memory_window": tuple,
-}
-
-
 def _parser(commands: Any, name: str, run: Callable[..., None], help_text: str, data: str) -> Any:
     """Add a command; `data` describes the option `--data`, which comes with a build function."""
     parser = commands.add_parser(name, help=help_text, argument_default=argparse.SUPPRESS)
     parser.set_defaults(run=run)
     if data:
         build = "function that returns the compiled model"
-        parser.add_argument("build", metavar=BUILD, help=build)
-        parser.add_argument(DATA, required=True, metavar="MODULE:DATA", help=data)
+        parser.add_argument("build", type=name_text, metavar="MODULE:BUILD", help=build)
+        given = {"type": name_text, "metavar": "MODULE:DATA", "help": data}
+        parser.add_argument("--data", required=True, **given)
     return parser.add_argument
 
 
 def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
-    """Return the arguments of the function, checked before TensorFlow is imported."""
-    if hasattr(options, "build"):
-        split_name(options.build, BUILD)
-        split_name(options.data, DATA)
+    """Return the arguments of the function; two values of an option are a pair."""
+    given = vars(options).items()
     left_out = ("run", "build", "data", "output", *others)
-    given = {name: value for name, value in vars(options).items() if name not in left_out}
-    return {name: _READ[name](v) if name in _READ else v for name, v in given.items()}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in given if n not in left_out}
 
 
 def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
@@ -82,14 +64,15 @@ def add_inference(commands: Any) -> None:
     add = _parser(commands, "inference", _inference, text, data="")
     add("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
     slo = "latency target, such as 20ms: find the largest batch in it"
-    add("--slo", dest="latency_slo_ms", metavar="TIME", help=slo)
+    add("--slo", dest="latency_slo_ms", type=milliseconds, metavar="TIME", help=slo)
     share = "share of the calls that keep to it (%(default)s)"
     add("--quantile", type=float, default=0.95, metavar="Q", help=share)
     paths = "compiled, xla, predict, saved_model (%(default)s)"
-    add("--paths", dest="call_paths", default="compiled", metavar="NAME,...", help=paths)
+    given = {"type": words, "metavar": "NAME,..."}
+    add("--paths", dest="call_paths", default="compiled", **given, help=paths)
     policies = "dtype policies and int8 (the model as it is)"
-    add("--policies", dest="dtype_policies", metavar="NAME,...", help=policies)
-    add("--batch-sizes", metavar="N,N,...", help="sizes (powers of two)")
+    add("--policies", dest="dtype_policies", **given, help=policies)
+    add("--batch-sizes", type=integers, metavar="N,N,...", help="sizes (powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
     add("--seconds", **seconds, help="time budget of the timing (%(default)s)")
     bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
@@ -150,7 +133,7 @@ def add_max_batch(commands: Any) -> None:
     text = "find the largest batch that fits in memory"
     add = _parser(commands, "max-batch", _max_batch, text, _DATA_TEXT)
     limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
-    add("--limit", dest="memory_limit_bytes", metavar="SIZE", help=limit)
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
     add("--window", **window, help="share of the limit to fill (0.8 0.9)")
     add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch to try")
@@ -178,7 +161,7 @@ def add_recommend(commands: Any) -> None:
     base = "batch size that the model's learning rate suits (%(default)s)"
     add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
     limit = "memory that may be taken, such as 2GiB (as in max-batch)"
-    add("--limit", dest="memory_limit_bytes", metavar="SIZE", help=limit)
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
     seconds = {"dest": "budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
     add("--budget", **seconds, help="seconds to spend on measuring (%(default)s)")
     add("--seed", type=int, metavar="N", help="seed of the pilot")

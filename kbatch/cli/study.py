@@ -71,7 +71,7 @@ def add_plot(commands: Any) -> None:
     add, figures = plot.add_argument, f"which one (%(default)s): {', '.join(FIGURES)}"
     study = "project directory of a search; for the figure memory the file of a max-batch result"
     add("study", type=Path, metavar="DIR", help=study)
-    add("--figure", default=FIGURES[0], metavar="NAME", help=figures)
+    add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
     target = "for time-to-target, value of the metric to reach (default: that of StopAtTarget)"
     add("--target", type=float, metavar="VALUE", help=target)
     width = "width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt"
@@ -86,11 +86,6 @@ def _plot(options: argparse.Namespace) -> None:
     from kbatch.study.study import load_study
 
     name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
-    if name not in FIGURES:
-        raise ValueError(
-            f"There is no such figure: the name must be one of {', '.join(FIGURES)}. "
-            f"Received: {name!r}."
-        )
     if options.target is not None and name != "time-to-target":
         raise ValueError(
             "A target belongs to the figure `time-to-target`. "

@@ -1,5 +1,7 @@
 """The commands that measure, in this process; their files are written in a folder of their own."""
 
+import argparse
+
 import keras
 import pytest
 from fake_clock import FakeClock
@@ -71,7 +73,7 @@ def test_a_target_is_read_with_its_unit(text, expected):
 
 @pytest.mark.parametrize("text", ["20", "ms", "-3ms", "0ms"])
 def test_a_target_without_unit_or_size_is_refused(text):
-    with pytest.raises(ValueError, match="such as 20ms"):
+    with pytest.raises(argparse.ArgumentTypeError, match="such as 20ms"):
         milliseconds(text)
 
 

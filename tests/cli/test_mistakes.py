@@ -26,7 +26,7 @@ MISTAKES = {
     "report good.json -o report.pdf": r"`\.html` \(one file\) or `\.md`",
     "export empty -o trials.csv": r"tuner\.search",
     "export good.json -o trials.xlsx": r"\.csv or \.json",
-    "plot good.json --figure trails": "trials, pareto",
+    "plot good.json --figure trails": r"trials'?, '?pareto",
     "plot good.json --figure time-to-target": "--target 0.95",
     "plot good.json --figure gpu-timeline": "NVIDIA GPU",
     "plot good.json --figure memory": "MaxBatchSizeResult",
@@ -41,7 +41,7 @@ MISTAKES = {
     "inference missing.keras --batch-sizes 1,x": "integers with commas",
     INPUT.replace(":build", ":missing"): "does not have",
     INPUT.replace(":data", ":missing"): "does not have",
-    INPUT.replace(":build", ":number"): "must name a compiled model or a function.*number, a int",
+    INPUT.replace(":build", ":number"): "returns a compiled model.*number, a int",
     INPUT.replace(":build", ":forgetful"): "end with `return model`",
     INPUT.replace(":build", ":uncompiled"): "must be compiled",
     INPUT.replace(":data", ":stream"): "used up by reading.*a generator",
@@ -54,7 +54,8 @@ MISTAKES = {
     RECOMMEND.replace(":arrays", ":stream"): "Give arrays",
     RECOMMEND + " --figure limits.gif": r"`--figure` must end in \.png, \.svg or \.pdf",
     RECOMMEND + " --base-batch-size 0": "`base_batch_size` must be a positive",
-    RECOMMEND + " --limit much": "A size of memory",
+    RECOMMEND + " --limit much": "--limit: it must be a number with a unit",
+    "demo --fast": "unrecognized arguments: --fast.*kbatch --help",
 }
 
 

@@ -1,27 +1,28 @@
+import argparse
 import sys
 
 import numpy as np
 import pytest
 
-from kbatch.cli.arguments import memory_size, named, named_data, named_x_y, split_name
+from kbatch.cli.arguments import memory_size, name_text, named, named_data, named_x_y
 
 
 @pytest.mark.parametrize("text", ["given:build", "given.py:build", "given:Nested.build"])
 def test_a_function_is_found_from_the_present_folder(folder, text):
-    assert named(text, "--build")().count_params() == 8 * 3 + 3
+    assert named(name_text(text))().count_params() == 8 * 3 + 3
 
 
 def test_a_file_elsewhere_is_found_by_its_path(folder, tmp_path_factory, monkeypatch):
     monkeypatch.chdir(tmp_path_factory.mktemp("elsewhere"))
-    assert callable(named(f"{folder}/given.py:build", "--build"))
+    assert callable(named(name_text(f"{folder}/given.py:build")))
 
 
 @pytest.mark.parametrize("name", ["colorsys", "test"])
 def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, name):
     (folder / f"{name}.py").write_text("")
     for text in (f"{name}.py:build", f"{name}:build"):
-        with pytest.raises(ValueError, match=rf"rename {name}\.py.*Received: --build {name}"):
-            split_name(text, "--build")
+        with pytest.raises(argparse.ArgumentTypeError, match=rf"rename {name}\.py.*: {name}"):
+            name_text(text)
 
 
 @pytest.mark.parametrize(
@@ -33,21 +34,21 @@ def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, 
         ("other_package.module:build", "not found from"),
     ],
 )
-@pytest.mark.parametrize("look_up", [named, split_name])
-def test_a_wrong_name_says_what_to_give(folder, text, message, look_up):
-    with pytest.raises(ValueError, match=message) as caught:
-        look_up(text, "--build")
-    assert f"Received: --build {text}" in str(caught.value)
+def test_a_wrong_name_says_what_to_give(folder, text, message):
+    with pytest.raises(argparse.ArgumentTypeError, match=message) as caught:
+        name_text(text)
+    assert f"Received: {text}" in str(caught.value)
 
 
 def test_names_in_a_module_are_seen_once_it_is_imported(folder):
-    split_name("given:bild", "--build")
+    name_text("given:bild")
     assert "given" not in sys.modules
     with pytest.raises(ValueError, match="one of Nested, arrays, broken, build, data"):
-        named("given:bild", "--build")
+        named("given:bild")
 
 
 def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
+    name_text("given:data")  # Its folder is searched from then on.
     for text in ("given:arrays", "given:pair"):
         x, y = named_x_y(text)
         assert (x.shape, y.shape) == ((200, 8), (200,))
