@@ -28,7 +28,7 @@ def built(model, *arrays):
 def accumulating(model, micro_batch_size, **settings):
     """Let a model accumulate without the comparison at its first training.
 
-    Its two traces take as long as that of the step; `test_parts_check.py` is about it.
+    Its passes take as long as the tracing of a step; `test_parts_check.py` is about it.
     """
     return Accumulation(micro_batch_size, **settings).apply(model)
 

@@ -23,6 +23,11 @@ def through(*found, loss="mse", **compile_arguments):
     return model
 
 
+def recurrent():
+    """Layers whose loop is compared in a graph."""
+    return layers.Reshape((2, 2)), layers.SimpleRNN(4)
+
+
 class Summed(layers.Layer):
     """Adds a sum over the batch, as the KL term of many autoencoders."""
 
@@ -100,8 +105,9 @@ def two_outputs():
     [
         (lambda: through(Averaged(), layers.Dropout(0.5), Sampled()), (X, TARGETS)),
         (two_outputs, (X, [TARGETS, TARGETS[:, :1]])),
+        (lambda: through(*recurrent(), layers.Dropout(0.5)), (X, TARGETS)),
     ],
-    ids=["mean and draws", "outputs"],
+    ids=["mean and draws", "outputs", "recurrent"],
 )
 def test_what_adds_up_is_equal(model, rows):
     assert parts_note(model(), rows) is None
@@ -113,9 +119,10 @@ def test_what_adds_up_is_equal(model, rows):
         (lambda: through(Summed()), (X, TARGETS), "added", r"that summed\w* \(Summed\) adds"),
         (lambda: through(Centred()), (X, TARGETS), "layer", ""),
         (lambda: through(LaterCentred()), (X, TARGETS), "layer", ""),
+        (lambda: through(*recurrent(), Centred()), (X, TARGETS), "layer", ""),
         (tagger, (IDS, TAGS), "loss", "token_loss"),
     ],
-    ids=["sum", "batch", "later", "tokens"],
+    ids=["sum", "batch", "later", "recurrent", "tokens"],
 )
 def test_what_does_not_add_up_is_named(model, rows, source, named):
     keras.utils.set_random_seed(0)  # By some weights only gradients show it.

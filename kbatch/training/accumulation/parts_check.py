@@ -10,7 +10,7 @@ import functools
 import inspect
 import itertools
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
@@ -102,8 +102,7 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
     if not _is_finite(first):
         return _not_compared("the loss or its gradient is not finite")
     again = passes.whole()
-    moved = [_largest_difference(first, again, kind, passes.names[kind])[0] for kind in _KINDS]
-    if not max(moved) <= _STILL_UP_TO:
+    if not max(_largest_difference(first, again, kind)[0] for kind in _KINDS) <= _STILL_UP_TO:
         return _not_compared("its randomness cannot be held still")
     pairs = [(first, passes.parts())]
     for _ in range(_MOVES):
@@ -112,14 +111,13 @@ def _compared(model: keras.Model, batch: Any) -> Note | None:
     # At first outputs may be alike for all rows, so that only gradients differ.
     if _is_finite(first):
         pairs.append((first, passes.parts()))
-    found = {
-        kind: max(_largest_difference(*pair, kind, passes.names[kind]) for pair in pairs)
-        for kind in (*_KINDS, "layer")
-    }
+    kinds = (*_KINDS, "layer")
+    found = {kind: max(_largest_difference(*pair, kind) for pair in pairs) for kind in kinds}
     kind = next((kind for kind in _KINDS if found[kind][0] > EQUAL_UP_TO), None)
     if kind is None:
         return None
-    difference, where = found[kind]
+    difference, index = found[kind]
+    where = passes.name(kind, index)
     if not np.isfinite(difference):
         return _not_compared(
             f"{where} is not finite on a part: it may divide by 0, see `loss_denominator`"
@@ -143,138 +141,126 @@ class _Passes:
     """A batch sent through a model, whole or in parts, without an update."""
 
     def __init__(self, model: Any, batch: Any):
-        self._model, self._batch = model, batch
+        self._model, self._batch, self._rows = model, batch, int(row_count(batch))
         trained = {id(variable) for variable in model.trainable_variables}
         self._state = [one for one in model.variables if id(one) not in trained]
         # An update takes BatchNormalization's moving statistics on once, whatever is cut.
         apart = trained | {id(one) for layer in batch_norms(model) for one in layer.weights}
         self._kept_in_call = [one for one in model.weights if id(one) not in apart]
-        self.names: dict[str, Iterable[str]] = {
-            "layer": itertools.repeat(""),
-            "gradient": [f"the gradient of {one.path}" for one in model.trainable_variables],
-            "state": [
-                f"{one.path}, which a layer keeps in its `call`," for one in self._kept_in_call
-            ],
-        }
-        self._counts = output_losses.need_counting(model)
-        self._totals: Any = []  # What the losses of the outputs are divided by.
-        specs = [open_spec(leaf) for leaf in parts_of(batch)]
-        counts = [tf.TensorSpec([])] * (len(output_losses_of(model)) if self._counts else 0)
-        self._whole = self._traced(lambda rows: self._one_pass(rows), specs)
-        self._part = self._traced(
-            lambda *of_part: self._one_pass(*of_part), specs, tf.TensorSpec([]), counts
-        )
+        self._totals: Sequence[tf.Tensor] = ()  # What the losses of the outputs are divided by.
+        layers = layers_of(model)
+        self._recurrent = any(isinstance(one, keras.layers.RNN) for one in layers)
+        self._graph: Any = tf.function(self._one_pass, autograph=False)
 
     def whole(self) -> _Pass:
         """Send the batch through as Keras's own train step does."""
-        with kept_values(self._state):
-            found, self._totals = self._whole(parts_of(self._batch))
-            return self._added_up([found])
+        return self._added_up([(self._batch, None)])
 
     def parts(self) -> _Pass:
-        """Send the batch through in three parts of unequal size, and add them up."""
-        leaves, rows = parts_of(self._batch), int(row_count(self._batch))
-        cuts = sorted({0, max(1, rows // 8), max(1, rows // 3), rows})
-        with kept_values(self._state):
-            found = []
-            for start, end in itertools.pairwise(cuts):
-                part = [rows_between(leaf, start, end - start) for leaf in leaves]
-                share = tf.constant((end - start) / rows, tf.float32)
-                found.append(self._part(part, share, self._totals)[0])
-            return self._added_up(found)
+        """Send the batch through in three parts of unequal size."""
+        cuts = sorted({0, max(1, self._rows // 8), max(1, self._rows // 3), self._rows})
+
+        def part(start: int, end: int) -> tuple[Any, float]:
+            rows = each_part(lambda leaf: rows_between(leaf, start, end - start), self._batch)
+            return rows, (end - start) / self._rows
+
+        return self._added_up([part(*ends) for ends in itertools.pairwise(cuts)])
 
     def move(self, gradients: Sequence[np.ndarray]) -> None:
         """Move the weights down their gradients, each by a share of its norm."""
         for variable, gradient in zip(self._model.trainable_variables, gradients, strict=True):
-            value = _wide(tf.convert_to_tensor(variable.value))
+            value = _wide(variable.value)
             length = _MOVE * max(np.linalg.norm(value), 1.0)
             variable.assign(value - length * gradient / max(np.linalg.norm(gradient), 1e-30))
 
-    def _added_up(self, found: Sequence[Any]) -> _Pass:
-        """Add up what parts brought, before what layers keep is put back."""
-        by_kind = {kind: list(zip(*(one[kind] for one in found), strict=True)) for kind in found[0]}
-        outputs = by_kind.pop("layer")
-        added = {
-            kind: [np.sum([_wide(one) for one in ones], axis=0) for ones in of_parts]
-            for kind, of_parts in by_kind.items()
-        }
-        # One by one: an output that is no value a row has another length in parts.
-        added["layer"] = [np.concatenate([_wide(one).ravel() for one in ones]) for ones in outputs]
-        state = [_wide(tf.convert_to_tensor(one.value)) for one in self._kept_in_call]
-        return added | {"state": state}
+    def name(self, kind: str, index: int) -> str:
+        """Name what differed."""
+        model, losses = self._model, output_losses_of(self._model)
+        if kind == "gradient":
+            return f"the gradient of {model.trainable_variables[index].path}"
+        if kind == "state":
+            return f"{self._kept_in_call[index].path}, which a layer keeps in its `call`,"
+        if kind == "loss":
+            one = losses[index]
+            return f"the loss {one.loss.name if len(losses) == 1 else one.name or one.loss.name}"
+        adding = [f"{one.name} ({type(one).__name__})" for one in layers_of(model) if added_by(one)]
+        alone = output_losses.has_own_loss(model) or not adding
+        return "the loss" if alone else f"the loss that {' or '.join(adding)} adds"
 
-    def _traced(self, function: Callable[..., Any], *signature: Any) -> Callable[..., Any]:
-        """Trace a pass for any number of rows."""
-        if self._model.run_eagerly:
-            return function
-        return tf.function(function, autograph=False).get_concrete_function(*signature)
+    def _added_up(self, parts: Sequence[tuple[Any, float | None]]) -> _Pass:
+        """Send parts through and add up what they bring, before what layers keep is put back."""
+        with kept_values(self._state):
+            found = [self._sent(*part) for part in parts]
+            state = [_wide(one.value) for one in self._kept_in_call]
+        # One by one: an output that is no value a row has another length in parts.
+        by_kind = {kind: zip(*(one[kind] for one in found), strict=True) for kind in found[0]}
+        outputs = [np.concatenate([one.ravel() for one in ones]) for ones in by_kind.pop("layer")]
+        added = {kind: [np.sum(one, axis=0) for one in ones] for kind, ones in by_kind.items()}
+        return added | {"layer": outputs, "state": state}
+
+    def _sent(self, rows: Any, share: float | None) -> _Pass:
+        """Send rows through, a share of those of the batch or all; return what to compare."""
+        rows = each_part(as_tensor, rows)
+        given = (None, ()) if share is None else (tf.constant(share), self._totals)
+        send: Any = self._one_pass
+        # Outside of a graph the loop of a recurrent layer takes far longer than to trace it.
+        if self._recurrent:
+            specs = each_part(tf.type_spec_from_value, given)
+            send = self._graph.get_concrete_function(each_part(open_spec, rows), *specs)
+        found, self._totals = send(rows, *given)
+        return {kind: [_wide(one) for one in ones] for kind, ones in found.items()}
 
     def _one_pass(
-        self, leaves: list[Any], rows_share: Any = None, totals: Sequence[tf.Tensor] = ()
+        self, rows: Any, share: tf.Tensor | None, totals: Sequence[tf.Tensor]
     ) -> tuple[dict[str, list[tf.Tensor]], Sequence[tf.Tensor]]:
-        """Send rows through, a share of those of the batch or all; return what to compare."""
-        model, rest = self._model, iter(leaves)
-        x, y, sample_weight = each_part(lambda _: as_tensor(next(rest)), self._batch)
+        model, (x, y, sample_weight) = self._model, rows
         with _still_draws():
             with tf.GradientTape() as tape:
                 y_pred = forward(model, x, training=True)
                 added = list(model.losses)
-                if rows_share is None and self._counts:
+                if share is None and output_losses.need_counting(model):
                     totals = output_losses.denominators(model, (y, y_pred, sample_weight))
                 loss, losses = output_losses.part_of_batch_loss(
                     model,
                     (x, y, y_pred, sample_weight),
-                    rows_share=tf.ones([]) if rows_share is None else rows_share,
+                    rows_share=tf.ones([]) if share is None else share,
                     totals=totals,
                     added_losses=added,
                 )
-                if rows_share is None:
-                    self._name_losses()
+                if share is None:
                     loss = compute_loss(model, x, y, y_pred, sample_weight)
             variables = model.trainable_weights
-            found: Any = tape.gradient(loss, gradient_sum.sources(variables))
+            gradients: Any = tape.gradient(loss, gradient_sum.sources(variables))
         outputs = [one for one in parts_of(y_pred) if isinstance(one, tf.Tensor)]
-        gradients = [
-            tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
-            for variable, one in zip(variables, found, strict=True)
-        ]
         return {
             "layer": [one for one in outputs if one.dtype.is_floating],
             "loss": list(losses),
             "added": [loss],
-            "gradient": gradients,
+            "gradient": [
+                tf.zeros(variable.shape) if one is None else tf.convert_to_tensor(one)
+                for variable, one in zip(variables, gradients, strict=True)
+            ],
         }, list(totals)
-
-    def _name_losses(self) -> None:
-        model, found = self._model, output_losses_of(self._model)
-        named = [one.loss.name if len(found) == 1 else one.name or one.loss.name for one in found]
-        self.names["loss"] = [f"the loss {name}" for name in named]
-        adding = [f"{one.name} ({type(one).__name__})" for one in layers_of(model) if added_by(one)]
-        alone = output_losses.has_own_loss(model) or not adding
-        self.names["added"] = ["the loss" if alone else f"the loss that {' or '.join(adding)} adds"]
 
 
 def _is_finite(found: _Pass) -> bool:
     return all(np.isfinite(one).all() for kind in _KINDS for one in found[kind])
 
 
-def _largest_difference(
-    whole: _Pass, parts: _Pass, kind: str, names: Iterable[str]
-) -> tuple[float, str]:
-    """Return the largest difference of a kind, over the norm of what differs, and its name."""
+def _largest_difference(whole: _Pass, parts: _Pass, kind: str) -> tuple[float, int]:
+    """Return the largest difference of a kind, over the norm of what differs, and which it is."""
     norms = [np.linalg.norm(one) for one in whole[kind]]
     least = max(_SMALLEST_SHARE * float(np.linalg.norm(norms)), 1e-30)
-    found = [(0.0, "")]
-    for one, other, norm, name in zip(whole[kind], parts[kind], norms, names, strict=False):
+    found = [(0.0, 0)]
+    for i, (one, other) in enumerate(zip(whole[kind], parts[kind], strict=True)):
         if one.shape == other.shape:
-            difference = float(np.linalg.norm(other - one) / max(norm, least))
-            difference = np.inf if np.isnan(difference) else difference
-            found.append((difference, name))
+            difference = float(np.linalg.norm(other - one) / max(norms[i], least))
+            found.append((np.inf if np.isnan(difference) else difference, i))
     return max(found)
 
 
 def _wide(value: Any) -> np.ndarray:
-    return np.asarray(value, np.float64)
+    return np.asarray(tf.convert_to_tensor(value), np.float64)
 
 
 def _compared_rows(rows: Any) -> Any:
