@@ -1,120 +1,93 @@
-"""A stand-in for NVML's shared library, under the real `pynvml`.
-
-`pynvml` calls it as it calls what `ctypes.CDLL` returns: by the names of the C functions, with
-structures passed by reference for it to fill.
-"""
+"""A stub of NVML's shared library, under the real `pynvml`."""
 
 import ctypes
-import dataclasses
+import functools
+import shutil
+import subprocess
+import tempfile
+from pathlib import Path
 
 import pynvml
+import pytest
 
 NOT_SUPPORTED = pynvml.NVML_ERROR_NOT_SUPPORTED
 
 
-@dataclasses.dataclass
-class FakeGpu:
-    """One GPU; a reading that is None is not supported."""
+class FakeGpu(ctypes.Structure):
+    """One GPU, as in nvml_stub.c; a reading that is None is not supported."""
 
-    bus_id: bytes = b"00000000:01:00.0"
-    name: bytes = b"Fake GPU"
-    utilization_percent: int | None = 50
-    memory_total_bytes: int | None = 80 * 2**30
-    memory_used_bytes: int = 72 * 2**30
-    power_mw: int | None = 300_000
-    energy_mj: int | None = 1_000_000
-    uuid: bytes | None = b"GPU-0000aaaa"
-    mig: bool | None = None
-    lost: bool = False
+    _fields_ = (
+        *((name, ctypes.c_char * 96) for name in ("bus_id", "name", "uuid")),
+        *((name, ctypes.c_int) for name in ("lost", "mig")),
+        *((name, ctypes.c_longlong) for name in ("memory_total_bytes", "memory_used_bytes")),
+        *((name, ctypes.c_longlong) for name in ("utilization_percent", "power_mw")),
+        *((name, ctypes.c_longlong) for name in ("energy_mj", "energy_step_mj")),
+    )
+
+    def __init__(self, **changed):
+        usual = {
+            "bus_id": b"00000000:01:00.0",
+            "name": b"Fake GPU",
+            "uuid": b"GPU-0000aaaa",
+            "mig": None,
+            "memory_total_bytes": 80 * 2**30,
+            "memory_used_bytes": 72 * 2**30,
+            "utilization_percent": 50,
+            "power_mw": 300_000,
+            "energy_mj": 1_000_000,
+        }
+        for name, value in (usual | changed).items():
+            setattr(self, name, value)
+
+    def __setattr__(self, name, value):
+        unknown = b"" if name == "uuid" else -1
+        super().__setattr__(name, unknown if value is None else value)
 
 
 class FakeNvml:
-    """The library's functions, as far as kbatch needs them.
-
-    Its version of the driver is `driver`.
+    """The library with some GPUs, once it is installed.
 
     Args:
         gpus: The GPUs.
         init: What `nvmlInitWithFlags` returns.
     """
 
-    driver = b"580.65.06"
-
     def __init__(self, *gpus, init=pynvml.NVML_SUCCESS):
-        self.gpus = list(gpus)
-        self.users = 0
-        self.calls = 0
-        self._init = init
+        self._given, self._init = gpus, init
 
-    def nvmlInitWithFlags(self, flags):
-        if self._init == pynvml.NVML_SUCCESS:
-            self.users += 1
-        return self._init
+    def load(self):
+        self.gpus = (FakeGpu * 8).in_dll(_stub(), "gpus")
+        self.gpus[: len(self._given)] = self._given
+        for name in ("users", "calls"):
+            _number(name).value = 0
+        _number("gpu_count").value, _number("init_error").value = len(self._given), self._init
+        return _stub()
 
-    def nvmlShutdown(self):
-        if not self.users:
-            return pynvml.NVML_ERROR_UNINITIALIZED
-        self.users -= 1
-        return pynvml.NVML_SUCCESS
+    @property
+    def users(self):
+        """How often it is open."""
+        return _number("users").value
 
-    def nvmlDeviceGetCount_v2(self, count):
-        count._obj.value = len(self.gpus)
-        return pynvml.NVML_SUCCESS
+    @property
+    def calls(self):
+        """How often the power was read."""
+        return _number("calls").value
 
-    def nvmlDeviceGetHandleByIndex_v2(self, index, device):
-        # A handle is an address that only the library looks at.
-        ctypes.c_void_p.from_address(ctypes.addressof(device._obj)).value = index.value + 1
-        return pynvml.NVML_SUCCESS
 
-    def nvmlDeviceGetPciInfo_v3(self, device, info):
-        return self._fill(device, lambda gpu: setattr(info._obj, "busId", gpu.bus_id))
+@functools.cache
+def _stub():
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        pytest.skip("needs a C compiler (cc, gcc or clang) for the stub of NVIDIA's library")
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "libnvidia-ml.so.1"
+        source = Path(__file__).with_name("nvml_stub.c")
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", library, source], check=True)
+        return ctypes.CDLL(str(library))
 
-    def nvmlDeviceGetName(self, device, name, length):
-        return self._fill(device, lambda gpu: setattr(name, "value", gpu.name))
 
-    def nvmlSystemGetDriverVersion(self, version, length):
-        version.value = self.driver
-        return pynvml.NVML_SUCCESS
-
-    def nvmlDeviceGetUUID(self, device, uuid, length):
-        return self._fill(device, lambda gpu: setattr(uuid, "value", gpu.uuid), "uuid")
-
-    def nvmlDeviceGetMigMode(self, device, current, pending):
-        return self._set(device, current, "mig")
-
-    def nvmlDeviceGetMemoryInfo(self, device, memory):
-        def fill(gpu):
-            memory._obj.total = gpu.memory_total_bytes
-            memory._obj.used = gpu.memory_used_bytes
-            memory._obj.free = gpu.memory_total_bytes - gpu.memory_used_bytes
-
-        return self._fill(device, fill, "memory_total_bytes")
-
-    def nvmlDeviceGetUtilizationRates(self, device, rates):
-        return self._set(device, rates, "utilization_percent", attribute="gpu")
-
-    def nvmlDeviceGetPowerUsage(self, device, power):
-        self.calls += 1
-        return self._set(device, power, "power_mw")
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device, energy):
-        return self._set(device, energy, "energy_mj")
-
-    def _set(self, device, target, field, *, attribute="value"):
-        return self._fill(
-            device, lambda gpu: setattr(target._obj, attribute, getattr(gpu, field)), field
-        )
-
-    def _fill(self, device, fill, field="bus_id"):
-        if not self.users:
-            return pynvml.NVML_ERROR_UNINITIALIZED
-        gpu = self.gpus[ctypes.cast(device, ctypes.c_void_p).value - 1]
-        if gpu.lost:
-            return pynvml.NVML_ERROR_GPU_IS_LOST
-        if getattr(gpu, field) is None:
-            return NOT_SUPPORTED
-        fill(gpu)
-        return pynvml.NVML_SUCCESS
+def _number(name):
+    return ctypes.c_int.in_dll(_stub(), name)
 
 
 def tensorflow_uses(monkeypatch, devices):
@@ -124,11 +97,12 @@ def tensorflow_uses(monkeypatch, devices):
 
 def install(monkeypatch, library):
     """Lets `pynvml` load this library for the length of a test; None is a machine without one."""
+    loaded = library.load() if isinstance(library, FakeNvml) else library
 
     def load(name):
-        if library is None:
+        if loaded is None:
             raise OSError(f"{name}: cannot open shared object file")
-        return library
+        return loaded
 
     monkeypatch.setattr(pynvml, "CDLL", load)
     monkeypatch.setattr(pynvml, "nvmlLib", None)

@@ -7,7 +7,7 @@ import sys
 import fake_nvml
 import psutil
 import pytest
-from fake_nvml import FakeNvml
+from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.cli.doctor import (
     Finding,
@@ -58,12 +58,29 @@ def test_versions_are_compared_as_numbers(version, allowed):
     assert allowed or found[0].command == "pip install --upgrade 'keras<4,>=3.14'"
 
 
-def test_devices_are_listed_once_the_driver_was_read(monkeypatch):
-    fake_nvml.install(monkeypatch, FakeNvml())
-    (none,) = gpu_findings(lambda: ("CPU",), {})
-    assert none.topic == "GPU"
-    *_, seen = gpu_findings(lambda: ("GPU:0 Example",), {})
-    assert (seen.topic, seen.status, seen.text) == ("TensorFlow", "ok", "sees GPU:0 Example")
+LOST, MIG, UNIFIED = {"lost": True}, {"mig": 1}, {"memory_total_bytes": None}
+
+
+@pytest.mark.parametrize(
+    ("gpus", "devices", "variables", "topic", "status", "says"),
+    [
+        ([{}, LOST], "GPU:0 Example", {}, "TensorFlow", "ok", "sees GPU:0"),
+        ([LOST], "CPU", {}, "GPU", "ok", "lists none that answers"),
+        ([MIG], "GPU:0 Example", {}, "GPU 0", "ok", "on all its instances (MIG)"),
+        ([UNIFIED], "GPU:0 Example", {}, "GPU 0", "ok", "free memory n/a"),
+        ([{}], "GPU:0 Example", {}, "GPU 0", "warning", "8.00 GiB of 80.0 GiB free"),
+        ([{}], "CPU", {"CUDA_VISIBLE_DEVICES": "-1"}, "TensorFlow", "warning", "DEVICES=-1"),
+        ([{}], "CPU", {}, "TensorFlow", "missing", "sees none"),
+    ],
+)
+def test_what_the_driver_and_tensorflow_say_is_compared(
+    monkeypatch, gpus, devices, variables, topic, status, says
+):
+    fake_nvml.install(monkeypatch, FakeNvml(*(FakeGpu(**gpu) for gpu in gpus)))
+    found = {one.topic: one for one in gpu_findings(lambda: (devices,), variables)}
+    assert (says in found[topic].text, found[topic].status) == (True, status)
+    assert len(found) == 1 + len([gpu for gpu in gpus if gpu != LOST])
+    assert status == "ok" or found[topic].command
 
 
 def test_little_free_memory_is_a_warning():

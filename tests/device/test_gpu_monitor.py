@@ -35,6 +35,72 @@ def play(monitor, clock, library, steps):
         monitor.sample()
 
 
+def test_several_gpus_stand_in_tensorflows_order_with_their_energy(monkeypatch, clock):
+    library = FakeNvml(
+        FakeGpu(energy_step_mj=5_000), FakeGpu(bus_id=b"0000:C1:00.0", energy_step_mj=7_000)
+    )
+    devices = {SECOND: ("GPU:0",), FIRST: ("GPU:1",)}
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
+        play(monitor, clock, library, [(1.0, {})])
+    found = [(gpu.tensorflow_devices, gpu.energy_j, gpu.energy_source) for gpu in monitor.gpus]
+    assert found == [(("GPU:0",), 14.0, "counter"), (("GPU:1",), 10.0, "counter")]
+    assert monitor.usage.joules_per_sample(10) == 2.4
+    assert "energy 14.0 J (driver's counter)" in timeline(monitor)[1]
+    assert list(monitor.to_dataframe()["gpu"]) == ["GPU:0"] * 3 + ["GPU:1"] * 3
+
+
+def test_a_counter_that_wraps_is_not_trusted_wherever_it_ends(monkeypatch, clock):
+    library = FakeNvml(FakeGpu())
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1, {}), (1, {"energy_mj": 500}), (1, {"energy_mj": 2**33})])
+    (gpu,) = monitor.gpus
+    assert (gpu.energy_j, gpu.energy_source) == (900, "power")
+
+
+def test_a_gpu_that_disappears_leaves_the_others_and_is_named(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.encode()))
+    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
+    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
+        play(monitor, clock, library, [(1.0, {}), (1.0, {"lost": True}), (1.0, {})])
+    assert [gpu.energy_source for gpu in monitor.gpus] == [None, "counter"]
+    assert monitor.usage.joules_per_sample(10) is None
+    assert timeline(monitor)[1].count("no answer after 1.00 s") == 1
+
+
+@pytest.mark.parametrize(
+    ("gpu", "panels", "told"),
+    [
+        (
+            {"utilization_percent": None, "power_mw": None, "energy_mj": None},
+            ["Memory reserved\n(GiB)"],
+            "",
+        ),
+        (
+            {"mig": 1, "utilization_percent": None},
+            ["Memory reserved\n(GiB)", "Power\n(W)"],
+            "(MIG): readings are the whole board's",
+        ),
+        # A memory that GPU and host share.
+        ({"memory_total_bytes": None}, ["Utilization\n(%)", "Power\n(W)"], ""),
+    ],
+    ids=["old", "instance", "unified memory"],
+)
+def test_what_is_not_supported_is_unknown_and_has_no_panel(monkeypatch, clock, gpu, panels, told):
+    library = FakeNvml(FakeGpu(**gpu))
+    with monitor_of(monkeypatch, library, clock) as monitor:
+        play(monitor, clock, library, [(1.0, {})])
+    found, text = timeline(monitor)
+    assert found == panels
+    assert told in text
+    assert ("MIG" in text) == bool(told)
+
+
+def timeline(monitor):
+    """The labels of the panels, and what the figure says."""
+    axes = kbatch.plot_gpu_timeline(monitor)
+    return [panel.get_ylabel() for panel in axes.figure.axes], axes.get_label()
+
+
 def sampling_threads():
     return [t for t in threading.enumerate() if t.name == "kbatch-sampling"]
 
@@ -151,14 +217,3 @@ def test_the_thread_samples_by_itself_until_the_end(monkeypatch):
     assert monitor.usage.readings >= 20
     calls = library.calls
     assert calls == monitor.usage.readings
-
-
-def test_the_samples_make_a_table(monkeypatch, clock):
-    devices = {FIRST: ("GPU:0",), SECOND: ("GPU:1",)}
-    library = FakeNvml(FakeGpu(), FakeGpu(bus_id=SECOND.upper().encode()))
-    with monitor_of(monkeypatch, library, clock, devices=devices) as monitor:
-        clock.sleep(1.0)
-    table = monitor.to_dataframe()
-    assert list(table["gpu"]) == ["GPU:0", "GPU:0", "GPU:1", "GPU:1"]
-    assert list(table["time_s"]) == [0.0, 1.0, 0.0, 1.0]
-    assert {"utilization", "power_w"} <= set(table.columns)

@@ -46,9 +46,9 @@ def test_the_library_is_closed_however_the_block_ends(monkeypatch):
 
 
 def test_a_driver_that_went_away_does_not_cover_what_the_block_raised(monkeypatch):
-    library = fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
+    fake_nvml.install(monkeypatch, FakeNvml(FakeGpu()))
     with pytest.raises(ValueError, match="mine"), opened_nvml():
-        library.users = 0
+        pynvml.nvmlShutdown()
         raise ValueError("mine")
 
 

@@ -14,14 +14,6 @@ import kbatch
 from kbatch.records.machine import USAGE_METRICS
 
 
-class Metered(FakeNvml):
-    """A library whose GPU spends 5 J from one reading to the next."""
-
-    def nvmlDeviceGetTotalEnergyConsumption(self, device, energy):
-        self.gpus[0].energy_mj += 5_000
-        return super().nvmlDeviceGetTotalEnergyConsumption(device, energy)
-
-
 @pytest.fixture
 def library(monkeypatch):
     description = "device: 0, name: X, pci bus id: 0000:01:00.0, compute capability: 9.0"
@@ -32,7 +24,9 @@ def library(monkeypatch):
     monkeypatch.setattr(
         tf.config, "list_logical_devices", lambda kind: [SimpleNamespace(name="CPU:0")]
     )
-    return fake_nvml.install(monkeypatch, Metered(FakeGpu(utilization_percent=40)))
+    # It spends 5 J from one reading to the next.
+    metered = FakeGpu(utilization_percent=40, energy_step_mj=5_000)
+    return fake_nvml.install(monkeypatch, FakeNvml(metered))
 
 
 def run_of(study):

@@ -1,30 +1,30 @@
 /* A stand-in for NVIDIA's management library: `gpus` holds what its calls return. */
 #include <string.h>
 
-enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3 };
+enum { OK = 0, UNINITIALIZED = 1, INVALID = 2, NOT_SUPPORTED = 3, GPU_IS_LOST = 15 };
 
-/* A reading of -1 is not supported; `error` is what every call on the GPU returns. */
+/* A reading of -1 is not supported; every call on a lost GPU fails. */
 struct gpu {
-    char bus_id[32], name[96], uuid[96];
-    int error, mig;
+    char bus_id[96], name[96], uuid[96];
+    int lost, mig;
     long long total, used, utilization, power_mw;
     long long energy_mj, energy_step_mj; /* The counter rises by the step after each reading. */
 };
 struct gpu gpus[8];
-int gpu_count, users;
+int gpu_count, init_error, users, calls;
 
 static int answer(struct gpu *gpu, long long value) {
     if (!users) return UNINITIALIZED;
-    if (gpu->error) return gpu->error;
+    if (gpu->lost) return GPU_IS_LOST;
     return value == -1 ? NOT_SUPPORTED : OK;
 }
 
-int nvmlInitWithFlags(unsigned flags) { return users++, OK; }
+int nvmlInitWithFlags(unsigned flags) { return init_error ? init_error : (users++, OK); }
 
 int nvmlShutdown(void) { return users ? (users--, OK) : UNINITIALIZED; }
 
 int nvmlSystemGetDriverVersion(char *text, unsigned size) {
-    strncpy(text, "550.54.15", size);
+    strncpy(text, "580.65.06", size);
     return users ? OK : UNINITIALIZED;
 }
 
@@ -51,7 +51,7 @@ int nvmlDeviceGetName(struct gpu *gpu, char *text, unsigned size) {
 
 int nvmlDeviceGetUUID(struct gpu *gpu, char *text, unsigned size) {
     strncpy(text, gpu->uuid, size);
-    return answer(gpu, 0);
+    return answer(gpu, *gpu->uuid ? 0 : -1);
 }
 
 int nvmlDeviceGetMigMode(struct gpu *gpu, unsigned *current, unsigned *pending) {
@@ -72,7 +72,7 @@ int nvmlDeviceGetUtilizationRates(struct gpu *gpu, unsigned *gpu_memory) {
 }
 
 int nvmlDeviceGetPowerUsage(struct gpu *gpu, unsigned *power_mw) {
-    *power_mw = gpu->power_mw;
+    *power_mw = gpu->power_mw, calls++;
     return answer(gpu, gpu->power_mw);
 }
 
