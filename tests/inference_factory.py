@@ -23,14 +23,16 @@ def make_timing(
     fields = {
         "outcome": "measured",
         "first_call_s": 0.5,
-        "block_medians_s": tuple(float(v) for v in blocks),
+        "times_s": tuple(float(v) for v in blocks),
         "latencies_s": tuple(float(v) for v in latencies),
     }
-    return TimingRecord(path, policy, batch_size, **(fields | changed))
+    known = {"call_path": path, "dtype_policy": policy, "batch_size": batch_size}
+    return TimingRecord(**known, **(fields | changed))
 
 
 def make_failed(batch_size, outcome="out of memory", *, path="compiled", policy="float32"):
-    return TimingRecord(path, policy, batch_size, outcome)
+    known = {"call_path": path, "dtype_policy": policy, "batch_size": batch_size}
+    return TimingRecord(**known, outcome=outcome)
 
 
 def make_check(batch_size, *, outcome="verified", latencies_s=(0.004,) * 60):

@@ -19,7 +19,9 @@ def make_timings(n_half=100.0, *, sizes=SIZES):
 
     def timed(size):
         times_s = PER_EXAMPLE_S * (n_half + size) * SPREAD
-        return TimedUpdate(size, tuple(range(len(SPREAD))), tuple(times_s.tolist()))
+        return TimedUpdate(
+            batch_size=size, rounds=tuple(range(len(SPREAD))), times_s=tuple(times_s.tolist())
+        )
 
     return tuple(timed(size) for size in sizes)
 

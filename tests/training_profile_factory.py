@@ -13,11 +13,17 @@ HICCUPS = (1.0, 1.01, 0.99, 1.005, 1.0, 0.995, 1.02)
 def update(size, step_s, *, steps=1, hiccups=HICCUPS):
     times_s = tuple(step_s * h for h in hiccups)
     rounds = tuple(range(len(times_s)))
-    return TimedUpdate(size, rounds, times_s, steps, first_s=steps * step_s + 1.5)
+    return TimedUpdate(
+        batch_size=size,
+        rounds=rounds,
+        times_s=times_s,
+        steps_per_execution=steps,
+        first_call_s=steps * step_s + 1.5,
+    )
 
 
 def left_out(size, outcome="too slow for the time budget"):
-    return TimedUpdate(size, outcome=outcome)
+    return TimedUpdate(batch_size=size, outcome=outcome)
 
 
 def memory_of(*sizes):

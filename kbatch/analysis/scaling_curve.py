@@ -33,7 +33,6 @@ import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from statistics import median
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -53,44 +52,50 @@ MEASURED = "measured"
 OUT_OF_MEMORY = "out of memory"
 
 
-class Row(NamedTuple):
-    """The time of one size."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Timed:
+    """Batches of one size, and their time in each round of a sweep."""
 
-    size: int  # Examples that go through the device at once.
-    n: int  # Rounds.
-    value: float | None  # Seconds that so many examples take, the median over the rounds.
-    low: float | None  # Its 95 % interval; None from fewer than six rounds.
-    high: float | None
-    outcome: str  # `MEASURED`, or why there is no time.
+    batch_size: int  #: Examples that go through the device at once.
+    #: "measured", "out of memory", or why it was not measured.
+    outcome: str = MEASURED
+    first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
+    #: Median seconds of a batch in each round, its share of the call where that has many batches.
+    times_s: tuple[float, ...] = ()
 
-    @classmethod
-    def of(cls, size: int, times_s: Sequence[float], *, outcome: str = MEASURED) -> "Row":
-        """Make a row of the seconds of each round, which are none where it was not measured."""
-        found = median_interval(times_s) or Estimate(None)
-        value = median(times_s) if times_s else None
-        return cls(size, len(times_s), value, found.low, found.high, outcome)
+    @property
+    def measured(self) -> bool:
+        """Whether there are times."""
+        return self.outcome == MEASURED
+
+    @property
+    def median_s(self) -> float:
+        """Seconds of a batch, the median over the rounds."""
+        return median(self.times_s)
 
     @property
     def time_s(self) -> Estimate[float] | None:
-        """The time with its interval, None where there is none."""
-        return None if self.value is None else Estimate(self.value, self.low, self.high, self.n)
+        """The same with its interval, which takes six rounds; None where there is none."""
+        if not self.times_s:
+            return None
+        return median_interval(self.times_s) or Estimate(self.median_s, n=len(self.times_s))
 
     @property
     def rate(self) -> Estimate[float] | None:
         """Examples per second with their interval, None where nothing was timed."""
-        if self.value is None:
+        time_s, size = self.time_s, self.batch_size
+        if time_s is None:
             return None
-        low, high = (None if end is None else self.size / end for end in (self.high, self.low))
-        return Estimate(self.size / self.value, low, high, self.n)
+        low, high = (None if end is None else size / end for end in (time_s.high, time_s.low))
+        return Estimate(size / time_s.value, low, high, time_s.n)
 
 
-def timed_columns(row: Row, time: str) -> dict[str, float | None]:
-    """Return the columns of a row: its time with an interval, its rate and its rounds."""
-    time_ms = row.time_s and row.time_s.times(1e3)
+def timed_columns(timed: Timed, time: str) -> dict[str, float | None]:
+    """Return columns of a table: the time with its interval, the rate and the rounds."""
     return {
-        **ranged_columns(f"{time} (ms)", time_ms),
-        "samples/s": row.rate and row.rate.value,
-        "rounds": row.n,
+        **ranged_columns(f"{time} (ms)", timed.time_s and timed.time_s.times(1e3)),
+        "samples/s": timed.rate and timed.rate.value,
+        "rounds": len(timed.times_s),
     }
 
 

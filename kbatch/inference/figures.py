@@ -46,8 +46,7 @@ def plot_inference_throughput(profile: "InferenceProfile", ax: Axes | None = Non
         line_s = []
         with contextlib.suppress(ValueError):  # Too little was timed.
             line_s = part.latency.drawn
-        rows = [timing.row for timing in part.answering]
-        draw.rates_and_times(upper, lower, index, rows, label=label, line_s=line_s)
+        draw.rates_and_times(upper, lower, index, part.answering, label=label, line_s=line_s)
         for timing in part.timings:
             if timing.outcome == OUT_OF_MEMORY:
                 draw.missing(lower, timing.batch_size, words="out of memory")
@@ -73,8 +72,10 @@ def plot_inference_operating_curve(profile: "InferenceProfile", ax: Axes | None 
     panel.set_xscale("log")
     canvas.vertical_grid(panel)
     for index, (label, part) in enumerate(timed.items()):
-        rows = [timing.row for timing in part.answering]
-        points = [(1e3 * r.value, r.size / r.value, r.size) for r in rows if r.value is not None]
+        points = [
+            (1e3 * one.median_s, one.batch_size / one.median_s, one.batch_size)
+            for one in part.answering
+        ]
         times_ms, rates, _ = zip(*points, strict=True)
         draw.series(panel, index, times_ms, rates, label=label)
         color = series_style(index).color if index else MUTED
@@ -167,6 +168,6 @@ def _write_texts(profile: "InferenceProfile", *panels: Axes) -> None:
     parts = where_measured(profile.environment)
     measured = [timing for timing in profile.timings if timing.measured]
     if measured:
-        rounds = count_range((len(t.block_medians_s) for t in measured), "round")
+        rounds = count_range((len(t.times_s) for t in measured), "round")
         parts.append(f"{rounds} a point, bars: 95 % interval of the median")
     canvas.write_caption(panels, " · ".join(parts))

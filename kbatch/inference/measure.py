@@ -329,10 +329,10 @@ class InferenceSweep(Sweep):
         return tuple(self._record(setting, dependence) for setting in ordered)
 
     def _record(self, setting: Setting, dependence: BatchDependence) -> TimingRecord:
-        (path, policy), size = setting
-        outcome = self.outcome(setting)
-        if outcome != MEASURED:
-            return TimingRecord(path, policy, size, outcome)
+        path, policy = setting.series
+        known = {"call_path": path, "dtype_policy": policy, "batch_size": setting.size}
+        if (outcome := self.outcome(setting)) != MEASURED:
+            return TimingRecord(**known, outcome=outcome)
         blocks = self.blocks[setting]
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         # Any of them is as likely: the first call of a block is slower than the others, and slow
@@ -340,12 +340,9 @@ class InferenceSweep(Sweep):
         most = max(_KEPT_CALLS * len(blocks), self.timing.needed_calls)
         kept = random.Random(0).sample(range(len(durations_s)), min(most, len(durations_s)))
         return TimingRecord(
-            path,
-            policy,
-            size,
-            MEASURED,
+            **known,
             first_call_s=self.warm_ups[setting].first_call_s,
-            block_medians_s=tuple(block.median_s / self.shares(setting) for block in blocks),
+            times_s=tuple(block.median_s / self.shares(setting) for block in blocks),
             latencies_s=tuple(round(durations_s[place], 9) for place in sorted(kept)),
             size_effect=dependence.found.get(setting),
         )

@@ -12,9 +12,8 @@ import numpy as np
 from kbatch.analysis.batch_sizes import check_size
 from kbatch.analysis.intervals import Estimate, calls_for_quantile, quantile_upper_bound
 from kbatch.analysis.scaling_curve import (
-    MEASURED,
     Latency,
-    Row,
+    Timed,
     batch_size_within,
     efficient_batch_size,
     fastest_batch_size,
@@ -54,34 +53,19 @@ class SizeEffect:
     changed_argmax: float | None  #: Share of those beyond rounding; None if there are none.
 
 
-@dataclasses.dataclass(frozen=True)
-class TimingRecord:
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimingRecord(Timed):
     """The calls of one batch size on one call path under one policy."""
 
     call_path: str  #: How the model was called.
     dtype_policy: str  #: Under which policy, or `"int8"`.
-    batch_size: int  #: Examples in a batch.
-    outcome: str  #: "measured", "out of memory", or why it was not run.
-    first_call_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-    #: Median seconds of a batch in each round, its share of the call where that has many batches.
-    block_medians_s: tuple[float, ...] = ()
     latencies_s: tuple[float, ...] = ()  #: Of single calls, in order; of many calls one in k.
     size_effect: SizeEffect | None = None  #: None for the smallest size, and without floats.
-
-    @property
-    def measured(self) -> bool:
-        """Whether there are times."""
-        return self.outcome == MEASURED
 
     @property
     def bulk(self) -> bool:
         """Whether a call has many batches, so that the latency of one is not seen."""
         return self.call_path == BULK_PATH
-
-    @property
-    def row(self) -> Row:
-        """Its time and rate with their intervals."""
-        return Row.of(self.batch_size, self.block_medians_s, outcome=self.outcome)
 
     def latency_bound_s(self, quantile: float) -> float | None:
         """Bound a quantile of the latency with 95 % confidence; None where it is not known."""
@@ -210,7 +194,7 @@ class InferenceProfile(Result):
                     "call path": path,
                     "policy": policy,
                     "batch size": size,
-                    **timed_columns(timing.row, "batch time"),
+                    **timed_columns(timing, "batch time"),
                     f"p{100 * self.quantile:g} at most (ms)": _times(
                         1e3, timing.latency_bound_s(self.quantile)
                     ),
@@ -278,7 +262,7 @@ class InferenceProfile(Result):
             ValueError: If too little was measured.
         """
         timings = self.answering
-        rounds = without_slow_rounds([t.block_medians_s for t in timings])
+        rounds = without_slow_rounds([t.times_s for t in timings])
         sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
         return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
 

@@ -241,7 +241,7 @@ def expected_drift(timings: Sequence[TimingRecord]) -> float:
     """Return how much slower later calls may be than those that verify an answer."""
     # The calls of a check are over within about a second; how far the rounds of the sweep scatter
     # shows what a machine does between two moments, and a short sweep may have seen a calm one.
-    pairs = [(t.batch_size, value) for t in timings for value in t.block_medians_s]
+    pairs = [(t.batch_size, value) for t in timings for value in t.times_s]
     noise = None
     with contextlib.suppress(ValueError):  # Too few for a line; slow rounds count too.
         noise = fit_line(*zip(*pairs, strict=True)).noise
@@ -253,8 +253,8 @@ def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
     for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
         with contextlib.suppress(ValueError):  # Calls or rounds are too few, as checks will tell.
             return functools.partial(_inverse, fit())
-    row = profile.answering[0].row
-    return lambda latency_s: max(1, int(row.size * latency_s / (row.value or math.inf)))
+    one = profile.answering[0]
+    return lambda latency_s: max(1, int(one.batch_size * latency_s / one.median_s))
 
 
 def _inverse(latency: Latency, latency_s: float) -> int:

@@ -25,7 +25,7 @@ from kbatch.plotting.canvas import (
 )
 
 if TYPE_CHECKING:
-    from kbatch.analysis.scaling_curve import Row
+    from kbatch.analysis.scaling_curve import Timed
 
 Color = str | tuple[float, float, float]
 # Both ends of an interval, None where there is none.
@@ -55,7 +55,7 @@ def rates_and_times(
     upper: Axes,
     lower: Axes,
     index: int,
-    rows: "Sequence[Row]",
+    rows: "Sequence[Timed]",
     *,
     label: str,
     line_s: Sequence[tuple[float, float]],
@@ -65,7 +65,7 @@ def rates_and_times(
         (upper, [row.rate for row in rows]),
         (lower, [row.time_s and row.time_s.times(1e3) for row in rows]),
     ):
-        known = [(row.size, one) for row, one in zip(rows, found, strict=True) if one]
+        known = [(row.batch_size, one) for row, one in zip(rows, found, strict=True) if one]
         places, values = [size for size, _ in known], [one.value for _, one in known]
         bounds = [one.ends for _, one in known]
         series(panel, index, places, values, label=label, bounds=bounds, joined=not line_s)

@@ -376,7 +376,7 @@ class Recommendation(Result):
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        pairs = [(timed.batch_size, s) for timed in self.updates for s in timed.durations_s]
+        pairs = [(timed.batch_size, s) for timed in self.updates for s in timed.times_s]
         if len(self._whole_s) < 2 or len(pairs) < 3:
             return None
         found = efficient_batch_size(fit_latency(*zip(*pairs, strict=True)))

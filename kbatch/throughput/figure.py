@@ -46,8 +46,8 @@ def plot_training_profile(profile: "TrainingProfile", ax: Axes | None = None) ->
     panels = canvas.panels(ax, HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
     upper, middle, lowest = panels[0], panels[1], panels[-1]
     batch_axis(lowest, sizes, "Micro-batch size (examples at once)")
-    alone = [update.row for update in profile.measured if update.steps_per_execution == 1]
-    several = [update.row for update in profile.measured if update.steps_per_execution > 1]
+    alone = [update for update in profile.measured if update.steps_per_execution == 1]
+    several = [update for update in profile.measured if update.steps_per_execution > 1]
     # The fit is that of the fastest way of each size.
     line_s = profile.latency.drawn if profile.has_fit else []
     label = "one step an execution" if several else "training"

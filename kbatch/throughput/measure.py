@@ -236,10 +236,10 @@ class UpdateSweep(Sweep):
         """Return what was timed of a setting, or why it was not."""
         blocks, steps = self.blocks.get(setting, []), int(self.shares(setting))
         return TimedUpdate(
-            setting.size,
-            tuple(block.round for block in blocks),
-            tuple(round(block.median_s / steps, 9) for block in blocks),
-            steps,
-            self.outcome(setting),
-            self.warm_ups[setting].first_call_s if blocks else None,
+            batch_size=setting.size,
+            outcome=self.outcome(setting),
+            first_call_s=self.warm_ups[setting].first_call_s if blocks else None,
+            times_s=tuple(round(block.median_s / steps, 9) for block in blocks),
+            rounds=tuple(block.round for block in blocks),
+            steps_per_execution=steps,
         )

@@ -8,9 +8,8 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.scaling_curve import (
-    MEASURED,
     Latency,
-    Row,
+    Timed,
     efficient_batch_size,
     fit_latency,
     timed_columns,
@@ -28,32 +27,12 @@ if TYPE_CHECKING:
 _NEGLIGIBLE = 0.02
 
 
-@dataclasses.dataclass(frozen=True)
-class TimedUpdate:
-    """An update on a batch that goes through the device at once, and its time in each round."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class TimedUpdate(Timed):
+    """Updates on batches that go through the device at once."""
 
-    batch_size: int  #: Examples of the update.
     rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
-    durations_s: tuple[float, ...] = ()  #: Median seconds of an update in each of them.
     steps_per_execution: int = 1  #: Updates that Keras started at once.
-    #: "measured", "out of memory", or why it was not measured.
-    outcome: str = MEASURED
-    first_s: float | None = None  #: Seconds of the first call, with tracing and compiling.
-
-    @property
-    def measured(self) -> bool:
-        """Whether there are times."""
-        return self.outcome == MEASURED
-
-    @property
-    def median_s(self) -> float:
-        """Seconds of the update, the median over the rounds."""
-        return statistics.median(self.durations_s)
-
-    @property
-    def row(self) -> Row:
-        """The seconds of the update, with their interval."""
-        return Row.of(self.batch_size, self.durations_s, outcome=self.outcome)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -93,7 +72,7 @@ class TrainingProfile(Result):
         """The micro-batch to train with, and how fast it is."""
         if not self.measured:
             return "No step could be timed."
-        size, steps, rate = self.micro_batch_size, self.steps_per_execution, self._chosen.row.rate
+        size, steps, rate = self.micro_batch_size, self.steps_per_execution, self._chosen.rate
         assert rate is not None
         together = "" if steps == 1 else f" and {steps:,} steps an execution"
         speed = f"{format_number(rate.value)}{in_brackets(rate)} samples/s"
@@ -112,8 +91,8 @@ class TrainingProfile(Result):
             {
                 "micro-batch size": update.batch_size,
                 "steps per execution": update.steps_per_execution,
-                **timed_columns(update.row, "micro-batch time"),
-                "first call (s)": update.first_s,
+                **timed_columns(update, "micro-batch time"),
+                "first call (s)": update.first_call_s,
                 "peak memory (MiB)": (peak := peaks.get(update.batch_size)) and peak / 2**20,
                 "outcome": update.outcome,
             }
@@ -210,7 +189,7 @@ class TrainingProfile(Result):
         """The fit of the seconds of a micro-batch, by the fastest way of each size."""
         ways = self.fastest_ways
         sizes = [way.batch_size for way in ways for _ in way.rounds]
-        return fit_latency(sizes, [time_s for way in ways for time_s in way.durations_s])
+        return fit_latency(sizes, [time_s for way in ways for time_s in way.times_s])
 
     @property
     def memory_bytes(self) -> dict[int, int]:
@@ -234,11 +213,7 @@ def choose_micro_batch(
             f"Received: rounds={[(way.batch_size, way.rounds) for way in ways]}."
         )
     times_s = [  # Seconds of an example.
-        [
-            s / way.batch_size
-            for n, s in zip(way.rounds, way.durations_s, strict=True)
-            if n in common
-        ]
+        [s / way.batch_size for n, s in zip(way.rounds, way.times_s, strict=True) if n in common]
         for way in ways
     ]
     medians_s = [statistics.median(each) for each in times_s]

@@ -17,7 +17,7 @@ def test_every_point_is_drawn_within_its_interval():
     ax = kbatch.plot_inference_throughput(profile)
     drawn = {line.get_label(): list(line.get_ydata()) for line in ax.lines}
     for path in ("compiled", "xla"):
-        rates = [t.row.rate.value for t in profile.select(call_path=path).answering]
+        rates = [t.rate.value for t in profile.select(call_path=path).answering]
         assert drawn[path] == rates
     for panel in ax.figure.axes:
         lines = [line for line in panel.lines if line.get_label()[0] != "_"]

@@ -103,8 +103,8 @@ def test_rounds_beside_a_neighbour_do_not_move_the_answers():
         many = timing.batch_size in (1, 4, 16)  # Beside these, the median is the neighbour's.
         factors = [1, 1, 1, 1.6, 1.9, 2, 2.5, 3] if many else [1] * 8
         shuffled = np.random.default_rng(timing.batch_size).permutation(factors)
-        blocks = tuple(float(v) for v in shuffled * np.array(timing.block_medians_s))
-        return dataclasses.replace(timing, block_medians_s=blocks)
+        blocks = tuple(float(v) for v in shuffled * np.array(timing.times_s))
+        return dataclasses.replace(timing, times_s=blocks)
 
     quiet = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32, 64)))
     noisy = make_profile(*map(slowed, quiet.timings))

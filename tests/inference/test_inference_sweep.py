@@ -81,7 +81,7 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
     assert "the 64 examples of a bulk call" in found["predict", 512].outcome
     bulk = [record for (name, _), record in found.items() if name == "predict" and record.measured]
     for record in bulk:  # A batch has its share of a call.
-        assert record.row.value == pytest.approx(0.01 * record.batch_size / BULK)
+        assert record.median_s == pytest.approx(0.01 * record.batch_size / BULK)
 
 
 def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
@@ -113,6 +113,6 @@ def test_of_many_calls_some_are_kept_of_slow_and_fast_blocks_alike():
 
     (record,) = swept(compiled=call_s, sizes=(1,), chosen=True).values()
     kept_s = np.array(record.latencies_s)
-    assert len(kept_s) == 64 * len(record.block_medians_s) < len(made) / 2
+    assert len(kept_s) == 64 * len(record.times_s) < len(made) / 2
     assert np.all(np.diff(kept_s) > 0)
     assert np.mean(kept_s) == pytest.approx(np.mean(made), rel=0.05)

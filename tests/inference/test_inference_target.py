@@ -104,9 +104,7 @@ def test_checks_go_on_while_there_is_time(time_budget_s, most):
 )
 def test_a_target_is_looked_for_where_blocks_are_few(blocks):
     """A slow model has few rounds of few sizes: no fit may be possible."""
-    timings = (
-        make_timing(size, calls=len(ms), block_medians_s=seconds(ms)) for size, ms in blocks.items()
-    )
+    timings = (make_timing(size, calls=len(ms), times_s=seconds(ms)) for size, ms in blocks.items())
     found = verified(make_profile(*timings), Machine(target_ms=100.0))
     assert found.checks
     assert found.batch_for(latency_ms=100).verified

@@ -91,10 +91,10 @@ def test_without_timings_no_size_is_named():
 def test_single_times_of_each_size_name_no_saturation():
     # What a call of 60 s timed after a pilot of 73 s.
     times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
-    once = make_recommendation(updates=[TimedUpdate(b, (0,), (s,)) for b, s in times])
+    once = make_recommendation(updates=[TimedUpdate(batch_size=b, times_s=(s,)) for b, s in times])
     assert once.saturation is None
     assert once.binding == ("hardware saturation", "gradient noise")
-    twice = [TimedUpdate(b, (0, 1), (s, 1.01 * s)) for b, s in times]
+    twice = [TimedUpdate(batch_size=b, times_s=(s, 1.01 * s)) for b, s in times]
     assert make_recommendation(updates=twice).saturation.value == 29
 
 

@@ -14,18 +14,18 @@ from training_profile_factory import (
 )
 
 import kbatch
-from kbatch.analysis.scaling_curve import OUT_OF_MEMORY, Row
+from kbatch.analysis.scaling_curve import OUT_OF_MEMORY
 from kbatch.throughput.result import TimedUpdate, choose_micro_batch
 
 
-def test_a_row_is_the_median_with_its_interval_and_its_rate():
-    row = update(64, 0.5).row
-    assert (row.size, row.n, row.value, row.outcome) == (64, 7, 0.5, "measured")
-    assert (row.low, row.high) == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
-    assert row.rate.value == 128
-    assert row.rate.ends == pytest.approx((64 / row.high, 64 / row.low))
-    assert Row.of(8, [1.0, 2.0, 3.0]).time_s.ends is None
-    assert (left_out(8).row.rate, left_out(8).row.time_s, left_out(8).row.n) == (None, None, 0)
+def test_a_time_is_the_median_with_its_interval_and_its_rate():
+    one = update(64, 0.5)
+    assert (one.time_s.n, one.time_s.value, one.measured) == (7, 0.5, True)
+    assert one.time_s.ends == (0.5 * min(HICCUPS), 0.5 * max(HICCUPS))
+    assert one.rate.value == 128
+    assert one.rate.ends == pytest.approx((64 / one.time_s.high, 64 / one.time_s.low))
+    assert update(8, 1.0, hiccups=(1.0, 2.0, 3.0)).time_s.ends is None
+    assert (left_out(8).rate, left_out(8).time_s, left_out(8).measured) == (None, None, False)
 
 
 def test_the_fit_gives_the_line_back_and_what_follows_from_it():
@@ -101,7 +101,11 @@ SIZES = (8, 16, 32, 64)
 def way(size, seconds, *, rounds=None):
     """A size whose examples take so many seconds in each round."""
     seconds = tuple(seconds)
-    return TimedUpdate(size, tuple(rounds or range(len(seconds))), tuple(size * s for s in seconds))
+    return TimedUpdate(
+        batch_size=size,
+        rounds=tuple(rounds or range(len(seconds))),
+        times_s=tuple(size * s for s in seconds),
+    )
 
 
 def steady(size, seconds, count=5):
