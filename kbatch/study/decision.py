@@ -228,18 +228,18 @@ class Decision:
 
 def decide(
     trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
     *,
-    tolerance: float | None = None,
+    tolerance: float | None,
     confidence: float,
-    base_batch_size: int | None = None,
-    raced_sizes: Sequence[int] = (),
-    epoch_s: Mapping[int, float] | None = None,
+    epoch_s: Mapping[int, float],
 ) -> Decision:
     """Decide as `Study.decide` does, without words; of a race by its rounds.
 
-    `epoch_s` are the seconds of an epoch in turns, by batch size: they decide between sizes whose
-    times the executions do not tell apart.
+    `search` are its settings. `epoch_s` are the seconds of an epoch in turns, by batch size: they
+    decide between sizes whose times the executions do not tell apart.
     """
+    raced_sizes = search.get("batch_sizes", ()) if search.get("strategy") == "race" else ()
     compared, left_out = comparable_trials(trials)
     if not compared:
         return Decision(None, None, None, confidence=confidence)
@@ -276,7 +276,7 @@ def decide(
             if trial.batch_size in raced
         )
     alike = _alike_in_time(judgement, runs)
-    plain_s = plain_seconds(compared, epoch_s or {})
+    plain_s = plain_seconds(compared, epoch_s)
     if alike and set(alike) <= set(plain_s):
         runs = _with_times(runs, {size: plain_s[size] for size in alike})
         judgement = judge_race(runs, raced_sizes, **given) if in_rounds else judge(runs, **given)
@@ -284,7 +284,7 @@ def decide(
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
-    base = by_size.get(base_batch_size or 0) if len(compared) > 1 else None
+    base = by_size.get(search.get("base_batch_size", 0)) if len(compared) > 1 else None
     trial = by_size[judgement.named[0]]
     return Decision(
         batch_size=trial.batch_size,
@@ -295,7 +295,7 @@ def decide(
         tolerance=tolerance,
         confidence=confidence,
         unpaired=unpaired,
-        base_batch_size=base and base_batch_size,
+        base_batch_size=base and base.batch_size,
         alike_in_time=alike,
         speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=left_out,

@@ -48,12 +48,12 @@ _COSTS = {
 def with_page(
     found: Decision,
     trials: Sequence[TrialRecord],
+    search: Mapping[str, Any],
     *,
-    settings: Mapping[str, Any],
     missing: int,
     epoch_s: Mapping[int, float],
 ) -> Decision:
-    """Return a decision with its page; the settings are those of the search.
+    """Return a decision with its page; `search` are the settings of it.
 
     `epoch_s` are the seconds of an epoch by plain `fit`, by batch size, where they were measured.
     """
@@ -70,13 +70,13 @@ def with_page(
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
         *lagging(found.trials),
     )
-    race = settings.get("strategy") == "race"
+    race = search.get("strategy") == "race"
     page = Page(
         headline=_headline(found, trial, trials, race),
         missing=lost,
         certainty=_certainty(found, trials, race),
         change=_change(found, trial, plain_seconds(found.trials, epoch_s)),
-        rate=_rate(found, trial, settings),
+        rate=_rate(found, trial, search),
         rows=_rows(found, trials),
         use=_use(found, trial.executions[-1]),
         limits=limits,
@@ -108,8 +108,8 @@ def _settled_by(found: Decision, race: bool) -> str:
         case "alone":
             return "another size that completes would be compared with it"
         case "one_execution":
-            more = "a larger `max_executions`" if race else "`executions_per_trial=3` or more"
-            return f"{more} would show more"
+            more = "a larger `max_executions`" if race else "`executions_per_trial=3`"
+            return f"{more} would show what another seed changes"
         case "pinned":
             return "a `build` without `set_random_seed`, or shuffled data, would show more"
         case "no_outcomes":

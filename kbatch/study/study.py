@@ -182,21 +182,10 @@ class Study(Result):
         if (tolerance, sure) not in self._decisions:
             plain = self.plain_epochs
             epoch_s = dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {}
-            raced = settings.get("strategy") == "race"
-            found = decide(
-                self.trials,
-                tolerance=tolerance,
-                confidence=sure,
-                base_batch_size=settings.get("base_batch_size"),
-                raced_sizes=settings.get("batch_sizes", ()) if raced else (),
-                epoch_s=epoch_s,
-            )
+            asked: Any = {"tolerance": tolerance, "confidence": sure}
+            found = decide(self.trials, settings, **asked, epoch_s=epoch_s)
             self._decisions[tolerance, sure] = with_page(
-                found,
-                self.trials,
-                settings=settings,
-                missing=self.missing,
-                epoch_s=epoch_s,
+                found, self.trials, settings, missing=self.missing, epoch_s=epoch_s
             )
         return self._decisions[tolerance, sure]
 
