@@ -12,7 +12,6 @@ from equal_training import accumulating, assert_equal_weights, built
 import kbatch
 
 layers = keras.layers
-ON_LOGITS = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
 X, Y = models.rows(96)
 
 
@@ -176,63 +175,3 @@ def test_a_frozen_layer_keeps_its_statistics_and_needs_no_warning():
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         np.testing.assert_array_equal(after_steps(model), before)
-
-
-class Drawn(layers.Layer):
-    """Draws by TensorFlow: that it cannot be compared is soon found."""
-
-    def call(self, x):
-        return x + tf.random.normal(tf.shape(x))
-
-
-def drawing():
-    model = keras.Sequential([layers.Input((8,)), Drawn(), layers.Dense(3)])
-    model.compile("sgd", ON_LOGITS, run_eagerly=True)
-    return model
-
-
-class Batches(keras.utils.PyDataset):
-    def __len__(self):
-        return 3
-
-    def __getitem__(self, index):
-        return X[32 * index : 32 * (index + 1)], Y[32 * index : 32 * (index + 1)]
-
-
-@pytest.mark.parametrize(
-    "data",
-    [
-        lambda: tf.data.Dataset.from_tensor_slices((X, Y)).batch(32),
-        Batches,
-        lambda: (Batches()[index] for index in range(3)),
-    ],
-    ids=["dataset", "PyDataset", "generator"],
-)
-def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
-    model = kbatch.accumulate_gradients(drawing(), 16)
-    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
-        model.fit(data(), verbose=0)
-    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
-
-
-def test_a_batch_that_is_not_cut_is_not_compared():
-    model = kbatch.accumulate_gradients(drawing(), 32)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model.fit(X, Y, batch_size=32, verbose=0)
-    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
-        model.train_on_batch(X, Y)
-
-
-class OwnSignature(keras.Sequential):
-    """A model whose `fit` has arguments of its own."""
-
-    def fit(self, data, rounds=1):
-        return super().fit(*data, epochs=rounds, batch_size=16, verbose=0)
-
-
-def test_a_fit_of_the_users_gets_its_own_arguments():
-    model = OwnSignature([layers.Input((8,)), layers.Dense(3)])
-    model.compile("sgd", ON_LOGITS, run_eagerly=True)
-    kbatch.accumulate_gradients(model, 8)
-    assert len(model.fit(models.rows(32), 2).epoch) == 2

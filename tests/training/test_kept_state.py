@@ -2,9 +2,9 @@
 
 import keras
 import numpy as np
+import own_steps
 import pytest
 import small_models as models
-import tensorflow as tf
 from equal_training import accumulating
 
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -119,39 +119,19 @@ def test_a_model_that_only_predicts_needs_no_optimizer():
     assert not np.all(model.get_weights()[0] == 1)
 
 
-class TwoOptimizers(keras.Model):
-    """Two networks, each with an optimizer of its own that is not the model's."""
-
-    def __init__(self):
-        super().__init__()
-        self.one, self.other = layers.Dense(3), layers.Dense(3)
-        self.of_parts = [keras.optimizers.Adam(0.1), keras.optimizers.Ftrl(0.1)]
-
-    def call(self, x):
-        return self.one(x) + self.other(x)
-
-    def train_step(self, data):
-        x, _ = data
-        for part, optimizer in zip((self.one, self.other), self.of_parts, strict=True):
-            with tf.GradientTape() as tape:
-                loss = tf.reduce_mean(part(x) ** 2)
-            optimizer.apply(tape.gradient(loss, part.trainable_variables), part.trainable_variables)
-        return {"loss": loss}
-
-
 @pytest.mark.parametrize("trained", [False, True])
 def test_optimizers_of_a_train_step_of_ones_own_are_put_back(trained):
-    model = TwoOptimizers()
-    model(models.rows(4)[0])
-    model.compile()
+    model = own_steps.gan()
+    model.compile(keras.optimizers.Adam(0.1), keras.optimizers.Ftrl(0.1))
+    optimizers = [model.d_optimizer, model.g_optimizer]
     if trained:
         train(model)
     state = KeptState(model)
     train(model)
     state.restore()
-    first = [np.array(v.value) for one in model.of_parts for v in one.variables]
-    assert [int(one.iterations) for one in model.of_parts] == [3 * trained] * 2
+    first = [np.array(v.value) for one in optimizers for v in one.variables]
+    assert [int(one.iterations) for one in optimizers] == [3 * trained] * 2
     train(model)
     state.restore()
-    again = [np.array(v.value) for one in model.of_parts for v in one.variables]
+    again = [np.array(v.value) for one in optimizers for v in one.variables]
     assert all(map(np.array_equal, first, again))

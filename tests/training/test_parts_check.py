@@ -1,6 +1,7 @@
 """The check by value: what parts of a batch train otherwise than the whole is seen and named."""
 
 import re
+import warnings
 
 import keras
 import numpy as np
@@ -223,3 +224,50 @@ def test_what_stock_layers_keep_is_no_such_state():
     normalised = [layers.BatchNormalization(momentum=0.5), layers.Dropout(0.5)]
     for model in (through(*normalised), through(layers.Normalization(mean=0.0, variance=2.0))):
         assert "keeps in its" not in str(parts_note(model, (X, TARGETS)))
+
+
+class Batches(keras.utils.PyDataset):
+    def __len__(self):
+        return 3
+
+    def __getitem__(self, index):
+        return X, TARGETS
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        lambda: tf.data.Dataset.from_tensors((X, TARGETS)).repeat(3),
+        Batches,
+        lambda: ((X, TARGETS) for _ in range(3)),
+    ],
+    ids=["dataset", "PyDataset", "generator"],
+)
+def test_no_form_of_data_is_left_out_or_loses_a_batch(data):
+    model = kbatch.accumulate_gradients(through(DrawnElsewhere(), run_eagerly=True), 16)
+    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
+        model.fit(data(), verbose=0)
+    assert int(keras.ops.convert_to_numpy(model.optimizer.iterations)) == 3
+
+
+def test_a_batch_that_is_not_cut_is_not_compared():
+    model = kbatch.accumulate_gradients(through(DrawnElsewhere(), run_eagerly=True), 16)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        model.fit(X, TARGETS, batch_size=16, verbose=0)
+    with pytest.warns(UserWarning, match="its randomness cannot be held still"):
+        model.train_on_batch(X, TARGETS)
+
+
+class OwnSignature(keras.Sequential):
+    """A model whose `fit` has arguments of its own."""
+
+    def fit(self, data, rounds=1):
+        return super().fit(*data, epochs=rounds, batch_size=16, verbose=0)
+
+
+def test_a_fit_of_the_users_gets_its_own_arguments():
+    model = OwnSignature([layers.Input((8,)), layers.Dense(3)])
+    model.compile("sgd", "mse", run_eagerly=True)
+    kbatch.accumulate_gradients(model, 8)
+    assert len(model.fit((X, TARGETS), 2).epoch) == 2
