@@ -1,0 +1,130 @@
+"""The figures of quality: against throughput, and over training."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+from figure_studies import learned, learned_study
+from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
+
+from kbatch.analysis.intervals import mean_interval
+from kbatch.study.figures.quality import (
+    learning_curves,
+    pareto_front,
+    pareto_points,
+    plot_learning_curves,
+    plot_pareto,
+)
+from kbatch.study.trial import Objective
+
+# Fast and bad, slow and good, and one that both beat.
+TRIALS = {16: (1000, 0.98), 64: (4000, 0.9), 32: (900, 0.89)}
+
+
+def study(direction="max", **changed):
+    objective = Objective("val_accuracy" if direction == "max" else "val_loss", direction)
+    return make_study(
+        *(
+            make_trial(size, objective=objective, rate=rate, accuracies=(value,), **changed)
+            for size, (rate, value) in TRIALS.items()
+        ),
+        make_trial(4096, status="out_of_memory"),
+    )
+
+
+def texts(panel):
+    return [text.get_text() for text in panel.texts]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_front_is_what_no_other_choice_beats(seed):
+    # Small integers, so that many are equal in one quality or in both.
+    choices = [tuple(pair) for pair in np.random.default_rng(seed).integers(0, 6, (12, 2)).tolist()]
+    beaten = {
+        place
+        for place, own in enumerate(choices)
+        if any(one[0] >= own[0] and one[1] >= own[1] and one != own for one in choices)
+    }
+    front = pareto_front(choices)
+    assert set(front) == set(range(12)) - beaten
+    assert [choices[place][0] for place in front] == sorted(choices[place][0] for place in front)
+
+
+@pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
+def test_the_steps_bound_what_some_trial_beats(direction, edge):
+    panel = plot_pareto(study(direction))
+    (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
+    # The loss is 1.1 less the accuracy: the same trials are best.
+    points = [(trial.batch_size, best) for trial, _, _, best in pareto_points(study(direction))[1]]
+    assert points == [(32, False), (16, True), (64, True)]
+    xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
+    assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
+    qualities = [value.value for *_, value, best in pareto_points(study(direction))[1] if best]
+    assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
+
+
+def test_throughput_begins_at_zero_unless_it_spans_more_than_a_decade():
+    assert plot_pareto(study()).get_xlim()[0] == 0
+    trials = (make_trial(size, rate=rate) for size, rate in ((1, 100), (512, 9000)))
+    wide = plot_pareto(make_study(*trials))
+    assert wide.get_xscale() == "log"
+
+
+def test_intervals_of_both_are_drawn():
+    executions = [
+        make_execution(rate=r, accuracies=(a,)) for r, a in ((900, 0.9), (1000, 0.95), (1100, 0.92))
+    ]
+    panel = plot_pareto(make_study(make_trial(64, *executions)))
+    assert len(panel.collections) == 2
+    assert any("95 % interval" in text.replace("\xa0", " ") for text in texts(panel))
+
+
+def panels(axes):
+    return [a for a in axes.figure.axes if a.axison]
+
+
+def test_a_curve_sums_up_what_was_spent():
+    epochs = make_epochs((0.5, 0.8, 0.9), examples=100, updates=4, train_s=0.25)
+    _, ((_, curve),) = learning_curves(make_study(make_trial(32, epochs=epochs)))
+    assert [spent for spent, _ in curve] == [(4, 100, 0.25), (8, 200, 0.5), (12, 300, 0.75)]
+    assert [value.value for _, value in curve] == [0.5, 0.8, 0.9]
+    assert curve[0][1].ends is None
+
+
+def test_executions_are_averaged_as_far_as_all_of_them_go():
+    runs = [(0.5, 0.8, 0.9), (0.6, 0.8), (0.4, 0.7, 0.8)]
+    executions = [make_execution(32, epochs=make_epochs(values)) for values in runs]
+    _, ((_, curve),) = learning_curves(make_study(make_trial(32, *executions)))
+    assert [value.value for _, value in curve] == pytest.approx([0.5, 2.3 / 3])
+    assert curve[0][1] == mean_interval([0.5, 0.6, 0.4])
+
+
+def test_three_panels_show_the_same_values_against_what_was_spent():
+    study = learned_study(sizes=(32, 256))
+    axes = plot_learning_curves(study)
+    found = panels(axes)
+    assert [a.get_xlabel() for a in found] == ["Updates", "Training examples", "Training time (s)"]
+    points = learning_curves(study)[1][0][1]
+    for place, panel in enumerate(found):
+        curve = panel.lines[0]
+        assert list(curve.get_xdata()) == [spent[place] for spent, _ in points]
+        assert list(curve.get_ydata()) == [value.value for _, value in points]
+        assert panel.get_xscale() == "log"
+        assert panel.get_ylim() == axes.get_ylim()
+
+
+def test_one_panel_can_be_asked_for():
+    axes = plot_learning_curves(learned_study(), against="seconds")
+    assert [a.get_xlabel() for a in panels(axes)] == ["Training time (s)"]
+    with pytest.raises(ValueError, match=r"updates, examples, seconds.*against='epochs'"):
+        plot_learning_curves(learned_study(), against="epochs")
+
+
+def test_a_diverged_trial_ends_with_a_cross():
+    diverged = make_diverged(512)
+    epochs = (*learned(512).epochs[:3], *diverged.executions[0].epochs)
+    execution = dataclasses.replace(diverged.executions[0], epochs=epochs)
+    study = make_study(make_trial(32, learned(32)), make_trial(512, execution))
+    axes = plot_learning_curves(study)
+    assert [line.get_marker() for line in axes.lines][3] == "X"
+    assert len(learning_curves(study)[1][1][1]) == 3
