@@ -11,7 +11,7 @@ import sys
 import warnings
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras_tuner
 from keras_tuner.engine.metrics_tracking import infer_metric_direction
@@ -27,14 +27,6 @@ from kbatch.study.trial import Objective, TrialRecord
 
 Values = dict[str, Any]
 Key = frozenset[tuple[str, str]]
-
-
-class SearchState(NamedTuple):
-    """What a strategy proposes trials by, beside the records on disk."""
-
-    space: keras_tuner.HyperParameters
-    tried: list[Values]  # Of all trials.
-    pending: list[Values]  # Of those that run.
 
 
 def untried_in_grid(
@@ -172,17 +164,8 @@ class BatchSizeOracle(keras_tuner.Oracle):
 
     def remaining_trials(self) -> int:
         """Count the trials that have not ended, as far as the space is known."""
-        state = self.state()
-        untried = () if self._race else untried_in_grid(state.space, state.tried)
+        untried = () if self._race else self._untried()
         return len(self.trials) - len(self.ended_trials) + sum(1 for _ in untried)
-
-    def state(self) -> SearchState:
-        """Return what the next trial follows from."""
-        tried, pending = (
-            [trial.hyperparameters.values for trial in trials.values()]
-            for trials in (self.trials, self.ongoing_trials)
-        )
-        return SearchState(self.get_space(), tried, pending)
 
     def save(self) -> None:
         """Do nothing: each trial's own file is the state."""
@@ -207,9 +190,11 @@ class BatchSizeOracle(keras_tuner.Oracle):
             trial = self.trials[trial_id]
             if trial.status not in ENDED:
                 return Trial(trial.hyperparameters, trial_id, TrialStatus.RUNNING)
-        state = self.state()
-        untried = untried_in_grid(state.space, state.tried)
-        values = self._race.propose(state) if self._race else next(untried, None)
+        if self._race:
+            pending = [trial.hyperparameters.values for trial in self.ongoing_trials.values()]
+            values = self._race.propose(self.get_space(), pending)
+        else:
+            values = next(self._untried(), None)
         if values is None:
             return None
         for trial_id, trial in self.trials.items():
@@ -221,6 +206,10 @@ class BatchSizeOracle(keras_tuner.Oracle):
         ids = (f"{number:04d}" for number in range(len(self.trials) + 1))
         free = next(trial_id for trial_id in ids if trial_id not in self.trials)
         return Trial(hyperparameters, free, TrialStatus.RUNNING)
+
+    def _untried(self) -> Iterator[Values]:
+        tried = [trial.hyperparameters.values for trial in self.trials.values()]
+        return untried_in_grid(self.get_space(), tried)
 
     def _save_trial(self, trial: Any) -> None:
         write_trial(trial, project_directory(self))

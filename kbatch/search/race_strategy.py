@@ -10,7 +10,7 @@ from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.page.numbers import format_number, setting
 from kbatch.records.training_run import COST_NAMES
-from kbatch.search.oracle import SearchState, Values, settings_in_grid
+from kbatch.search.oracle import Values, settings_in_grid
 from kbatch.search.trial_files import readable_trials, trial_record
 from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import TrialRecord
@@ -41,9 +41,10 @@ class RaceStrategy:
         # Until the search begins, as the next two.
         self._project, self._base = Path(), 0
         self._objective: Any = None
-        self._end_described = False
         self._asked: dict[Any, int] = {}  # Executions of the trials that were proposed.
+        # What followed from the trials so far, and the smallest factor of the rate among them.
         self._last: RaceStep | None = None
+        self._smallest = 1.0
 
     def begin(self, project: Path, oracle: Any, base_batch_size: int) -> str:
         """Check that the search can lead to an answer, and describe how it begins."""
@@ -67,10 +68,10 @@ class RaceStrategy:
         what = "Batch size and learning rate are" if _searches_rate(space) else "The batch size is"
         return f"{what} raced: {len(sizes)} sizes, at most {most} executions (`max_executions`)."
 
-    def propose(self, state: SearchState) -> Values | None:
+    def propose(self, space: Any, pending: list[Values]) -> Values | None:
         """Return the values to try next, those of an earlier trial to execute it once more."""
-        following = self._next(state)
-        if following is None or following[0] in state.pending:
+        following = self._next(space, pending)
+        if following is None or following[0] in pending:
             return None
         values, number = following
         self._asked[_key(values)] = number + 1
@@ -83,17 +84,12 @@ class RaceStrategy:
         completed = sum(run.status == "completed" for run in runs)
         return max(1, completed, self._asked.get(_key(values), 0))
 
-    def news(self, state: SearchState) -> list[str]:
-        """Describe what was found since the last call."""
-        if state.pending or self._end_described:
-            return []  # Their results may change it.
-        self._next(state)
+    def ending(self) -> str | None:
+        """Describe why nothing more was proposed."""
         step = self._last
         if step is None or step.ended is None:
-            return []
-        self._end_described = True
-        factors = [values.get(FACTOR_NAME, 1.0) for values in state.tried]
-        end = _ENDS[step.ended].format(smallest=setting(min(factors, default=1.0)))
+            return None
+        end = _ENDS[step.ended].format(smallest=setting(self._smallest))
         found = step.judgement
         if step.ended == "out of reach" and found is not None:
             smallest = found.smallest_tolerance
@@ -103,18 +99,19 @@ class RaceStrategy:
                 end += f"; with more a tolerance of {format_number(smallest, 2)} would do"
                 if found.examples_needed is not None:
                     end += f", or {found.examples_needed:,} validation examples"
-        return [f"The race has ended: {end}."]
+        return f"The race has ended: {end}."
 
-    def _next(self, state: SearchState) -> tuple[Values, int] | None:
+    def _next(self, space: Any, pending: list[Values]) -> tuple[Values, int] | None:
         """Return what to run next, with the number of its execution."""
-        space, trials = state.space, list(readable_trials(self._project))
+        trials = list(readable_trials(self._project))
         if _searches_rate(space):  # Trials of a grid before are at the rule's rate.
             at_rule = {FACTOR_NAME: 1.0}
             trials = [
                 dataclasses.replace(one, hyperparameters=at_rule | dict(one.hyperparameters))
                 for one in trials
             ]
-        self._last = None
+        factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        self._last, self._smallest = None, min(factors, default=1.0)
         settings = list(settings_in_grid(space))
         chosen, others = settings[0]
         if len(settings) > 1:
@@ -122,10 +119,10 @@ class RaceStrategy:
             first = [
                 {**values, **self._pair_values(space, self._base, 1.0)} for values, _ in settings
             ]
-            begun = [t.hyperparameters for t in trials] + state.pending
+            begun = [t.hyperparameters for t in trials] + pending
             if lacking := [values for values in first if values not in begun]:
                 return lacking[0], 0
-            if any(values in state.pending for values in first):
+            if any(values in pending for values in first):
                 return None
             chosen, others = settings[self._best_of(first, trials)]
         same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
@@ -133,9 +130,9 @@ class RaceStrategy:
         scored = [t for t in same if t.objective_value is not None]
         tolerance = tolerance_in_units(scored, self._tolerance) if scored else 0.0
         made = {_key(t.hyperparameters): _ended(t) for t in same}
-        pending = [
+        running = [
             NextRun(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
-            for one in state.pending
+            for one in pending
             if other_hyperparameters(one) == others
         ]
         race = Race(
@@ -146,7 +143,7 @@ class RaceStrategy:
             tolerance=tolerance,
             confidence=self._confidence,
             max_executions=self._most_of(space) - sum(_ended(t) for t in trials if t not in same),
-            pending=pending,
+            pending=running,
             search_rate=_searches_rate(space),
         )
         self._last = race.step()

@@ -305,14 +305,14 @@ class BatchSizeTuner(keras_tuner.Tuner):
             # The first one chose the pair: as in the decision, it is none of those that count.
             record = dataclasses.replace(record, executions=record.executions[1:])
         self._progress.trial_ends(record)
-        self._say_news()
         for plot in self._live:
             plot.show_ended(Path(self.project_dir))
 
     def on_search_end(self) -> None:
         """Say why the search stopped, and where nothing completed; keras-tuner calls it."""
         super().on_search_end()
-        self._say_news()
+        if self._race is not None and (ending := self._race.ending()):
+            self._progress.say(ending)
         if not self.oracle.get_best_trials(1):
             self._progress.say(self._no_best_trial())
 
@@ -463,10 +463,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
                 for name in (CHECKPOINT_NAME, DRAFT_NAME):
                     with contextlib.suppress(OSError):  # A disk that cannot be written keeps them.
                         (Path(self.get_trial_dir(trial.trial_id)) / name).unlink(missing_ok=True)
-
-    def _say_news(self) -> None:
-        for text in self._race.news(self.oracle.state()) if self._race else ():
-            self._progress.say(text)
 
     def _compare_search(self, call: FitCall) -> None:
         """Compare the search with the one in the directory."""

@@ -5,7 +5,6 @@ import keras_tuner
 import numpy as np
 import pytest
 import searches
-import small_models as models
 
 import kbatch
 from kbatch.analysis.learning_rate import FACTOR_NAME
@@ -76,48 +75,6 @@ def test_the_base_is_keras_default_or_the_nearest_size_and_always_tried(
 ):
     found = searches.stock(batch_sizes=batch_sizes, base_batch_size=chosen)
     assert (found.base_batch_size, found.batch_sizes) == (base, tried)
-
-
-def test_the_base_is_compared_with_and_kept_by_a_search_that_goes_on(tmp_path):
-    settings = {"learning_rate_scaling": "linear", "base_batch_size": None}
-    sizes = searches.stock(batch_sizes=(8, 16), **settings)
-    study = kbatch.load_study(searches.quick(tmp_path, sizes, kbatch.BatchSizeTuner))
-    assert study.search.settings["base_batch_size"] == study.decide().base_batch_size == 16
-    more = searches.stock(batch_sizes=(8, 16, 48), **settings)
-    again = kbatch.load_study(searches.quick(tmp_path, more, kbatch.BatchSizeTuner))
-    # The default would be 32 now, and another search.
-    assert [trial.batch_size for trial in again.trials] == [8, 16, 48]
-    assert again.trials[:2] == study.trials
-    assert again.trials[2].executions[0].scaling.kappa == 3
-
-
-class Late(layers.Layer):
-    """Creates a BatchNormalization when it is built."""
-
-    def build(self, shape):
-        self.norm = layers.BatchNormalization()
-
-    def call(self, x, training=False):
-        return self.norm(x, training=training)
-
-
-def decaying(*inner):
-    model = keras.Sequential([*inner, layers.Dense(3, activation="softmax", dtype="float32")])
-    optimizer = optimizers.AdamW(1e-3, weight_decay=0.01)
-    model.compile(optimizer, models.own_loss, metrics=["accuracy"])
-    return model
-
-
-def test_the_record_says_what_followed_also_of_a_layer_that_the_first_batch_builds(tmp_path):
-    follow = ("weight_decay", "batch_norm_momentum")
-    hypermodel = searches.stock(lambda: decaying(Late()), (8, 32), follow_batch_size=follow)
-    study = kbatch.load_study(searches.quick(tmp_path, hypermodel, kbatch.BatchSizeTuner))
-    base, large = (trial.executions[0].scaling for trial in study.trials)
-    assert large.follow_batch_size == follow
-    assert large.weight_decay == pytest.approx(0.01 * 4 / 2)
-    assert (large.beta_2, large.batch_norm_momenta) == (0.999, (pytest.approx(0.99**4),))
-    assert (base.weight_decay, base.kappa) == (0.01, 1)
-    assert study.search.settings["follow_batch_size"] == list(follow)
 
 
 def test_averages_of_weights_keep_their_half_life_in_examples():

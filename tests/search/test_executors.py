@@ -1,12 +1,10 @@
 """Searches by an executor: which executions it is given, and what becomes of its faults."""
 
 import concurrent.futures
-import importlib
 import itertools
 import os
 import re
 import signal
-import sys
 import threading
 import time
 
@@ -90,8 +88,10 @@ def test_the_executions_of_a_race_run_beside_each_other(tmp_path, capsys):
     assert max(rounds) == 3
     assert (64, 3) in executor.ran
     # What is shown of a size is what the decision says of it: without the run that chose it, 0.64.
-    *_, line = (text for text in capsys.readouterr().out.splitlines() if "batch    64" in text)
+    lines = capsys.readouterr().out.splitlines()
+    *_, line = (text for text in lines if "batch    64" in text)
     assert "val_accuracy 0.6420" in line
+    assert "race has ended" in lines[-1]
 
 
 def test_a_lost_execution_is_tried_once_more_and_nothing_else_is_lost(tmp_path):
@@ -275,17 +275,3 @@ def test_an_executor_that_holds_data_is_given_them_once(tmp_path):
     assert executor.files == [[]] * 4
     assert executor.searches == ["a reference"] * 4
     assert [size > 1.2e6 for size in held] == [True]
-
-
-def test_a_module_that_a_worker_lacks_is_named(tmp_path, monkeypatch):
-    file = tmp_path / "only_here.py"
-    file.write_text("import small_models\ndef build(): return small_models.stock()")
-    monkeypatch.syspath_prepend(tmp_path)
-    build = importlib.import_module("only_here").build
-    executor = Looks(tmp_path / "search")
-    hypermodel = searches.stock(build, (8,), learning_rate_scaling=None)
-    search(tmp_path, executor, hypermodel=hypermodel)
-    monkeypatch.undo()
-    monkeypatch.delitem(sys.modules, "only_here")
-    status, text = train(tmp_path / "project", executor.searches[0], Task({}, "0000"))
-    assert (status, "No module named 'only_here'" in text) == ("mistake", True)

@@ -21,7 +21,6 @@ from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts
 
 layers = keras.layers
-LIMIT = 100 * 10**6
 PLAN = Plan(1, "float32", 32, "fits", 32, "")
 
 
@@ -75,25 +74,6 @@ def test_what_fits_goes_through_whole(study):
 
 def test_making_it_changes_no_result(study, tmp_path):
     same_results(study, search(tmp_path, sizes=(8, 32), settings={"micro_batch_size": 32}))
-
-
-def test_a_worker_process_runs_the_largest_batch_only_where_small_ones_do_not_tell(
-    monkeypatch, tmp_path
-):
-    started = []
-
-    def opened(*arguments, **keywords):
-        started.append(arguments)
-        return open_probes(*arguments, **keywords)
-
-    open_probes = kbatch.search.plan.open_probes
-    monkeypatch.setattr("kbatch.search.plan.open_probes", opened)
-    settings = {"memory_limit_bytes": LIMIT}
-    for share, count in ((0.25, 0), (0.0, 1)):
-        monkeypatch.setattr("kbatch.search.plan._SURE_SHARE", share)
-        found = search(tmp_path / str(share), models.Locked(), (32,), settings=settings)
-        assert (found.plan.micro_batch_size, found.plan.reason) == (32, "fits")
-        assert len(started) == count
 
 
 @pytest.fixture(scope="module")
