@@ -18,68 +18,69 @@ from kbatch.search.steps_per_execution import set_steps
 from kbatch.study.study import load_study
 from kbatch.study.trial import TrialRecord
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.learning_rate import apply_settings
 from kbatch.training.state import kept_seeds
 
-# Seconds of an epoch at the slower of both; of a longer one a part is timed.
-_MOST_S = 1.5
-# Epochs of each size, in turns; the shortest counts. More where they tell sizes apart.
-_EPOCHS, _MORE_EPOCHS = 2, 4
-# The share of the time of all trainings that these epochs and their tracing may take, and the share
-# where they tell sizes apart. A short search has no time for them.
-_MOST_SHARE, _MORE_SHARE = 0.05, 0.2
-# With fewer batches, one batch more or less would change the time.
-_FEWEST_BATCHES = 4
+# An epoch has as many examples as the slower size trains in so many seconds, or so many batches.
+_MOST_S, _FEWEST_BATCHES = 1.5, 4
+# Fits of each size at most, in turns, the shortest of which counts; more where sizes trained
+# several times, so that a decision may be certain.
+_TURNS, _MORE_TURNS = 2, 4
+# Seconds of steps, without those of the first execution, that tell what the rest of an epoch takes.
+_STRETCH_S = 0.05
+# What a fit takes until then, and the share of the time of all trainings that all fits and their
+# tracing may take. A very short search has no time for them.
+_FIT_S, _MOST_SHARE = 0.15, 0.3
 
 
 def measure_plain_epochs(
-    tuner: Any, given: TrainingData, *, most_share: float | None = None
+    tuner: Any, given: TrainingData, *, most_share: float = _MOST_SHARE
 ) -> None:
     """Time the sizes in turns with the settings of their trials, and keep it with the search."""
     project = Path(tuner.project_dir)
     study = load_study(project)
-    found = study.decide()
-    wanted = {found.base_batch_size, found.batch_size, *found.alike_in_time}
-    trials = [trial for trial in found.trials if trial.batch_size in wanted]
-    sizes, known = tuple(trial.batch_size for trial in trials), study.plain_epochs
-    rates = [rate for trial in trials if (rate := trial.samples_per_second)]
+    found, known = study.decide(), study.plain_epochs
+    by_size = {trial.batch_size: trial for trial in found.trials}
+    # The first are needed most.
+    wanted = dict.fromkeys((found.base_batch_size, found.batch_size, *found.alike_in_time))
+    trials = [by_size[size] for size in wanted if size in by_size]
+    rates = [trial.samples_per_second for trial in trials]
     data = _training_arrays(given)
-    if len(sizes) < 2 or len(rates) < len(sizes) or data is None or not tuner.hypermodel.stock_fit:
+    if data is None or not all(rates) or not tuner.hypermodel.stock_fit:
         return
-    if known is not None and set(sizes) <= set(known.batch_sizes):
+    if known is not None and {trial.batch_size for trial in trials} <= {*known.batch_sizes}:
         return
-    spent_s = sum(run.total_s or 0.0 for trial in study.trials for run in trial.executions)
-    turns, share = _EPOCHS, _MOST_SHARE
-    if found.alike_in_time:
-        turns, share = _MORE_EPOCHS, _MORE_SHARE
-    left_s = (share if most_share is None else most_share) * spent_s
-    slower, example_s = min(rates), sum(1 / rate for rate in rates)
-    known_rows = len(keras.tree.flatten(data)[0])
-    rows = int(min(known_rows, _MOST_S * slower, left_s / (turns * example_s)))
-    fewest = _FEWEST_BATCHES * max(sizes)
-    if rows < fewest:
+    left_s = most_share * sum(r.total_s or 0.0 for trial in study.trials for r in trial.executions)
+    # Two executions of a large model may take longer.
+    executed = [t.batch_size * (t.executions[-1].steps_per_execution or 1) for t in trials]
+    fit_s = max([_FIT_S, *(2 * n / rate for n, rate in zip(executed, rates, strict=True) if rate)])
+    trials = sorted(trials[: int(min(len(trials), left_s / fit_s))], key=lambda t: t.batch_size)
+    if len(trials) < 2:
         return
+    fewest = _FEWEST_BATCHES * trials[-1].batch_size
+    slower = min(rate for rate in rates if rate)
+    rows = int(min(len(keras.tree.flatten(data)[0]), max(fewest, _MOST_S * slower)))
+    x, y = (keras.tree.map_structure(lambda part: part[:rows], one) for one in data)
     with kept_seeds():
         models = []
         for trial in trials:
             hp = tuner.oracle.get_space().copy()
             hp.values = dict(trial.hyperparameters)
-            model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
-            models.append(tuner.hypermodel.graph.model(model))
+            models.append(tuner.hypermodel.graph.model(tuner.hypermodel.build(hp)))
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
-            rows = int(min(rows, left_s / (turns * example_s)))
-        if rows < fewest:
+        most = _TURNS if len(trials[0].executions) == 1 else _MORE_TURNS
+        turns = int(min(most, left_s / (fit_s * len(trials))))
+        if turns < 1:
             return
-        x, y = ((keras.tree.map_structure(lambda part: part[:rows], one)) for one in data)
         try:
             epochs_s = [
-                [_epoch_s(*one, x, y) for one in zip(models, trials, strict=True)]
+                [_epoch_s(*one, x, y, rows) for one in zip(models, trials, strict=True)]
                 for _ in range(turns + traces)
             ]
         except tf.errors.ResourceExhaustedError:  # Beside the model that the search keeps.
             return
     least_s = tuple(np.min(epochs_s[traces:], axis=0).tolist())
+    sizes = tuple(trial.batch_size for trial in trials)
     write_record(PlainEpochs(sizes, least_s, rows), project / PLAIN_NAME)
 
 
@@ -94,10 +95,29 @@ def _training_arrays(data: TrainingData) -> tuple[Any, Any] | None:
     return keras.tree.map_structure(lambda part: part[:rows], (data.x, data.y))
 
 
-def _epoch_s(model: Any, trial: TrialRecord, x: Any, y: Any) -> float:
+def _epoch_s(model: Any, trial: TrialRecord, x: Any, y: Any, rows: int) -> float:
     steps = trial.executions[-1].steps_per_execution
     if steps is not None and model.steps_per_execution != steps:
         set_steps(model, steps)  # One graph serves several sizes, each with its own number.
+    part = EpochPart(-(-rows // trial.batch_size))
     begun_s = time.perf_counter()
-    model.fit(x, y, batch_size=trial.batch_size, verbose=0)
-    return time.perf_counter() - begun_s
+    model.fit(x, y, batch_size=trial.batch_size, verbose=0, callbacks=[part])
+    return time.perf_counter() - begun_s + part.rest_s
+
+
+class EpochPart(keras.callbacks.Callback):
+    """Ends an epoch of some steps once it has told what they take."""
+
+    def __init__(self, steps: int):
+        super().__init__()
+        self.rest_s = 0.0  # What the steps that are left out take.
+        self._steps = steps
+        self._first: tuple[int, float] | None = None  # Steps and seconds at its end.
+
+    def on_train_batch_end(self, batch: int, logs: Any = None):
+        model: Any = self.model
+        done, now_s = min(batch + 1, self._steps), time.perf_counter()
+        before, begun_s = self._first = self._first or (done, now_s)
+        if now_s - begun_s > _STRETCH_S:
+            self.rest_s = (self._steps - done) * (now_s - begun_s) / (done - before)
+            model.stop_training = True

@@ -243,7 +243,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
                     kept = kept_kernels(self.hypermodel.graph.is_kept)
                     with _short_collections(), kept:
                         super().search(*args, verbose=0, **kwargs)
-                    measure_plain_epochs(self, call.data)
+                        measure_plain_epochs(self, call.data)
                 else:
                     parallel.run()
                 self._delete_checkpoints()

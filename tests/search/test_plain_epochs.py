@@ -12,9 +12,8 @@ import small_models as models
 
 import kbatch
 from kbatch.records.search import PlainEpochs
-from kbatch.search.plain_epochs import measure_plain_epochs
+from kbatch.search.plain_epochs import EpochPart, measure_plain_epochs
 from kbatch.training.data.training_data import TrainingData
-from kbatch.training.learning_rate import apply_settings
 
 
 @pytest.fixture(scope="module")
@@ -32,10 +31,16 @@ def ended(tmp_path_factory):
     return tuner, data
 
 
-def test_a_short_search_measures_nothing_more(ended):
+def forget(tuner):
+    file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
+    file.unlink(missing_ok=True)
+    return file
+
+
+def test_a_search_without_time_for_them_measures_nothing_more(ended):
     tuner, data = ended
-    assert kbatch.load_study(tuner).plain_epochs is None
-    measure_plain_epochs(tuner, TrainingData(*data))
+    forget(tuner)
+    measure_plain_epochs(tuner, TrainingData(*data), most_share=1e-4)
     assert kbatch.load_study(tuner).plain_epochs is None
 
 
@@ -45,14 +50,14 @@ def test_the_graphs_of_the_search_serve_every_size(ended):
     for trial in kbatch.load_study(tuner).trials:
         hp = tuner.oracle.get_space().copy()
         hp.values = dict(trial.hyperparameters)
-        model = apply_settings(tuner.hypermodel.build(hp), trial.executions[-1])
-        models.append(tuner.hypermodel.graph.model(model))
+        models.append(tuner.hypermodel.graph.model(tuner.hypermodel.build(hp)))
         assert float(models[-1].optimizer.learning_rate) == pytest.approx(trial.learning_rate)
     assert models[0] is models[1] and models[0].train_function is not None
 
 
 def test_both_sizes_are_timed_with_the_settings_of_their_trials(ended):
     tuner, (x, y) = ended
+    forget(tuner)
     measure_plain_epochs(tuner, TrainingData(x, y, validation_split=0.25), most_share=np.inf)
     study = kbatch.load_study(tuner)
     found = study.plain_epochs
@@ -79,16 +84,14 @@ def test_a_saved_study_keeps_them(ended, tmp_path):
 
 def test_data_that_are_no_arrays_are_not_timed(ended):
     tuner, (x, y) = ended
-    file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
-    file.unlink(missing_ok=True)
+    file = forget(tuner)
     measure_plain_epochs(tuner, TrainingData(x.tolist(), y), most_share=np.inf)
     assert not file.exists()
 
 
 def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, monkeypatch):
     tuner, (x, y) = ended
-    file = Path(tuner.project_dir) / "kbatch-plain-epochs.json"
-    file.unlink(missing_ok=True)
+    forget(tuner)
     decide = kbatch.Study.decide
     monkeypatch.setattr(
         kbatch.Study,
@@ -101,7 +104,7 @@ def test_certified_sizes_that_are_alike_in_time_are_timed_beside_them(ended, mon
 
 def test_each_size_is_timed_with_its_own_steps_an_execution(ended, monkeypatch):
     tuner, (x, y) = ended
-    Path(tuner.project_dir, "kbatch-plain-epochs.json").unlink(missing_ok=True)
+    forget(tuner)
     decide, fit, seen = kbatch.Study.decide, keras.Model.fit, set()
 
     def decided(study):
@@ -123,3 +126,27 @@ def test_each_size_is_timed_with_its_own_steps_an_execution(ended, monkeypatch):
     monkeypatch.setattr(keras.Model, "fit", watched)
     measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
     assert seen == {(4, 5), (64, 2)}
+
+
+def test_a_part_of_an_epoch_tells_what_all_of_it_takes(monkeypatch):
+    # Executions of four steps, the first of which begins the iterator too.
+    moments = iter([9.0, 9.4, 9.8])
+    monkeypatch.setattr("kbatch.search.plain_epochs.time.perf_counter", lambda: next(moments))
+    monkeypatch.setattr("kbatch.search.plain_epochs._STRETCH_S", 0.5)
+    part = EpochPart(33)
+    part.set_model(models.mlp())
+    for batch, stopped in ((3, False), (7, False), (11, True)):
+        assert part.rest_s == 0.0
+        part.on_train_batch_end(batch)
+        assert part.model.stop_training == stopped
+    assert part.rest_s == pytest.approx(2.1)
+
+
+def test_an_epoch_that_is_over_is_not_extrapolated(monkeypatch):
+    moments = iter([9.0, 9.4])
+    monkeypatch.setattr("kbatch.search.plain_epochs.time.perf_counter", lambda: next(moments))
+    part = EpochPart(6)
+    part.set_model(models.mlp())
+    part.on_train_batch_end(3)
+    part.on_train_batch_end(7)
+    assert part.rest_s == 0.0
