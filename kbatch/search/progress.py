@@ -402,8 +402,15 @@ class LivePlot(keras.callbacks.Callback):
             if self._followed is None or not self._is_seen():
                 return
             files, number, so_far = self._followed
-            files.write(number, so_far())  # Its file has the record of when it began.
-            self._draw(load_study(files.project), files.trial_id)
+            study, execution = load_study(files.project), so_far()
+            # Its file has the record of when it began.
+            trials = tuple(
+                dataclasses.replace(trial, executions=(*trial.executions[:number], execution))
+                if trial.trial_id == files.trial_id
+                else trial
+                for trial in study.trials
+            )
+            self._draw(dataclasses.replace(study, trials=trials), files.trial_id)
 
     def _draw(self, study: Study, running: str | None) -> None:
         ended = sum(trial.status not in ("running", "interrupted") for trial in study.trials)
