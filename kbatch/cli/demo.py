@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kbatch.cli.arguments import starting_tensorflow
+from kbatch.cli.arguments import integers, starting_tensorflow
 
 _SIZES, _QUICK_SIZES = (32, 64, 128, 256, 512), (32, 128, 512)
 # Packages of the standard library with enough functions, on every machine with Python.
@@ -25,6 +25,10 @@ def add_demo(commands: Any) -> None:
     demo.add_argument("--quick", action="store_true", help=quick)
     output = {"type": Path, "default": Path("kbatch-demo"), "metavar": "DIR"}
     demo.add_argument("--output", **output, help="where results go (%(default)s)")
+    policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
+    demo.add_argument("--policy", metavar="NAME", help=policy)
+    sizes = f"sizes to try ({','.join(map(str, _SIZES))})"
+    demo.add_argument("--batch-sizes", type=integers, metavar="N,N,...", help=sizes)
     seed = "seed of weights and order (%(default)s)"
     demo.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
     demo.set_defaults(run=_demo)
@@ -53,9 +57,9 @@ def _demo(options: argparse.Namespace) -> None:
 
     texts = options.data == "texts"
     x, y = load_texts() if texts else load_images()
-    sizes = _QUICK_SIZES if options.quick else _SIZES
+    sizes = options.batch_sizes or (_QUICK_SIZES if options.quick else _SIZES)
     build, epochs = (build_text_model, 6) if texts else (build_image_model, 5)
-    settings = {"micro_batch_size": 128, "seed": options.seed}
+    settings = {"micro_batch_size": 128, "dtype_policy": options.policy, "seed": options.seed}
     tuner = BatchSizeTuner(
         BatchSizeHyperModel(build, sizes, **settings),
         "val_accuracy",

@@ -157,6 +157,11 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Your learning rate, {rate} at batch size {size}, was not checked: "
         '`strategy="race"` looks for a better one.{more}'
     ),
+    "rates_by_callback": (
+        "A callback set learning rates in training: {went}. So at the end they did not follow "
+        "the rule. Use a schedule in `build` in place of the callback: the rule scales it for each "
+        "size."
+    ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "
         "{validation} at {at}), and {what} lag: there were {updates}, and they average over the "
@@ -185,6 +190,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "noise_binds": (
         "The gradient noise binds: the batch size lies above the noise scale of {scale} "
         "examples, beyond which a larger batch saves ever fewer updates."
+    ),
+    "failure_rate": (
+        "Batch size {failed} {how}. {trainings} did not, so up to {rate} of trainings there may "
+        "still fail."
     ),
     "devices_differ": (
         "Trials ran on different devices: {devices}. Compare samples/s and seconds within one "

@@ -263,6 +263,14 @@ class ExecutionRecord:
         cost = self.to_target
         return None if cost is None else getattr(cost, COST_NAMES[name])
 
+    @property
+    def joules_to_target(self) -> float | None:
+        """Energy of the GPUs in joules over a run that ended when it met its target; else None."""
+        target, usage = self.target, self.usage
+        if target is None or usage is None or cost_to_target(target, self.epochs[:-1]) is not None:
+            return None
+        return None if self.to_target is None else usage.gpu_energy_j
+
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
         """Examples over training time after the first step of each new shape.

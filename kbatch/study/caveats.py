@@ -5,11 +5,11 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.analysis.intervals import Estimate
-from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize
+from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import compared_settings, is_time, rates_of_settings
-from kbatch.study.names import end_text, metric_words, trained_runs
+from kbatch.study.names import end_text, metric_words, outcome, trained_runs
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 MUCH_DATA_WAIT = 0.2
 # A gain in samples/s below this share is none that fewer updates cost.
 _SMALL_GAIN = 0.1
+# Rates that callbacks changed by factors that differ by less follow the rule.
+_RATES_APART = 0.1
 # Validation so far below training is more than a model usually fits its training data too well.
 _FAR_BELOW = 0.1
 # Before so many averaging times an average still holds some of what it began with: exp(-5) = 0.7 %.
@@ -101,6 +103,21 @@ def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
         yield Note.of("still_rising", words=words, gain=by, last=last)
 
 
+def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note]:
+    """Say what successes leave open where the size that is named, or a neighbour, has failed."""
+    sizes = sorted({trial.batch_size for trial in trials})
+    place, succeeded = sizes.index(named.batch_size), len(named.executions)
+    near = sizes[max(0, place - 1) : place + 2]
+    if failed := [t for t in trials if t.batch_size in near and t.status == "failed"]:
+        yield Note.of(
+            "failure_rate",
+            failed=f"{failed[-1].batch_size:,}",
+            how=outcome(failed[-1]),
+            trainings=f"{pluralize(succeeded, 'training')} of {named.batch_size:,}",
+            rate=percent(1 - 0.05 ** (1 / succeeded)),
+        )
+
+
 def caveats(study: "Study") -> Iterator[Note]:
     """Find what limits the conclusions from a study, whatever it decides."""
     trials = [rates[0] for rates in rates_of_settings(study.trials)]
@@ -119,6 +136,7 @@ def caveats(study: "Study") -> Iterator[Note]:
         yield Note.of("shared_device", workers=workers)
     if len(kinds := device_kinds(trials)) > 1:
         yield Note.of("devices_differ", devices=join_words(kinds))
+    yield from _rates(trials)
     noted = [note for trial in study.trials for note in trial.notes]
     yield from {note.code: note for note in reversed(noted)}.values()  # The first of each kind.
 
@@ -132,6 +150,20 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     if found := [trial for trial in trials if (trial.data_wait_share or 0) > MUCH_DATA_WAIT]:
         most = percent(max(trial.data_wait_share or 0 for trial in found))
         yield Note.of("input_binds", when=f"up to {most} of its time at {_sizes(found)}")
+
+
+def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
+    """Say where callbacks changed learning rates by other factors than those of the rule."""
+    ended = [(t, t.executions[-1]) for t in trials if t.status == "completed"]
+    changes = sorted(
+        (last / given, trial.batch_size, f"from {setting(given)} to {setting(last)}")
+        for trial, run in ended
+        if run.scaling and run.scaling.rule
+        if (given := run.learning_rate) and (last := run.last_learning_rate)
+    )
+    if changes and changes[-1][0] > (1 + _RATES_APART) * changes[0][0]:
+        went = (f"{change} at {size:,}" for _, size, change in (changes[0], changes[-1]))
+        yield Note.of("rates_by_callback", went=join_words(went))
 
 
 def lagging(trials: Iterable[TrialRecord]) -> Iterator[Note]:

@@ -17,7 +17,7 @@ from kbatch.page.numbers import (
 )
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
-from kbatch.study.caveats import MUCH_DATA_WAIT, lagging, limit_notes, still_rising
+from kbatch.study.caveats import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
 from kbatch.study.comparison import as_compared, is_share, is_time, rate_factor, rates_of_settings
 from kbatch.study.decision import Decision, Page, Row, plain_seconds, starting_rate
 from kbatch.study.names import (
@@ -68,6 +68,7 @@ def with_page(
     limits = (
         *limit_notes(trial, trials),
         *(still_rising(trial, found.tolerance) if found.tolerance is not None else ()),
+        *failures(trial, trials),
         *lagging(found.trials),
     )
     race = search.get("strategy") == "race"

@@ -261,6 +261,7 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         # An unresolved one has a lower bound alone.
         "noise_scale_low": scale and scale.low,
         "noise_scale_high": scale and scale.high,
+        "joules_to_target": mean(lambda e: e.joules_to_target),
         "joules_per_sample": mean(lambda e: e.joules_per_sample),
         **{name: mean(lambda e, name=name: e.usage and getattr(e.usage, name)) for name in usage},
         "epochs": mean(lambda e: len(e.epochs)),

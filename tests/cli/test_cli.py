@@ -66,6 +66,19 @@ def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo)
     assert halved or "Trained in float32" in told
 
 
+@pytest.mark.slow
+def test_the_demo_takes_its_flags_and_a_seed_gives_the_same_accuracies(tmp_path, monkeypatch):
+    few_images(monkeypatch)
+    found = []
+    for folder in ("first", "again"):
+        flags = ["--policy", "float32", "--seed", "3", "--batch-sizes", "512"]
+        assert cli.main(["demo", "--quick", "--output", str(tmp_path / folder), *flags]) == 0
+        (trial,) = kbatch.load_study(tmp_path / folder / "demo-search").trials
+        assert (trial.batch_size, trial.dtype_policy) == (512, "float32")
+        found.append(trial.metrics)
+    assert found[0] == found[1]
+
+
 def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
     project = str(demo[0] / "demo-search")
     for command, name in (

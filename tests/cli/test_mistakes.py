@@ -15,6 +15,9 @@ from kbatch.records.search import SearchRecord
 INPUT = "input given:build --data given:data --budget 0.3"
 RECOMMEND = "recommend given:build --data given:arrays --budget 2"
 MISTAKES = {
+    "demo --batch-sizes 16,big": "integers with commas",
+    "demo --batch-sizes 16,16": "repeats a size",
+    "demo --quick --policy float12": "mixed_float16",
     "demo --output file/below": r"\(Not a directory\): give another one",
     "demo --quick --output mine": "no earlier demo",
     "report nowhere": "no kbatch study in nowhere",

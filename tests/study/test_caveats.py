@@ -144,3 +144,18 @@ def test_averages_of_weights_that_were_validated_lag_too():
 )
 def test_without_a_gap_or_a_lag_there_is_none(changed):
     assert lagging(**changed) == []
+
+
+@pytest.mark.parametrize(("last", "told"), [(0.01, True), (0.1, False)])
+def test_rates_that_a_callback_set_are_told_where_they_leave_the_rule(last, told):
+    trials = []
+    for size, rate in ((32, 0.1), (128, 0.2)):
+        scaling = learning_rate_scaling(0.1, batch_size=size, base_batch_size=32, rule="sqrt")
+        # Both end at one rate, or at the half of their own.
+        end = last if told else rate / 2
+        (epoch,) = make_epochs((0.9,))
+        epochs = (dataclasses.replace(epoch, learning_rate=end),)
+        trials.append(make_trial(size, epochs=epochs, learning_rate=rate, scaling=scaling))
+    found = [note for note in make_study(*trials).notes if note.code == "rates_by_callback"]
+    assert len(found) == told
+    assert not told or "from 0.1 to 0.01 at 32" in found[0]

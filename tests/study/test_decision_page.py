@@ -136,6 +136,15 @@ def test_a_value_that_still_rises_at_the_end_is_said_to_hold_for_this_length(epo
     assert [(v["gain"], v["last"]) for v in rising] == [("0.020", "epoch")] * told
 
 
+def test_successes_beside_a_failure_leave_its_rate_open():
+    trials = make_trial(32, 800), make_trial(64, 800, rate=2000.0)
+    near, far = pages(*trials, make_diverged(128)), pages(*trials, make_diverged(16))
+    assert near.batch_size == far.batch_size == 64
+    (note,) = [n for n in near.page.limits if n.code == "failure_rate"]
+    assert (note.values["rate"], note.values["how"]) == ("63 %", "diverged")
+    assert "failure_rate" not in [note.code for note in far.page.limits]
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     rng = np.random.default_rng(seed)

@@ -19,7 +19,7 @@ from kbatch.study.study import Study
 from kbatch.study.trial import Objective
 
 USAGE = [
-    *("joules_per_sample", "gpu_energy_j", "gpu_power_w", "gpu_utilization"),
+    *("joules_to_target", "joules_per_sample", "gpu_energy_j", "gpu_power_w", "gpu_utilization"),
 ]
 
 
@@ -43,7 +43,7 @@ def test_the_columns_are_the_documented_ones():
         for i, word in enumerate(words)
     ]
     of_executions = ("execution", "seed")
-    assert columns[:33] == [name for name in documented if name not in of_executions]
+    assert columns[:34] == [name for name in documented if name not in of_executions]
 
 
 def test_what_was_measured_of_the_devices_stands_in_the_table():
@@ -57,6 +57,7 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
     study = make_study(make_trial(16, *runs), make_trial(32))
     known, unknown = study.to_dataframe()[USAGE].to_dict("records")
     assert known == {
+        "joules_to_target": 4311.0,
         "joules_per_sample": 1.5,
         "gpu_energy_j": 4311.0,
         "gpu_power_w": 300.0,
@@ -64,6 +65,14 @@ def test_what_was_measured_of_the_devices_stands_in_the_table():
     }
     assert all(math.isnan(value) for value in unknown.values())
     assert study.to_dataframe(executions=True)["joules_per_sample"].tolist()[:2] == [1.0, 2.0]
+
+
+@pytest.mark.parametrize("accuracies", [(0.8,), (0.95, 0.96), (0.95, 0.8)])
+def test_energy_is_that_to_the_target_only_where_training_ended_there(accuracies):
+    target = Target("val_accuracy", 0.9, "max")
+    run = make_execution(accuracies=accuracies, target=target, usage=make_usage(make_gpu()))
+    assert run.usage.gpu_energy_j is not None
+    assert run.joules_to_target is None
 
 
 def test_a_trial_is_the_mean_of_its_executions():
