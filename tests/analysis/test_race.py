@@ -101,7 +101,7 @@ def executions(runs):
 def test_the_pairs_that_it_names_are_within_the_tolerance_of_the_best(table):
     values = [v for b in SIZES for k in range(-5, 6) if (v := table(b, 2.0**k)) is not None]
     losses = []
-    for seed in range(3):
+    for seed in range(2):
         search, step = ended(table, seed)
         assert step.ended in ("certain", "certified", "out of reach", "executions")
         losses.append(max(values) - table(*step.judgement.named))
