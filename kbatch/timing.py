@@ -312,6 +312,15 @@ class Sweep(abc.ABC):
         measured = MEASURED if self.blocks.get(setting) else "the time budget was spent"
         return self.not_run.get(setting, measured)
 
+    def timing_of(self, setting: Setting) -> tuple[dict[str, Any], list[Block]]:
+        """Return the fields of a `Timed`, and the turns behind them; none if not measured."""
+        outcome = self.outcome(setting)
+        blocks = self.blocks[setting] if outcome == MEASURED else []
+        times_s = tuple(round(one.median_s / self.shares(setting), 9) for one in blocks)
+        first_call_s = self.warm_ups[setting].first_call_s if blocks else None
+        known = {"batch_size": setting.size, "outcome": outcome}
+        return {**known, "first_call_s": first_call_s, "times_s": times_s}, blocks
+
     def _check_memory(self, setting: Setting, error: Exception) -> None:
         if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
             raise error

@@ -18,7 +18,6 @@ import keras
 
 from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
 from kbatch.analysis.intervals import calls_for_quantile
-from kbatch.analysis.scaling_curve import MEASURED
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import check_memory_limit, gpu_in_use
 from kbatch.errors import InputError
@@ -329,20 +328,16 @@ class InferenceSweep(Sweep):
         return tuple(self._record(setting, dependence) for setting in ordered)
 
     def _record(self, setting: Setting, dependence: BatchDependence) -> TimingRecord:
-        path, policy = setting.series
-        known = {"call_path": path, "dtype_policy": policy, "batch_size": setting.size}
-        if (outcome := self.outcome(setting)) != MEASURED:
-            return TimingRecord(**known, outcome=outcome)
-        blocks = self.blocks[setting]
+        (path, policy), (timing, blocks) = setting.series, self.timing_of(setting)
         durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
         # Any of them is as likely: the first call of a block is slower than the others, and slow
         # blocks have fewer calls.
         most = max(_KEPT_CALLS * len(blocks), self.timing.needed_calls)
         kept = random.Random(0).sample(range(len(durations_s)), min(most, len(durations_s)))
         return TimingRecord(
-            **known,
-            first_call_s=self.warm_ups[setting].first_call_s,
-            times_s=tuple(block.median_s / self.shares(setting) for block in blocks),
+            **timing,
+            call_path=path,
+            dtype_policy=policy,
             latencies_s=tuple(round(durations_s[place], 9) for place in sorted(kept)),
             size_effect=dependence.found.get(setting),
         )

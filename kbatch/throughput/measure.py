@@ -234,12 +234,6 @@ class UpdateSweep(Sweep):
 
     def found(self, setting: Setting) -> TimedUpdate:
         """Return what was timed of a setting, or why it was not."""
-        blocks, steps = self.blocks.get(setting, []), int(self.shares(setting))
-        return TimedUpdate(
-            batch_size=setting.size,
-            outcome=self.outcome(setting),
-            first_call_s=self.warm_ups[setting].first_call_s if blocks else None,
-            times_s=tuple(round(block.median_s / steps, 9) for block in blocks),
-            rounds=tuple(block.round for block in blocks),
-            steps_per_execution=steps,
-        )
+        timing, blocks = self.timing_of(setting)
+        rounds, steps = tuple(block.round for block in blocks), int(self.shares(setting))
+        return TimedUpdate(**timing, rounds=rounds, steps_per_execution=steps)
