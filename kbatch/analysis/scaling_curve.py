@@ -298,6 +298,13 @@ def fit_latency(batch_sizes: ArrayLike, latencies_s: ArrayLike) -> Latency:
     return Latency(line, places.astype(float), joined, counts)
 
 
+def fit_rounds(timings: Sequence[Timed]) -> Latency:
+    """Fit the time of a batch, without rounds that a neighbour on the machine slowed."""
+    rounds = without_slow_rounds([one.times_s for one in timings])
+    sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
+    return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
+
+
 # A size that is whole but for rounding.
 _ROUNDING = 1e-9
 

@@ -18,9 +18,9 @@ from kbatch.analysis.scaling_curve import (
     efficient_batch_size,
     fastest_batch_size,
     fit_latency,
+    fit_rounds,
     knee_batch_size,
     timed_columns,
-    without_slow_rounds,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
 from kbatch.memory.search import predict_memory
@@ -261,10 +261,7 @@ class InferenceProfile(Result):
         Raises:
             ValueError: If too little was measured.
         """
-        timings = self.answering
-        rounds = without_slow_rounds([t.times_s for t in timings])
-        sizes = [t.batch_size for t, times_s in zip(timings, rounds, strict=True) for _ in times_s]
-        return fit_latency(sizes, [time_s for times_s in rounds for time_s in times_s])
+        return fit_rounds(self.answering)
 
     @property
     def knee(self) -> InferenceAnswer:

@@ -22,6 +22,7 @@ import dataclasses
 import functools
 import itertools
 import math
+import statistics
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -30,7 +31,11 @@ import numpy as np
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_runs
-from kbatch.analysis.scaling_curve import efficient_batch_size, fit_latency
+from kbatch.analysis.scaling_curve import (
+    efficient_batch_size,
+    fit_rounds,
+    without_slow_rounds,
+)
 from kbatch.input_pipeline.result import CLOSEST_RATIO, InputPipelineProfile
 from kbatch.memory.result import MemoryRecord
 from kbatch.memory.search import MEMORY_WINDOW, SURE_SHARE, fit_memory
@@ -355,9 +360,12 @@ class Recommendation(Result):
         found, most = self._whole_s, max(self._whole_s, default=None)
         return found | {size: -(-size // most) * found[most] for size in self.cut if most}
 
-    @property
+    @functools.cached_property
     def _whole_s(self) -> dict[int, float]:
-        return {one.batch_size: one.median_s for one in self.updates if one.measured}
+        timings = [one for one in self.updates if one.measured]
+        rounds = without_slow_rounds([one.times_s for one in timings])
+        kept = ((one, own or one.times_s) for one, own in zip(timings, rounds, strict=True))
+        return {one.batch_size: statistics.median(times_s) for one, times_s in kept}
 
     @functools.cached_property
     def noise_scale(self) -> Estimate[float | None]:
@@ -376,10 +384,10 @@ class Recommendation(Result):
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        pairs = [(timed.batch_size, s) for timed in self.updates for s in timed.times_s]
-        if len(self._whole_s) < 2 or len(pairs) < 3:
+        timings = [one for one in self.updates if one.measured]
+        if len(timings) < 2 or sum(len(one.times_s) for one in timings) < 3:
             return None
-        found = efficient_batch_size(fit_latency(*zip(*pairs, strict=True)))
+        found = efficient_batch_size(fit_rounds(timings))
         return None if found.value is not None and found.ends is None else found
 
     @property

@@ -11,7 +11,7 @@ from kbatch.analysis.scaling_curve import (
     Latency,
     Timed,
     efficient_batch_size,
-    fit_latency,
+    fit_rounds,
     timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
@@ -187,9 +187,7 @@ class TrainingProfile(Result):
     @property
     def latency(self) -> Latency:
         """The fit of the seconds of a micro-batch, by the fastest way of each size."""
-        ways = self.fastest_ways
-        sizes = [way.batch_size for way in ways for _ in way.rounds]
-        return fit_latency(sizes, [time_s for way in ways for time_s in way.times_s])
+        return fit_rounds(self.fastest_ways)
 
     @property
     def memory_bytes(self) -> dict[int, int]:

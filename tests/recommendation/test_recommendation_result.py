@@ -88,6 +88,20 @@ def test_without_timings_no_size_is_named():
     assert (one.batch_size, one.batch_sizes, one.saturation) == (32, (32,), None)
 
 
+def test_rounds_beside_a_neighbour_move_neither_times_nor_start():
+    def slowed(update):
+        many = update.batch_size in (16, 64, 256)  # Of these the median is the neighbour's.
+        factors = [1, 1, 1, 1, 2.5, 2.6, 2.7, 2.8, 2.9, 3] if many else [1] * 10
+        times_s = tuple(f * s for f, s in zip(factors, update.times_s, strict=True))
+        return dataclasses.replace(update, times_s=times_s)
+
+    quiet = make_recommendation()
+    noisy = make_recommendation(updates=tuple(map(slowed, make_timings())))
+    assert noisy.times_s == pytest.approx(quiet.times_s, rel=0.02)
+    assert noisy.batch_size == quiet.batch_size
+    assert noisy.saturation.value == pytest.approx(quiet.saturation.value, rel=0.1)
+
+
 def test_single_times_of_each_size_name_no_saturation():
     # What a call of 60 s timed after a pilot of 73 s.
     times = ((8, 0.000697), (16, 0.000859), (32, 0.000725))
