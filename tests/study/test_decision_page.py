@@ -165,6 +165,7 @@ def test_no_page_says_that_sizes_are_not_told_apart_and_that_one_is_worse(seed):
     assert study.table()["batch size"][row] == found.batch_size
     assert f"batch size {found.batch_size} " in study.answer
     assert f"batch size {found.batch_size}" in named_label(study)
+    assert ("not certified" in named_label(study)) != found.certified
     both = {32, found.batch_size} <= set(found.tied)
     assert ("%" in found.page.change) == (found.batch_size != 32 and not both)
     assert outcomes(found).count("worse") == len(set(found.worse) - {found.batch_size})

@@ -180,14 +180,15 @@ def _draw_others(panel: Axes, points: Sequence[tuple[int, float]]) -> str:
 
 
 def named_label(study: "Study") -> str:
-    """Write what the decision names, with its throughput or quality."""
+    """Write what the decision names, with its throughput or quality, and whether it is certified."""
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
     if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
         parts.append(f"learning rate {setting(rate)}")
-    text = f"take {', '.join(parts)}"
+    text, found = f"take {', '.join(parts)}", quality and trial.metric(quality.name)
     if trial.objective.name == "samples_per_second":
-        return f"{text}: {format_number(trial.objective_value, 4)} samples/s"
-    found = quality and trial.metric(quality.name)
-    return f"{text}: {format_number(found.value, 4)}" if found else text
+        text += f": {format_number(trial.objective_value, 4)} samples/s"
+    elif found:
+        text += f": {format_number(found.value, 4)}"
+    return text if decided.certified else f"{text} (not certified)"
