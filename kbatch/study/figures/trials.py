@@ -180,7 +180,7 @@ def _draw_others(panel: Axes, points: Sequence[tuple[int, float]]) -> str:
 
 
 def named_label(study: "Study") -> str:
-    """Write what the decision names, with its throughput or quality, and whether it is certified."""
+    """Write what the decision names, its throughput or quality, and whether it is certified."""
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
