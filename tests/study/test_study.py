@@ -169,7 +169,6 @@ def test_the_metrics_are_those_of_the_best_epoch(direction, expected):
     ("objective", "best"),
     [
         (Objective("val_accuracy", "max"), 64),
-        (Objective("val_loss", "min"), 64),
         (Objective("val_accuracy", "min"), 16),
         (Objective("samples_per_second", "max"), 256),
         (Objective("absent", "max"), None),

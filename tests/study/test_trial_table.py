@@ -1,4 +1,4 @@
-"""The table of a study: what each row says of a batch size."""
+"""The table of a study: what each row says of a batch size, and for which length of training."""
 
 import pytest
 from records_factory import (
@@ -14,6 +14,9 @@ from records_factory import (
 
 from kbatch.analysis.intervals import mean_interval
 from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.records.training_run import Budget, Target
+from kbatch.study.names import caption
+from kbatch.study.trial import Objective
 
 ENDS = ("", ", low", ", high")
 
@@ -117,3 +120,37 @@ def test_of_a_search_of_rates_each_size_has_a_row_with_the_best_one():
     assert list(table["learning rate"]) == [0.02, 0.02]
     assert list(table["rates tried"]) == [2, 2]
     assert (table["runs"][1], table["validation accuracy"][1]) == (3, pytest.approx(0.94))
+
+
+@pytest.mark.parametrize(
+    ("budget", "words"),
+    [
+        (Budget(train_s=30.0), "30 s of training"),
+        (Budget(2.5, 500, 3_200), "2.5 s of training or 500 updates or 3,200 examples"),
+    ],
+)
+def test_the_budget_is_named_in_caption_and_answer(budget, words):
+    longer = make_trial(256, accuracies=(0.5, 0.6, 0.7, 0.8), budget=budget)
+    study = make_study(make_trial(16, budget=budget), longer)
+    assert f"budget: {words} (2 to 4 epochs) each" in caption(study.trials, study.environment)
+    assert f", for {words} (2 to 4 epochs): nothing is certified" in study.answer
+
+
+def test_the_way_to_a_target_is_told_in_caption_answer_and_table():
+    aim = {"target": Target("val_accuracy", 0.95, "max"), "budget": Budget(train_s=60.0)}
+    aim["objective"] = Objective("seconds_to_target", "min")
+    curves = {16: (0.5, 0.9, 0.96), 64: (0.5, 0.97), 256: (0.5, 0.6)}
+    study = make_study(
+        *(
+            make_trial(size, epochs=make_epochs(curve, updates=10, train_s=0.5), **aim)
+            for size, curve in curves.items()
+        )
+    )
+    until = "until val_accuracy ≥ 0.95, at most 60 s of training"
+    assert f"budget: {until} (2 to 3 epochs) each" in caption(study.trials, study.environment)
+    assert study.answer.startswith(f"Take batch size 64 with learning rate 0.001, {until} (2 to 3 ")
+    table = study.table().set_index("batch size")
+    assert list(table["time to target (s)"][:2]) == [1.5, 1.0]
+    assert list(table["updates to target"][:2]) == [30, 20]
+    assert table["outcome"][256] == "never met the target"
+    assert table["time to target (s)"].isna()[256]
