@@ -10,6 +10,30 @@ import tensorflow as tf
 from kbatch.training.accumulation import Accumulation
 from kbatch.training.model import build_ahead
 
+
+class Averaged(keras.layers.Layer):
+    """Adds a loss of the rows that it gets, a scalar and one with a value for each row."""
+
+    def call(self, x):
+        # Keras adds up losses of one dtype.
+        squares = keras.ops.square(keras.ops.cast(x, "float32"))
+        self.add_loss(0.1 * keras.ops.mean(squares))
+        self.add_loss(0.001 * keras.ops.sum(squares, axis=-1))
+        return x
+
+
+class Sampled(keras.layers.Layer):
+    """Draws by Keras, and by its generator for layers that have none."""
+
+    def __init__(self):
+        super().__init__()
+        self.seeds = keras.random.SeedGenerator(1)
+
+    def call(self, x):
+        x += 0.1 * keras.random.normal(keras.ops.shape(x), seed=self.seeds)
+        return x + 0.1 * keras.random.uniform(keras.ops.shape(x))
+
+
 MOMENTS = {"gradient_variance", "gradient_squared_norm"}
 
 

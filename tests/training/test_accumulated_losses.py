@@ -13,6 +13,7 @@ import pytest
 import small_models as models
 import tensorflow as tf
 from equal_training import (
+    Averaged,
     accumulating,
     assert_equal_training,
     assert_same_training,
@@ -194,29 +195,12 @@ def test_token_masks_with_unequal_counts_beside_an_output_without_one():
     assert_equal_outputs(taggers, (tokens(), TARGETS), sample_weight=weights)
 
 
-class Penalty(layers.Layer):
-    """Adds a loss that is a mean over the rows."""
-
-    def call(self, x):
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-        return x
-
-
-class RowPenalty(layers.Layer):
-    """Adds a loss with a value a row."""
-
-    def call(self, x):
-        self.add_loss(0.01 * keras.ops.sum(keras.ops.square(x), axis=-1))
-        return x
-
-
 def penalised():
     model = keras.Sequential(
         [
             layers.Input((8,)),
             layers.Dense(8, kernel_regularizer="l2", activity_regularizer="l2"),
-            Penalty(),
-            RowPenalty(),
+            Averaged(),
             layers.Dense(3, activation="softmax", bias_regularizer="l1"),
         ]
     )
@@ -231,7 +215,7 @@ def test_penalties_count_once_and_those_of_rows_by_the_row():
 def test_a_model_trained_on_added_losses_only():
     def build():
         inputs = keras.Input((8,))
-        model = keras.Model(inputs, Penalty()(layers.Dense(4)(inputs)))
+        model = keras.Model(inputs, Averaged()(layers.Dense(4)(inputs)))
         model.compile(sgd())
         return model
 

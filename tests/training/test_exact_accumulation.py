@@ -6,6 +6,8 @@ import pytest
 import small_models
 import tensorflow as tf
 from equal_training import (
+    Averaged,
+    Sampled,
     accumulating,
     assert_equal_training,
     assert_same_training,
@@ -30,16 +32,6 @@ def supervised_contrastive(labels, vectors):
 
 def sgd():
     return keras.optimizers.SGD(0.05, momentum=0.9)
-
-
-class Averaged(layers.Layer):
-    """Adds a loss of the rows that it gets, a scalar and one with a value for each row."""
-
-    def call(self, x):
-        squares = ops.square(ops.cast(x, "float32"))  # Keras adds up losses of one dtype.
-        self.add_loss(0.1 * ops.mean(squares))
-        self.add_loss(0.001 * ops.sum(squares, axis=-1))
-        return x
 
 
 @pytest.fixture
@@ -133,18 +125,6 @@ def test_masks_reach_the_loss_of_the_whole_batch():
 
     values = np.random.default_rng(5).normal(size=(94, 6, 1)).astype("float32")
     assert_exact(build, (tokens, values))
-
-
-class Sampled(layers.Layer):
-    """Draws by Keras, and by its generator for layers that have none."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def call(self, x):
-        x += 0.1 * keras.random.normal(ops.shape(x), seed=self.seeds)
-        return x + 0.1 * keras.random.uniform(ops.shape(x))
 
 
 @pytest.mark.parametrize("eager", [False, True])

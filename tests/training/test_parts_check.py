@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
+from equal_training import Averaged, Sampled
 
 import kbatch
 from kbatch.training.accumulation.parts_check import parts_note
@@ -37,12 +38,6 @@ class Summed(layers.Layer):
         return x
 
 
-class Averaged(layers.Layer):
-    def call(self, x):
-        self.add_loss(0.1 * keras.ops.mean(keras.ops.square(x)))
-        return x
-
-
 class Centred(layers.Layer):
     """Looks at the whole batch."""
 
@@ -60,17 +55,6 @@ class LaterCentred(layers.Layer):
     def call(self, x):
         centre = keras.ops.mean(x, axis=0, keepdims=True)
         return x * (1 + self.share) - self.gate * keras.ops.stop_gradient(self.share * centre)
-
-
-class Sampled(layers.Layer):
-    """Draws for each row, by Keras."""
-
-    def __init__(self):
-        super().__init__()
-        self.seeds = keras.random.SeedGenerator(1)
-
-    def call(self, x):
-        return x + keras.random.normal(keras.ops.shape(x), seed=self.seeds)
 
 
 class DrawnElsewhere(layers.Layer):
