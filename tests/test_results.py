@@ -34,7 +34,7 @@ def test_the_answer_is_one_sentence_and_title_settings_and_repr_are_short_texts(
     assert not result.title.endswith(".")
     assert all(isinstance(text, str) and text for text in result.settings.values())
     assert "\n" not in repr(result)
-    assert len(repr(result)) < 160
+    assert len(repr(result)) < 240
     assert type(result).__name__ in repr(result)
 
 

@@ -120,7 +120,7 @@ class TargetTooLow(ValueError):
         self.reachable_ms = reachable_ms
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class InferenceProfile(Result):
     """Latency, throughput and memory of a model's predictions by batch size.
 
@@ -145,12 +145,6 @@ class InferenceProfile(Result):
     checks: tuple[TargetCheck, ...] = ()  #: Fresh calls for it, on the first path and policy.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-
-    def __repr__(self) -> str:
-        paths = ", ".join(dict.fromkeys(path for path, _ in self.series))
-        sizes = sorted({timing.batch_size for timing in self.timings if timing.measured})
-        between = f"batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing timed"
-        return f"<InferenceProfile {self.model_name!r}: {between}, {paths}>"
 
     @property
     def title(self) -> str:

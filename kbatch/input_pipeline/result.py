@@ -210,7 +210,7 @@ class ChangeRecord:
         return "clear gain" if self.is_clear_gain else "slower" if slower else "no clear gain"
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class InputPipelineProfile(Result):
     """What limits training: the input pipeline or the train step."""
 
@@ -227,9 +227,6 @@ class InputPipelineProfile(Result):
     long_run: LongRun | None = None  #: A long reading; None if rounds count whole epochs.
     #: Whether both together had batches like those of pipeline and step alone.
     together_comparable: bool = True
-
-    def __repr__(self) -> str:
-        return f"<InputPipelineProfile: {self.verdict}, batch size {self.batch_size}>"
 
     @property
     def verdict(self) -> str:

@@ -31,7 +31,7 @@ class ProbeRecord:
     purpose: str = "search"  #: Or "fresh process", "mixed sizes" where the answer is confirmed.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class MaxBatchSizeResult(Result):
     """The largest batch size whose memory lies in the window, and how it was found."""
 
@@ -49,13 +49,6 @@ class MaxBatchSizeResult(Result):
     largest_free_block_bytes: int | None = None  #: The largest piece of it.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine.
-
-    def __repr__(self) -> str:
-        share = self.peak_memory_bytes / self.limit_bytes
-        return (
-            f"<MaxBatchSizeResult: {self.max_batch_size} examples, {100 * share:.0f} % of "
-            f"{self.limit_bytes / 2**30:.3g} GiB on {self.device}, {len(self.probes)} runs>"
-        )
 
     @property
     def title(self) -> str:

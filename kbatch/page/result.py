@@ -142,6 +142,9 @@ class Result(ABC):
             self.environment.command if self.environment else None,
         )
 
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__}: {self.answer}>"
+
     def __str__(self) -> str:
         """Write the answer, the table and the notes for a terminal."""
         from kbatch.page.table import table_text

@@ -204,7 +204,7 @@ class Limit(NamedTuple):
     words: str  # What was measured, or why it is unknown.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class Recommendation(Result):
     """The limits of the batch size, which of them binds, and the sizes to search."""
 
@@ -226,15 +226,6 @@ class Recommendation(Result):
     budget_s: float  #: Seconds that it was given.
     noted: tuple[Note, ...]  #: What was noted while it was measured.
     environment: EnvironmentRecord  #: The machine and the software.
-
-    def __repr__(self) -> str:
-        if self.batch_size is None:
-            return f"<Recommendation: no batch size, {len(self.unknown)} limits unknown>"
-        first, last = self.batch_sizes[0], self.batch_sizes[-1]
-        return (
-            f"<Recommendation: start with batch size {self.batch_size}, search {first} to {last}; "
-            f"{' or '.join(self.binding)} binds>"
-        )
 
     @property
     def title(self) -> str:

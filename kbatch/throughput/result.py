@@ -35,7 +35,7 @@ class TimedUpdate(Timed):
     steps_per_execution: int = 1  #: Updates that Keras started at once.
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, repr=False)
 class TrainingProfile(Result):
     """Step time, throughput and memory of a model's training by micro-batch size.
 
@@ -56,11 +56,6 @@ class TrainingProfile(Result):
     memory_limit_bytes: int | None = None  #: That the probes could take, None without probes.
     noted: tuple[Note, ...] = ()  #: What was noted while it was measured.
     environment: EnvironmentRecord | None = None  #: The machine, None if it was not recorded.
-
-    def __repr__(self) -> str:
-        sizes = [update.batch_size for update in self.measured]
-        between = f"micro-batch sizes {sizes[0]} to {sizes[-1]}" if sizes else "nothing measured"
-        return f"<TrainingProfile {self.model_name!r}: {between}, {self.dtype_policy}>"
 
     @property
     def title(self) -> str:
