@@ -208,13 +208,18 @@ def test_the_table_and_the_figures_of_a_race_show_the_value_that_was_judged():
     trials = []
     for size in (32, 64):  # The first execution chose the pair, and was lucky.
         trial = make_trial(size, 800, factor=2.0, count=5)
-        lucky = make_trial(size, 200, factor=2.0, count=1).executions[0]
+        lucky = make_trial(size, 200, rate=9000.0, factor=2.0, count=1).executions[0]
         trials.append(dataclasses.replace(trial, executions=(lucky, *trial.executions[1:])))
     study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
     judged = study.table().set_index("batch size")["validation accuracy"]
     assert judged[64] == pytest.approx(np.mean(study.trials[1].objective_values[1:]))
-    lines = kbatch.plot_trials(study).figure.axes[1].lines
-    assert any(list(line.get_ydata()) == pytest.approx(list(judged)) for line in lines)
+    for panel, shown in zip(
+        kbatch.plot_trials(study).figure.axes, (study.table()["samples/s"], judged), strict=True
+    ):
+        assert any(list(line.get_ydata()) == pytest.approx(list(shown)) for line in panel.lines)
+        # The ring is around the point of the answer.
+        (ring,) = [line for line in panel.lines if line.get_markersize() == 13]
+        assert ring.get_ydata()[0] == pytest.approx(list(shown)[study.table().attrs["answer"][0]])
     _, points = pareto_points(study)
     shown = {trial.batch_size: value.value for trial, _, value, _ in points}
     assert shown == pytest.approx(judged.to_dict())

@@ -111,9 +111,10 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
         label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
         title = {"fontsize": canvas.TEXT_PT, "color": INK, "fontweight": "bold", "pad": 4}
         lower.set_title(label, loc="left", parse_math=False, **title)
+        whole = next(trial for trial in trials if trial.trial_id == named.trial_id)
         for panel, measure in measured.items():
             draw.guide(panel, named.batch_size)
-            if estimate := measure(named):
+            if estimate := measure(whole):
                 draw.ring(panel, named.batch_size, estimate.value)
     tied = ""
     if decided.tied:
