@@ -131,7 +131,7 @@ class GpuMonitor:
         with contextlib.ExitStack() as opening:
             self._gpus = self._found_gpus(opening)
             self._started_s = self._now()
-            self._sample(0.0)
+            self.sample()
             self._thread.start()
             self._open = opening.pop_all()
         return self
@@ -162,7 +162,9 @@ class GpuMonitor:
             raise RuntimeError("A `GpuMonitor` takes samples inside its `with` block only.")
         with self._lock:
             time_s = self._now() - self._started_s
-            self._sample(time_s)
+            self._readings += 1
+            for tally in self._gpus:
+                tally.add(time_s)
         return time_s
 
     def to_dataframe(self) -> "pd.DataFrame":
@@ -198,8 +200,3 @@ class GpuMonitor:
     def _run(self) -> None:
         while not self._stopped.wait(self._interval_s):
             self.sample()
-
-    def _sample(self, time_s: float) -> None:
-        self._readings += 1
-        for tally in self._gpus:
-            tally.add(time_s)

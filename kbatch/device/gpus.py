@@ -159,23 +159,23 @@ def device_environments(workers: int, gpus: Sequence[str]) -> list[dict[str, str
 
 def only_gpu(number: int) -> dict[str, str]:
     """Return the environment in which a child process sees one GPU of this process alone."""
-    named = _named_gpus(os.environ)
+    named = _named_gpus()
     # Without names CUDA numbers the GPUs of the child as it does those of this process.
     return {_VISIBLE: str(number) if named is None else named[number]}
 
 
-def usable_gpus(variables: Mapping[str, str] = os.environ) -> tuple[str, ...]:
+def usable_gpus() -> tuple[str, ...]:
     """List the GPUs that this process may use, without starting TensorFlow."""
-    named = _named_gpus(variables)
+    named = _named_gpus()
     if named is not None:
         return named
     with opened_nvml() as (gpus, _):
         return tuple(gpu.uuid for gpu in gpus if gpu.uuid is not None)
 
 
-def _named_gpus(variables: Mapping[str, str]) -> tuple[str, ...] | None:
+def _named_gpus() -> tuple[str, ...] | None:
     """Return the names in `CUDA_VISIBLE_DEVICES`, None where it is not set."""
-    chosen = variables.get(_VISIBLE)
+    chosen = os.environ.get(_VISIBLE)
     if chosen is None:
         return None
     names = [name.strip() for name in chosen.split(",")]

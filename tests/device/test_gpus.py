@@ -120,7 +120,8 @@ def test_every_worker_has_one_device_and_none_has_two_more_than_another():
 )
 def test_the_gpus_are_those_that_the_environment_allows(monkeypatch, text, gpus):
     fake_nvml.install(monkeypatch, None)
-    assert usable_gpus({"CUDA_VISIBLE_DEVICES": text}) == gpus
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", text)
+    assert usable_gpus() == gpus
 
 
 @pytest.mark.parametrize(
@@ -138,4 +139,5 @@ def test_the_gpus_are_those_that_the_environment_allows(monkeypatch, text, gpus)
 )
 def test_without_names_they_are_those_that_answer(monkeypatch, library, gpus):
     fake_nvml.install(monkeypatch, library)
-    assert usable_gpus({}) == gpus
+    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+    assert usable_gpus() == gpus
