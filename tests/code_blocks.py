@@ -18,6 +18,25 @@ BRIEF = (
     (r"size=\(1024, ", "size=(64, "),
 )
 
+# What the README takes from its reader.
+READER = """\
+import keras
+from sklearn.datasets import load_digits
+
+digits = load_digits()
+x, y = digits.data / 16, digits.target
+
+
+def build():
+    outputs = keras.layers.Dense(10, activation="softmax", dtype="float32")
+    hidden = keras.layers.Dense(32, activation="relu")
+    model = keras.Sequential([keras.layers.Input((64,)), hidden, outputs])
+    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+    return model
+
+
+"""
+
 
 def blocks(path, language):
     """Lists the blocks of one language in a Markdown file, in order."""

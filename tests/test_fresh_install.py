@@ -11,26 +11,7 @@ import sys
 import zipfile
 
 import pytest
-from code_blocks import ROOT, blocks, brief
-
-# What the quickstart takes from its reader.
-READER = """\
-import keras
-from sklearn.datasets import load_digits
-
-digits = load_digits()
-x, y = digits.data / 16, digits.target
-
-
-def build():
-    outputs = keras.layers.Dense(10, activation="softmax", dtype="float32")
-    hidden = keras.layers.Dense(32, activation="relu")
-    model = keras.Sequential([keras.layers.Input((64,)), hidden, outputs])
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
-"""
+from code_blocks import READER, ROOT, blocks, brief
 
 
 def run(*words, cwd):

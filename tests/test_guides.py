@@ -5,9 +5,8 @@ import inspect
 import re
 import subprocess
 
-import keras
 import pytest
-from code_blocks import ROOT, blocks, kbatch_commands, run_python
+from code_blocks import READER, ROOT, blocks, kbatch_commands, run_python
 from shared_worker import shared_worker
 
 import kbatch
@@ -111,26 +110,11 @@ def test_a_guide_runs(guide, quickstart, monkeypatch):
     run_python(guide, dict(names), ran=ran)
 
 
-def build():
-    """The reader's own model."""
-    model = keras.Sequential(
-        [
-            keras.layers.Input((64,)),
-            keras.layers.Dense(32, activation="relu"),
-            keras.layers.Dense(10, activation="softmax", dtype="float32"),
-        ]
-    )
-    model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
-    return model
-
-
 @pytest.mark.slow
 def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
-    from sklearn.datasets import load_digits
-
     monkeypatch.chdir(tmp_path)
-    digits = load_digits()
-    names = {"x": digits.data / 16, "y": digits.target, "build": build}
+    names = {}
+    exec(READER, names)
     run_python(ROOT / "README.md", names)
     assert names["study"].best_trial().metrics["val_accuracy"] > 0.7
     assert (tmp_path / "trials.png").stat().st_size > 10_000
