@@ -91,7 +91,7 @@ REASONS = {
     "not_finite": "the metric was not finite in any epoch",
     "few_blocks": "there are fewer than four blocks of validation examples",
     "no_metric": "no metric of the model has this value",
-    "no_sums": "the metric is a class of your own, or keeps too many numbers",
+    "no_sums": "the metric does not add up over batches, or keeps too many numbers",
     "unknown_length": "the validation data are many and of unknown length",
     "shuffled": "the validation data have another order or other rows in each epoch",
 }

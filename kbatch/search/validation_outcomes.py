@@ -32,6 +32,7 @@ _MOST_HASHED = 2**16  # Numbers of each weight, for a fingerprint of all.
 # Of unknown length a validation may have so many batches.
 _MOST_ROWS = 4096
 _MOST_NUMBERS = 2**21  # In all rows together.
+_CHECKED = 8  # Batches of a validation, for a metric of the user's own.
 # Odd numbers of 64 bits without pattern, and a shift: each bit of a number then changes about half
 # of those of its product (Steele, Lea, Flood 2014, the finalizer of SplitMix64).
 _FACTORS = (-0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15)
@@ -181,7 +182,9 @@ class BlockSums:
         self._stride = 1  # Batches of a row.
         # These come with the first validation, if there is a metric of that name.
         self._metric: Any = None
-        self._counts: Any = None  # Batches, examples, their fingerprint, and batches of a row.
+        # Batches, examples, their fingerprint, how many batches gave other sums alone than in
+        # their turn, and batches of a row.
+        self._counts: Any = None
         self._rows: Any = None  # Examples so far, then what the metric's variables hold.
 
     @classmethod
@@ -200,21 +203,48 @@ class BlockSums:
 
     def run(self, data: Any) -> Any:
         """Validate a batch as the model does, and keep what its metric has summed up."""
-        step = self._given or type(self._model).test_step.__get__(self._model)
-        logs = step(data)
         if self._rows is None:
-            return logs
+            return self._step(data)
+        before = self._sums()
+        logs = self._step(data)
+        sums = self._sums()
         x, y, _ = keras.utils.unpack_x_y_sample_weight(data)
         hashes = _example_hashes(parts_of(x if y is None else y))
         rows = tf.shape(hashes, out_type=tf.int64)[0]
-        batches, examples, _, stride = tf.unstack(self._counts)
+        batches, examples, *_, stride = tf.unstack(self._counts)
+        differs: Any = tf.constant(0, tf.int64)
+        if not type(self._metric).update_state.__module__.startswith("keras."):
+            # Keras's own add up.
+            differs = tf.cond(
+                batches < _CHECKED,
+                lambda: tf.cast(tf.logical_not(self._adds_up(before, data, sums)), tf.int64),
+                lambda: differs,
+            )
         ordered = tf.reduce_sum(_mixed(hashes + _mixed(examples + tf.range(1, rows + 1))))
         row = tf.minimum(batches // stride, self._rows.shape[0] - 1)
-        numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
-        numbers = [tf.cast(one, tf.float32) for one in ([examples + rows], *numbers)]
-        self._rows.scatter_update(tf.IndexedSlices(tf.concat(numbers, axis=0)[None], row[None]))
-        self._counts.assign_add([1, rows, ordered, 0])
+        numbers = tf.concat([[tf.cast(examples + rows, sums.dtype)], sums], axis=0)
+        self._rows.scatter_update(tf.IndexedSlices(numbers[None], row[None]))
+        self._counts.assign_add([1, rows, ordered, differs, 0])
         return logs
+
+    def _step(self, data: Any) -> Any:
+        return (self._given or type(self._model).test_step.__get__(self._model))(data)
+
+    def _sums(self) -> tf.Tensor:
+        numbers = [tf.reshape(one.value, [-1]) for one in self._metric.variables]
+        return tf.concat([tf.cast(one, tf.float32) for one in numbers], axis=0)
+
+    def _adds_up(self, before: Any, data: Any, after: Any) -> Any:
+        """Return whether a batch alone adds to the metric what it added in its turn."""
+        variables = self._model.metrics_variables
+        kept = [tf.identity(one.value) for one in variables]
+        for one in variables:
+            one.assign(tf.zeros_like(one.value))
+        self._step(data)
+        alone = self._sums()
+        for one, value in zip(variables, kept, strict=True):
+            one.assign(value)
+        return tf.reduce_all(tf.abs(before + alone - after) <= 1e-4 * tf.abs(after) + 1e-6)
 
     def begin(self, batches: int | None) -> None:
         """Begin a validation of so many batches, None where that is not known."""
@@ -223,28 +253,26 @@ class BlockSums:
             self._metric = metrics_by_name(self._model).get(self.name)
             self._make_room()
         if self._rows is not None:
-            self._counts.assign([0, 0, 0, self._stride])
+            self._counts.assign([0, 0, 0, 0, self._stride])
 
     def _make_room(self) -> None:
-        """Make the variables, unless the metric may not add up, or has too many numbers."""
+        """Make the variables, unless the metric has too many numbers."""
         # A function that makes its variables itself is traced twice.
-        kind, variables = type(self._metric), []
-        if self._metric is not None and kind.update_state.__module__.startswith("keras."):
-            variables = self._metric.variables
+        variables = [] if self._metric is None else self._metric.variables
         size = 1 + sum(math.prod(one.shape) for one in variables)
         most = min(_MOST_ROWS, _MOST_NUMBERS // size)
         if size > 1 and most > MOST_BLOCKS:
-            self._counts = tf.Variable(tf.zeros([4], tf.int64))
+            self._counts = tf.Variable(tf.zeros([5], tf.int64))
             self._rows = tf.Variable(tf.zeros([most, size]))
 
     def read(self) -> Validated | str:
         """Return what the last validation summed up, or the code of a reason why not."""
         if self._rows is None:
             return "no_metric" if self._metric is None else "no_sums"
-        batches, _, ordered, _ = self._counts.numpy().tolist()
+        batches, _, ordered, differs, _ = self._counts.numpy().tolist()
         count = -(-batches // self._stride)
-        if count > self._rows.shape[0]:
-            return "unknown_length"
+        if differs or count > self._rows.shape[0]:
+            return "no_sums" if differs else "unknown_length"
         rows = self._rows.numpy()[:count].astype(float)
         # Of several rows a block, the last one; the last block may have fewer.
         per_block = -(-count // MOST_BLOCKS)

@@ -182,6 +182,31 @@ def test_a_metric_that_is_no_mean_is_left_out_block_by_block():
     np.testing.assert_allclose(found.values, values, rtol=1e-3, atol=1e-4)
 
 
+class Hits(keras.metrics.Metric):
+    """A metric of the user's own that adds up."""
+
+    def __init__(self):
+        super().__init__(name="hits")
+        self.hit, self.all = (self.add_weight(initializer="zeros") for _ in range(2))
+
+    def update_state(self, y, p, sample_weight=None):
+        hits = tf.equal(tf.cast(tf.reshape(y, [-1]), tf.int64), tf.argmax(p, axis=1))
+        self.hit.assign_add(tf.reduce_sum(tf.cast(hits, tf.float32)))
+        self.all.assign_add(tf.cast(tf.size(hits), tf.float32))
+
+    def result(self):
+        return self.hit / self.all
+
+
+def test_a_metric_of_the_users_own_is_seen_to_add_up():
+    model = compiled(metrics=["accuracy", Hits()])
+    own = trained(model, Objective("val_hits", "max"))
+    assert own.best_epoch.outcomes().reason is None
+    # A batch that is looked at twice counts once.
+    right = model.predict(X, verbose=0).argmax(1) == Y
+    assert own.clock.epochs[-1].metrics["val_hits"] == pytest.approx(right.mean())
+
+
 def test_models_of_a_search_share_the_graph_that_sums(monkeypatch):
     step, traced = keras.Model.test_step, []
     monkeypatch.setattr(keras.Model, "test_step", lambda *a: traced.append(1) or step(*a))
