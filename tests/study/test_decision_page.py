@@ -89,6 +89,15 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
     assert found._repr_html_() == f"<pre>{html.escape(str(found))}</pre>"
 
 
+def test_what_build_gave_stands_beside_what_is_set():
+    # At the base size too, where a race tried another rate.
+    sizes = {"batch_size": 32, "base_batch_size": 32}
+    scaling = learning_rate_scaling(0.01, **sizes, rule="sqrt", weight_decay=0.004, factor=2.0)
+    found = make_study(trial_of(32, scaling=scaling)).decide()
+    assert found.settings["weight_decay"] == pytest.approx(0.002)
+    assert "`weight_decay` 0.004 -> 0.002" in found.page.use
+
+
 def test_a_rate_that_nobody_checked_is_said_to_be_so():
     assert "0.001 at batch size 32, was not checked" in certain().page.rate
     trials = make_trial(32, 800), make_trial(64, 800)
