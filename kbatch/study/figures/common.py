@@ -27,11 +27,13 @@ if TYPE_CHECKING:
 BATCH_LABEL = "Batch size (examples per update)"
 
 
-def write_conditions(panels: Sequence[Axes], study: "Study", *notes: str, alarm: str = "") -> None:
-    """Write below panels what is shown there, and on what the trials ran."""
+def write_conditions(
+    panels: Sequence[Axes], study: "Study", *notes: str, alarm: str | None = None
+) -> None:
+    """Write below panels what is shown there, which trials have no result, and where they ran."""
     lines = (*notes, caption(study.trials, study.environment))
-    alarm = f"{alarm} {missing_text(study.missing)}".strip()
-    canvas.write_caption(panels, *lines, alarm=alarm)
+    alarm = incomplete_text(study) if alarm is None else alarm
+    canvas.write_caption(panels, *lines, alarm=f"{alarm} {missing_text(study.missing)}".strip())
 
 
 def incomplete_text(study: "Study") -> str:
@@ -45,7 +47,8 @@ def incomplete_text(study: "Study") -> str:
 
 
 def none_completed(study: "Study") -> str:
-    return f"No trial completed: {_counts(study.trials)}"
+    counts = Counter(map(outcome, study.trials))
+    return f"No trial completed: {', '.join(f'{n:,} {word}' for word, n in counts.items())}"
 
 
 def missing_data(study: "Study", needed: str) -> ValueError:
@@ -53,11 +56,6 @@ def missing_data(study: "Study", needed: str) -> ValueError:
     completed = any(trial.status == "completed" for trial in study.trials)
     received = "Trials completed without them" if completed else none_completed(study)
     return ValueError(f"This figure needs {needed}. Received: {received}.")
-
-
-def _counts(trials: Sequence[TrialRecord]) -> str:
-    counts = Counter(map(outcome, trials))
-    return ", ".join(f"{count:,} {word}" for word, count in counts.items())
 
 
 def one_of_each_size(study: "Study", trials: Iterable[TrialRecord]) -> dict[int, TrialRecord]:

@@ -148,7 +148,6 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     canvas.write_title(panel, f"{study.name}: noise scale by batch size", columns=7, fewest=1)
     if progress:
         _draw_goodput(below[0], progress)
-    incomplete = common.incomplete_text(study)
     meaning = (
         "Lines: by epoch, without epochs whose gradient is lost in noise. Right: the late half of "
         "training, with its 95 % interval; an arrow stands for a lower bound, where there is no "
@@ -156,7 +155,7 @@ def plot_noise_scale(study: "Study", ax: Axes | None = None) -> Axes:
     )
     notes = (progress.note, common.bars_text(study.trials)) if progress else ()
     notes = (meaning, *notes, common.one_of_each_size_note(measured))
-    common.write_conditions([panel, *below], study, *notes, alarm=incomplete)
+    common.write_conditions([panel, *below], study, *notes)
     return panel
 
 

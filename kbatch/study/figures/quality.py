@@ -69,7 +69,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     Raises:
         ValueError: If there is nothing to show, with the reason.
     """
-    (quality, points), incomplete = pareto_points(study), common.incomplete_text(study)
+    quality, points = pareto_points(study)
     rates, values = [rate.value for _, rate, *_ in points], [value.value for *_, value, _ in points]
     front, names = [point for point in points if point[3]], differing(study.trials)
     (panel,) = canvas.panels(ax, PARETO_IN)
@@ -112,7 +112,7 @@ def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
     best = join_words(at_most([trial_name(trial, names) for trial, *_ in front]))
     filled = f"Filled: batch size {best}, which no other trial beats in both."
     bars = common.bars_text(study.trials)
-    common.write_conditions([panel], study, filled, bars, alarm=incomplete)
+    common.write_conditions([panel], study, filled, bars)
     return panel
 
 
@@ -199,7 +199,6 @@ def plot_learning_curves(
         values = [value.value for _, curve in curves for _, value in curve]
         common.quality_axis(panel, quality, values)
     common.name_sizes(panels[0], sizes, most=_MOST_NAMES)
-    incomplete = common.incomplete_text(study)
     canvas.write_title(panels[0], study.name, columns=_MOST_NAMES, fewest=1)
     lines = ""
     if max(len(trial.executions) for trial in study.trials) > 1:
@@ -208,5 +207,5 @@ def plot_learning_curves(
     if "seconds" in budgets:
         tracing = "Training time has the tracing of the first step in it, but no validation."
     notes = (common.one_of_each_size_note(study.trials), tracing, lines)
-    common.write_conditions(panels, study, *notes, alarm=incomplete)
+    common.write_conditions(panels, study, *notes)
     return panels[0]

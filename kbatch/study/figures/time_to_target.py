@@ -163,7 +163,7 @@ def plot_time_to_target(
         if rules == {None}
         else "",
     )
-    common.write_conditions((upper, lower), study, fit_text, *notes)
+    common.write_conditions((upper, lower), study, fit_text, *notes, alarm="")
     return upper
 
 
