@@ -3,12 +3,11 @@
 `make models-table` writes them again; `python -m models.verdicts KIND ...` those of some kinds.
 """
 
-import inspect
 import re
 import sys
 import tempfile
 import warnings
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from pathlib import Path
 from unittest import mock
 
@@ -20,8 +19,7 @@ from models.kinds import KINDS, Kind
 from tensorflow.python.framework.tensor_util import constant_value_as_shape
 
 import kbatch
-from kbatch.library_internals import replaced_draws
-from kbatch.training.accumulation.parts_check import parts_note
+from kbatch.training.accumulation.parts_check import parts_note, still_draws
 
 PAGE = Path(__file__).parents[2] / "docs" / "models.md"
 # Of the movement of a variable in one update, in float32.
@@ -96,7 +94,7 @@ def moved(kind: Kind, micro_batch_size=None, **options) -> list[np.ndarray]:
         fit["batch_size"] = ROWS
     if not model.built and type(model).call is not keras.Model.call:
         model(keras.utils.unpack_x_y_sample_weight(a_batch(data))[0])
-    with still_draws():
+    with still():
         before = [np.array(one) for one in model.trainable_variables]
         if micro_batch_size is not None:
             kbatch.accumulate_gradients(model, micro_batch_size, **options)
@@ -113,39 +111,18 @@ def a_batch(data):
 
 
 @contextmanager
-def still_draws():
-    """Draw the same for each row, whatever their number, and leave dropout out."""
+def still():
+    """Draw the same for each row, by Keras and by TensorFlow, and leave dropout out."""
 
-    def still(name, draw):
-        if name == "dropout":
-            return lambda inputs, *args, **kwargs: inputs
-        signature = inspect.signature(draw)
+    def normal(shape, dtype=tf.float32):
+        drawn = keras.random.normal(shape, dtype=dtype)
+        return tf.ensure_shape(drawn, constant_value_as_shape(tf.convert_to_tensor(shape)))
 
-        def drawn(*args, **kwargs):
-            call = signature.bind(*args, **kwargs)
-            call.apply_defaults()
-            shape = call.arguments["shape"]
-            sizes = tf.unstack(shape) if tf.is_tensor(shape) else list(shape)
-            # Of the shape of a part, of whose sizes only the rows are not known.
-            known = constant_value_as_shape(tf.convert_to_tensor(shape))
-            tail = known.as_list()[1:]
-            rng = np.random.default_rng(len(tail))
-            low, high = (call.arguments.get(name) for name in ("minval", "maxval"))
-            if low is None:
-                values = rng.normal(size=(1, *tail))
-            else:
-                values = rng.uniform(low, high if high is not None else 1.0, (1, *tail))
-            dtype = call.arguments.get("dtype") or keras.config.floatx()
-            return tf.broadcast_to(tf.cast(tf.constant(values, tf.float64), dtype), sizes)
+    def uniform(shape, minval, maxval, dtype):
+        return tf.cast(keras.random.uniform(shape, minval, maxval), dtype)
 
-        return drawn
-
-    with ExitStack() as stack:
-        names = ("normal", "uniform", "truncated_normal", "randint", "dropout")
-        stack.enter_context(replaced_draws(names, still))
-        for name in ("normal", "uniform"):
-            draw = still(name, getattr(tf.random, name))
-            stack.enter_context(mock.patch.object(tf.random, name, draw))
+    drawn = mock.patch.multiple(tf.random, normal=normal, uniform=uniform)
+    with still_draws(), drawn:
         yield
 
 

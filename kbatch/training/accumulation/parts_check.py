@@ -214,7 +214,7 @@ class _Passes:
         self, rows: Any, share: tf.Tensor | None, totals: Sequence[tf.Tensor]
     ) -> tuple[dict[str, list[tf.Tensor]], Sequence[tf.Tensor]]:
         model, (x, y, sample_weight) = self._model, rows
-        with _still_draws():
+        with still_draws():
             with tf.GradientTape() as tape:
                 y_pred = forward(model, x, training=True)
                 added = list(model.losses)
@@ -290,7 +290,7 @@ def _exact_and_eager() -> Iterator[None]:
         tf.config.run_functions_eagerly(within)
 
 
-def _still_draws() -> contextlib.AbstractContextManager[None]:
+def still_draws() -> contextlib.AbstractContextManager[None]:
     """Hold Keras's random draws still for one pass: each row gets the same, dropout keeps all."""
     # A draw depends on how many rows there are: a part never gets those of its rows in the whole.
 
