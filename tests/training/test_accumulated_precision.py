@@ -8,16 +8,15 @@ import tensorflow as tf
 from equal_training import accumulating, assert_equal_training, built
 
 from kbatch.training.accumulation import gradient_sum
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 X, Y = models.rows(94)
 
 
 @pytest.fixture
 def policy(request):
-    before = keras.config.dtype_policy()
-    keras.config.set_dtype_policy(request.param)
-    yield request.param
-    keras.config.set_dtype_policy(before)
+    with dtype_policy_scope(request.param):
+        yield request.param
 
 
 # Rounding of one value: float16 2^-11, bfloat16 2^-8, eight times as much.

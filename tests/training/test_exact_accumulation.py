@@ -15,6 +15,8 @@ from equal_training import (
     trained,
 )
 
+from kbatch.training.dtype_policy import dtype_policy_scope
+
 layers, ops = keras.layers, keras.ops
 X, Y = small_models.rows(94)
 
@@ -32,14 +34,6 @@ def supervised_contrastive(labels, vectors):
 
 def sgd():
     return keras.optimizers.SGD(0.05, momentum=0.9)
-
-
-@pytest.fixture
-def dtype_policy():
-    """Sets a policy, which does not stay behind."""
-    before = keras.config.dtype_policy()
-    yield keras.config.set_dtype_policy
-    keras.config.set_dtype_policy(before)
 
 
 LOSSES = {
@@ -99,10 +93,9 @@ def test_under_xla():
     assert_same_training(whole, trained(build, data, micro_batch_size=None), 1e-5)
 
 
-def test_in_half_precision(dtype_policy):
-    dtype_policy("mixed_float16")
-    targets = {name: TARGETS_OF_ALL[name] for name in ("alike", "classes")}
-    model = assert_exact(lambda: of_whole_batches([*targets]), (X, targets), tolerance=2e-3)
+def test_in_half_precision():
+    with dtype_policy_scope("mixed_float16"):
+        model = assert_exact(of_whole_batches, (X, TARGETS_OF_ALL), tolerance=2e-3)
     assert float(model.optimizer.dynamic_scale) > 1
 
 

@@ -12,6 +12,7 @@ from equal_training import Averaged, Sampled
 
 import kbatch
 from kbatch.training.accumulation.parts_check import parts_note
+from kbatch.training.dtype_policy import dtype_policy_scope
 
 layers = keras.layers
 X, Y = models.rows(32)
@@ -134,14 +135,11 @@ def test_what_cannot_be_compared_is_not_equal(model, rows, reason):
 
 
 def test_half_precision_is_compared_in_float32():
-    keras.config.set_dtype_policy("mixed_float16")
-    try:
+    with dtype_policy_scope("mixed_float16"):
         model = models.mlp()
         assert parts_note(model, (X, Y)) is None
         assert parts_note(through(Summed()), (X, TARGETS)).code == "parts_differ"
         assert [layer.compute_dtype for layer in model.layers] == ["float16", "float32"]
-    finally:
-        keras.config.set_dtype_policy("float32")
 
 
 class TensorCores(layers.Layer):
