@@ -32,7 +32,7 @@ class OutOfMemoryError(MemoryError):
     """Not even one example fits in memory.
 
     Attributes:
-        needed_bytes: What one example needs, weights included; None where it could not be told.
+        needed_bytes: What one example needs, weights included; None where it is not known.
         limit_bytes: What there is.
     """
 

@@ -77,7 +77,7 @@ class StepsToTarget(NamedTuple):
     fewest_examples: float  #: E_min, the examples of an unboundedly small batch.
     #: B_crit = E_min / S_min, in examples; a lower bound alone where S_min may be 0.
     critical_batch_size: Estimate[float | None]
-    holds: bool | None  #: Whether the trials fit the curve; None where it cannot be told.
+    holds: bool | None  #: Whether the trials fit the curve; None where it is not known.
 
     def steps(self, batch_size: float) -> float:
         """Return the fitted steps to the target at B examples."""

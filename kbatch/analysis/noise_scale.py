@@ -37,7 +37,7 @@ from kbatch.analysis.intervals import FEWEST_VALUES, UNRESOLVED, Estimate, ratio
 
 # Metrics of an epoch: means of tr(Sigma) and of |G|^2 over its measured updates.
 MOMENT_METRICS = ("gradient_variance", "gradient_squared_norm")
-# A correlation of neighbours that is estimated as larger is not told from 1.
+# A correlation of neighbours that is estimated as larger may be 1.
 _MOST_CORRELATED = 0.95
 
 

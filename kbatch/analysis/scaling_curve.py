@@ -118,7 +118,7 @@ class Line:
     degrees_of_freedom: int  # Measurements less two.
     noise: float | None  # Relative deviation of measurements at one place; None if none repeats.
     worst: float  # Largest distance of a centre from the line, as a share of its value.
-    holds: bool | None  # False when that is beyond the noise and 2 %; None when it cannot be told.
+    holds: bool | None  # False when that is beyond the noise and 2 %; None when it is not known.
 
     @property
     def slope_interval(self) -> Estimate[float]:
@@ -410,7 +410,7 @@ _LIKELIER = 12.0
 # Distance of the groups in units of their scatter, above which they have two peaks
 # (Ashman, Bird and Zepf 1994, AJ 108, 2348).
 _APART = 2.0
-# Less scatter than this cannot be told from few rounds.
+# Few rounds show no less scatter than this.
 _LEAST_SPREAD = 0.01
 # The fit ends after so many steps, or when no centre moves by more, in logarithms.
 _MOST_STEPS = 200
@@ -458,9 +458,9 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     gain = 2 * float(np.sum(either) - alone)
     scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
     calm = (fast > slow) | (logs <= centres[sizes])
-    told_apart = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
+    separate = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
     # A line needs three rounds, and where few are fast the slow ones are the model's own times.
-    if not told_apart or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
+    if not separate or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return everything
     return [
         tuple(value for value, kept in zip(group, calm[sizes == i], strict=True) if kept)

@@ -62,11 +62,11 @@ class Workload:
 
 
 class Reading(NamedTuple):
-    # Most bytes at once, in the steps after the first where it is told apart; None if it ran out.
+    # Most bytes at once, without the first step where that has its own; None if memory ran out.
     peak_bytes: int | None
     rows: int  # Examples that the batch really had.
     duration_s: float = 0.0
-    free: FreeMemory | None = None  # When memory ran out, if the allocator told it.
+    free: FreeMemory | None = None  # When memory ran out, if the allocator reported it.
     died: WorkerDied | None = None  # How the worker process ended of it, if it did.
     lost: bool = False  # Whether nothing more may run in the process that ran it.
     first_step_bytes: int | None = None  # That of the first step, which also compiles and tries.

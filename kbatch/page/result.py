@@ -58,7 +58,7 @@ class Result(ABC):
     - `table()`: what was measured, a row each. Column names carry units ("peak memory (MiB)"), an
       interval stands in the columns "X, low" and "X, high", what is unknown is None and its reason
       stands in the column "outcome". `attrs["answer"]` lists the labels of the rows that `answer`
-      names. How it is written is told in `kbatch.page.table`.
+      names. `kbatch.page.table` writes it.
     - `notes`: `most_important` of the notes in the field `noted` and of those that follow from the
       data. The texts stand in `kbatch.records.notes`.
     - `figures()`: the one that shows the decision first. A module `figure` beside the result draws

@@ -130,7 +130,7 @@ def recommend(
         return max(left_s * later[0] / sum(later), _LEAST_SHARE * budget_s)
 
     load = Workload(builder, data, keras.config.dtype_policy().name)
-    with _refusals_told():
+    with _refusals_explained():
         # First, since a worker process measures it, and a GPU has to be free for that.
         memory = _memory(load, asked, limit_bytes=limit_bytes, budget_s=begin(MEMORY))
         fits = most_at_once(memory.records, memory.limit_bytes)
@@ -211,8 +211,8 @@ _LEAST_SHARE = 0.05
 
 
 @contextlib.contextmanager
-def _refusals_told() -> Iterator[None]:
-    """Say what to mend where an operation refuses the data whatever the batch size, as a search."""
+def _refusals_explained() -> Iterator[None]:
+    """Say what to mend where an operation refuses the data at any batch size, as a search does."""
     try:
         yield
     except Exception as error:

@@ -34,7 +34,7 @@ class Note(str):
         return cls.of(decode(str, found["code"]), **decode(Mapping[str, Value], found["values"]))
 
     def to_json(self) -> object:
-        """Return what a file holds of it."""
+        """Return the code and the values, which a file holds."""
         return {"code": self.code, "values": self.values}
 
 
@@ -87,7 +87,7 @@ def _one_execution(race: bool, shown: str, best_mean: str) -> str:
     return f"{ran}, so what another seed would change is not known.{shown} {best_mean}."
 
 
-# With the names of values in braces, or made from these.
+# Of each code the template, with its values in braces, or the function that words it.
 KINDS: dict[str, str | Callable[..., str]] = {
     "depends_on_size": (
         "Predictions depend on the batch size: at {size} ({path}, {policy}) outputs {found}, "
@@ -141,14 +141,14 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Neither the initial weights nor the order of the examples change with the seed, so all "
         "executions count as one. {best_mean}."
     ),
-    "no_outcomes": "Since {why}, by the spread over executions alone {told}. {best_mean}.",
+    "no_outcomes": "Since {why}, by the spread over executions alone {finding}. {best_mean}.",
     "one_execution": _one_execution,
-    "not_certified": "{told}. {best_mean}.{more}",
+    "not_certified": "{finding}. {best_mean}.{more}",
     "certified": (
         "Its {words} is certified to lie within {within} of the best ({sure}). It is open "
         "whether {others} would do too, and be preferred.{more}"
     ),
-    "certain": "Certain{sure}: {told}.{more}",
+    "certain": "Certain{sure}: {finding}.{more}",
     "another_batch_size": (
         "Batch size {asked:,} was asked for, but the train step received at most {seen:,} "
         "examples at once: read this trial as batch size {seen:,}."

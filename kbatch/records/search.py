@@ -49,20 +49,20 @@ class SearchRecord:
         self, settings: Mapping[str, Any], facts: Mapping[str, str] | None = None
     ) -> str | None:
         """Return how another search differs, None if it does not; more batch sizes extend this."""
-        told = []
+        differences = []
         for name, here in settings.items():
             there: Any = self.settings.get(name)
             extends = name == "batch_sizes" and set(there or ()) <= set(here)
             if there != here and not extends:
-                told.append(f"{name}: {there} there, {here} here")
+                differences.append(f"{name}: {there} there, {here} here")
         if facts and self.facts:
             names = dict.fromkeys((*self.facts, *facts))
             differing = [name for name in names if self.facts.get(name) != facts.get(name)]
             for name in differing:
                 if name.rpartition(".")[0] not in differing:  # Another optimizer has other parts.
                     then, now = self.facts.get(name, "none"), facts.get(name, "none")
-                    told.append(f"{name}: {then} then, {now} now")
-        return "; ".join(told) or None
+                    differences.append(f"{name}: {then} then, {now} now")
+        return "; ".join(differences) or None
 
 
 @dataclasses.dataclass(frozen=True)

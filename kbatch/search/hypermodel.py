@@ -179,7 +179,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
         # The identity of a search of one of keras-tuner's own tuners, by its project.
-        self._told: tuple[Path, tuple[dict[str, str], dict[str, Any]]] | None = None
+        self._known_identity: tuple[Path, tuple[dict[str, str], dict[str, Any]]] | None = None
         self.graph = self._search.graph  # Of all trials whose models train alike.
         self._feed = SearchFeed()
 
@@ -231,8 +231,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         except (TypeError, ValueError) as error:
             raise keras_tuner.errors.FatalValueError(str(error)) from error
         if self._first is None:
-            told = model_facts(model, with_policy=bool(self.dtype_policies))
-            self._first = dict(hp.values), told
+            described = model_facts(model, with_policy=bool(self.dtype_policies))
+            self._first = dict(hp.values), described
         base_model = None
         if read and batch_size != self.base_batch_size:
             base = hp.copy()
@@ -366,8 +366,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             hp.values = dict(values or {})
             named = self._declare(hp)[1]
             model, _ = self._built(hp, named or self._search.dtype_policy)
-            told = model_facts(model, with_policy=bool(self.dtype_policies))
-            self._first = dict(hp.values), told
+            described = model_facts(model, with_policy=bool(self.dtype_policies))
+            self._first = dict(hp.values), described
         return self._first
 
     def _take_over(self, project: Path) -> None:
@@ -426,12 +426,12 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         """Return the facts of the search, and the hyperparameters of the model that they are of."""
         if files.of_kbatch_tuner:
             return files.tuner._identity
-        if self._told is None or self._told[0] != files.project:
+        if self._known_identity is None or self._known_identity[0] != files.project:
             values, facts = self._described(files.project)
             given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
             objective = objective_facts(files.tuner.oracle.objective)
-            self._told = files.project, (objective | facts | given, values)
-        return self._told[1]
+            self._known_identity = files.project, (objective | facts | given, values)
+        return self._known_identity[1]
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""

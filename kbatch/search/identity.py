@@ -55,8 +55,7 @@ def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, st
         "model": f"{type(model).__name__} of {size} ({_digest(described)})",
         "optimizer": type(optimizer).__name__,
     }
-    told = {name: value for name, value in config.items() if name != "name"}
-    facts |= {f"optimizer.{name}": _text(value) for name, value in told.items()}
+    facts |= {f"optimizer.{name}": _text(v) for name, v in config.items() if name != "name"}
     return facts | {f"compile({name})": _text(value) for name, value in compiled.items()}
 
 

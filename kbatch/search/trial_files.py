@@ -77,7 +77,7 @@ class TrialFiles:
         """Write what holds for all trials of the search, or compare it with what is there."""
         known = compare_search(self.tuner, settings, facts)
         environment = read_environment() if known is None else known.environment
-        # What a tuner of kbatch's decides by stands beside what its trials train with.
+        # What a tuner of kbatch's decides by is written with what its trials train with.
         settings = {**settings, **getattr(self.tuner, "decides_by", {})}
         found = SearchRecord(settings, environment, facts, values)
         if found != known:
@@ -183,8 +183,8 @@ def compare_search(
     ended = any(trial.status in ENDED for trial in trials.values())
     found = recorded_search(project)
     # As long as there is no result, its data and its model may change.
-    told = facts if ended or any(completed_trials(project)) else None
-    difference = None if found is None else found.difference(settings, told)
+    compared = facts if ended or any(completed_trials(project)) else None
+    difference = None if found is None else found.difference(settings, compared)
     if difference:
         raise InputError(
             f"The project directory {project} holds another search: give another `project_name` or "

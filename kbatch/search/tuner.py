@@ -114,7 +114,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
     hypermodel: Any
     oracle: Any
 
-    @tuner_arguments.told_shortly
+    @tuner_arguments.with_short_traceback
     def __init__(
         self,
         build: BuildFunction | keras_tuner.HyperModel,
@@ -194,7 +194,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         """The trials so far, read from their files, as `kbatch.load_study` does."""
         return load_study(self)
 
-    @tuner_arguments.told_shortly
+    @tuner_arguments.with_short_traceback
     def search(self, *args: Any, verbose: int | str = "auto", **kwargs: Any) -> None:
         """Run the trials that have not ended yet.
 

@@ -190,8 +190,8 @@ def default_batch_sizes(
     return powers_of_two(SMALLEST, min(LARGEST, examples // FEWEST_BATCHES))
 
 
-def told_shortly(method: Method) -> Method:
-    """Let errors leave a method without frames of libraries, unless Keras is told to show them."""
+def with_short_traceback(method: Method) -> Method:
+    """Leave the frames of libraries out of a method's errors, unless Keras is set to show them."""
 
     @functools.wraps(method)
     def called(*args: Any, **kwargs: Any) -> Any:

@@ -189,7 +189,7 @@ class BlockSums:
 
     @classmethod
     def of(cls, model: Any, name: str) -> "BlockSums":
-        """Return what keeps the sums of a metric in the graph of a model; install it first."""
+        """Return the one that a model's test step has for a metric; install it if there is none."""
         given = vars(model).get("test_step")
         known: Any = getattr(given, "__self__", None)
         if isinstance(known, cls):

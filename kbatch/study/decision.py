@@ -31,16 +31,14 @@ from kbatch.study.trial import TrialRecord, device_kinds
 if TYPE_CHECKING:
     import pandas as pd
 
-# Times that are told apart differ by less.
-_TOLD_APART = 1.15
+# A size that may take so many times as long as the fastest is not known to be as fast.
+_MUCH_SLOWER = 1.15
 # Why a size is not judged in a race.
 _UNLIKELY = "left the race: unlikely to win"
 FAR_RATE = "tried only at a rate that is far off"
 # From so many times the rate of the answer, beside the rule.
 _FAR = 8
 Model = TypeVar("Model")  # A `keras.Model`, which is not imported to read a study.
-
-
 # A row of the table, by the names of its columns.
 Row = dict[str, object]
 
@@ -101,8 +99,8 @@ class Decision:
     #: Training time at that size over the time at the one to take, over executions; None where
     #: they are one, or times do not compare.
     speedup: Estimate[float] | None = None
-    #: Certified sizes whose times the executions do not tell apart, with the fastest: one may train
-    #: as fast as it, or for 1.15 of its time.
+    #: The fastest certified size, and those that the executions leave open: each may train as fast
+    #: as it, or take 1.15 times as long. Empty where there are none.
     alike_in_time: tuple[int, ...] = ()
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
@@ -316,9 +314,9 @@ def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]
     for pair in costs.keys() - {fastest}:
         both = sorted(seconds[pair].keys() & seconds[fastest].keys())
         times = [[seconds[one][seed] for seed in both] for one in (pair, fastest)]
-        unknown = (1.0, _TOLD_APART) if costs[pair] < _TOLD_APART else (1.0, 1.0)
+        unknown = (1.0, _MUCH_SLOWER) if costs[pair] < _MUCH_SLOWER else (1.0, 1.0)
         low, high = ((ratio := ratio_over_rounds(*times)) and ratio.ends) or unknown
-        if low <= 1 and high >= _TOLD_APART:
+        if low <= 1 and high >= _MUCH_SLOWER:
             found.append(pair)
     return tuple(sorted(size for size, _ in found)) if found[1:] else ()
 

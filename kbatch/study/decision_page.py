@@ -136,10 +136,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
         return Note.of("several_objectives")
     words, within = metric_words(best.objective.name), tolerance_text(found)
     sure = f"{100 * found.confidence:.3g} % confidence"
-    told = f"every other size that was compared is worse by more than {within} ({sure})"
+    finding = f"every other size that was compared is worse by more than {within} ({sure})"
     if found.tied:
         tied = sizes_text(found.tied, sorted({trial.batch_size for trial in trials}))
-        told = f"{tied} are not told apart within {within} ({sure})"
+        finding = f"{tied} are not told apart within {within} ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
         best_mean = f"{found.batch_size:,} trains fastest of those within it"
@@ -148,10 +148,10 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
             others = [why for t, why in found.left_out if t.batch_size != found.batch_size]
             return Note.of("alone", why=join_words(dict.fromkeys(others)) if others else None)
         case "one_execution":
-            shown = f" On these validation examples, {told}." if judgement.gaps else ""
+            shown = f" On these validation examples, {finding}." if judgement.gaps else ""
             return Note.of("one_execution", race=race, shown=shown, best_mean=best_mean)
         case "no_outcomes":
-            return Note.of("no_outcomes", why=found.unpaired, told=told, best_mean=best_mean)
+            return Note.of("no_outcomes", why=found.unpaired, finding=finding, best_mean=best_mean)
         case "pinned":
             return Note.of("pinned", best_mean=best_mean)
     more = ""
@@ -167,23 +167,23 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
             kinds = device_kinds(found.trials)
             ran = f", as trials ran on {join_words(kinds)}" if len(kinds) > 1 else ""
             which = f"it has the best mean; times are not compared{ran}"
-        told = f"of the sizes whose {words} lies within {within} of the best, {which}"
-        return Note.of("certain", sure=f" ({sure})", told=told, more=more)
+        finding = f"of the sizes whose {words} lies within {within} of the best, {which}"
+        return Note.of("certain", sure=f" ({sure})", finding=finding, more=more)
     if found.certain:
-        return Note.of("certain", sure="", told=told, more=more)
+        return Note.of("certain", sure="", finding=finding, more=more)
     if found.certified:
         given = {"words": words, "within": within, "sure": sure, "others": _open_sizes(found)}
         return Note.of("certified", **given, more=more)
-    told = f"{told[0].upper()}{told[1:]}"
-    return Note.of("not_certified", told=told, best_mean=best_mean, more=more)
+    finding = f"{finding[0].upper()}{finding[1:]}"
+    return Note.of("not_certified", finding=finding, best_mean=best_mean, more=more)
 
 
 def _open_sizes(found: Decision) -> str:
     """Name what may be preferred to a certified size: no slower ones, and those left out."""
     judgement: Any = found.judgement
-    costs, told = judgement.costs, (*judgement.certified, *judgement.worse)
+    costs, settled = judgement.costs, (*judgement.certified, *judgement.worse)
     most = costs.get(judgement.named)
-    open_ = [p for p in judgement.pairs if p not in told and (most is None or costs[p] <= most)]
+    open_ = [p for p in judgement.pairs if p not in settled and (most is None or costs[p] <= most)]
     sizes = sorted({size for size, _ in (*open_, *judgement.left_out)})
     return join_words([f"{size:,}" for size in sizes]) if sizes else "another size"
 
@@ -290,7 +290,9 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
             policy = f'`keras.config.set_dtype_policy("{value}")`, then '
         elif name not in ("micro_batch_size", "learning_rate"):
             after = value if isinstance(value, tuple) else (value,)
-            changes = [join_words(map(_decay_text, one)) for one in (given.get(name), after) if one]
+            changes = [
+                join_words(map(_near_one_text, one)) for one in (given.get(name), after) if one
+            ]
             parts.append(f"`{name}` {' -> '.join(changes)}")
     also = f", which also sets {join_words(parts)}" if parts else ""
     fit = "".join(f", {name}={value}" for name, value in found.fit_arguments.items())
@@ -305,7 +307,7 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
     return " ".join(texts)
 
 
-def _decay_text(value: float) -> str:
+def _near_one_text(value: float) -> str:
     """Write a setting; near 1 by two digits of its distance: 0.9995 is not 0.999."""
     distance = 1 - value
     near = 0 < distance < 0.01

@@ -190,8 +190,8 @@ def _log_to_wandb(runs: Sequence[TrackedRun], identity: str) -> str:
         given = {"project": project, "group": group, "name": run.name, "id": run_id}
         # Beside any run of the user's own.
         with wandb.init(**given, resume="allow", reinit="create_new", settings=settings) as live:
-            told = {"status": run.status, "text": run.text}
-            live.config.update(run.settings | told, allow_val_change=True)
+            ended = {"status": run.status, "text": run.text}
+            live.config.update(run.settings | ended, allow_val_change=True)
             live.define_metric("*", step_metric="epoch")
             for number, (_, values) in enumerate(run.epochs):
                 live.log({"epoch": number, **values})
