@@ -1,6 +1,6 @@
-"""Mistakes in what a person gave, want of memory and ends of a worker process, told apart."""
+"""The errors: mistakes in what a person gave, want of memory, the end of a worker process."""
 
-# SIGABRT, SIGKILL and SIGSEGV, as Popen tells them and as a shell between the two does.
+# SIGABRT, SIGKILL and SIGSEGV, as Popen reports them and as a shell between the two does.
 _MEMORY_EXITS = (-6, -9, -11, 134, 137, 139)
 
 

@@ -198,7 +198,7 @@ def test_the_start_is_told_to_the_minute_and_what_is_unknown_said(created_at, sh
     environment = make_environment(created_at=created_at, memory_bytes=None, load_average=None)
     texts = environment_texts(environment)
     assert texts["Started"] == shown
-    assert texts["Host memory"] == "n/a (the system does not tell)"
+    assert texts["Host memory"] == "n/a (not reported by the system)"
     assert texts["tensorflow"] == "2.21.0"
     assert environment_texts(None) == {}
 

@@ -19,7 +19,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         options.run(options)
         sys.stdout.flush()
     except (OSError, ValueError, ImportError, MemoryError) as error:
-        # A worker process notes where it failed: the message alone may not tell.
+        # A worker process notes where it failed: the message alone may not say it.
         print("\n".join([f"kbatch: {error}", *getattr(error, "__notes__", [])]), file=sys.stderr)
         try:
             sys.stdout.flush()

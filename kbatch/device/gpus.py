@@ -21,7 +21,7 @@ _REASONS = {
 
 
 class NvmlGpu(NamedTuple):
-    """One GPU; what the driver does not tell is None."""
+    """One GPU; what the driver does not report is None."""
 
     handle: Any  # NVML's, valid while the library is open.
     name: str | None
@@ -33,7 +33,7 @@ class NvmlGpu(NamedTuple):
 
 
 class GpuReading(NamedTuple):
-    """What one GPU shows now; None for what it does not tell."""
+    """What one GPU shows now; None for what it does not report."""
 
     utilization: float | None  # Share of the driver's last window in which some kernel ran.
     memory_used_bytes: int | None  # In use or reserved.
@@ -63,7 +63,7 @@ def opened_nvml() -> Iterator[tuple[tuple[NvmlGpu, ...], str | None]]:
 
 
 def read_gpu(gpu: NvmlGpu) -> GpuReading:
-    """Read one GPU; what it does not tell is None, and all of it without a handle."""
+    """Read one GPU; what it does not report is None, and all of it without a handle."""
     if gpu.handle is None:
         return GpuReading(None, None, None, None)
 

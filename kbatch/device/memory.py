@@ -141,7 +141,7 @@ class DeviceMemory:
             return tf.config.experimental.get_memory_info(self.device)[name]
         except ValueError:
             # An allocator without a limit counts on a CPU with oneDNN's units alone. Elsewhere the
-            # process tells what it took since the beginning.
+            # process reports what it took since the beginning.
             if self.device != "CPU:0":
                 raise
             return max(0, _read_resident_memory()[name] - self._before)
@@ -164,7 +164,7 @@ def _gpu_limit_bytes() -> int:
 
 
 def _gpu_total_bytes() -> int | None:
-    """Return the memory of TensorFlow's first GPU, None if the driver does not tell."""
+    """Return the memory of TensorFlow's first GPU, None if the driver does not report it."""
     by_device = {name: bus_id for bus_id, names in tensorflow_gpus().items() for name in names}
     with opened_nvml() as (listed, _):
         found = (gpu for gpu in listed if gpu.pci_bus_id == by_device.get("GPU:0"))
@@ -174,7 +174,7 @@ def _gpu_total_bytes() -> int | None:
 
 def tensorflow_gpus() -> Mapping[str, tuple[str, ...]]:
     """Find TensorFlow's names of its GPUs by PCI bus id; it starts them where it has not yet."""
-    # `tf.config.experimental.get_device_details` tells no bus id.
+    # `tf.config.experimental.get_device_details` has no bus id.
     if not tf.config.list_logical_devices("GPU"):
         return {}
     return devices_by_bus_id((d.name, d.physical_device_desc) for d in local_devices())

@@ -141,7 +141,7 @@ def inference_inputs(model: keras.Model, x: Any = None) -> InferenceInputs:
         found = TrainingData(x).some_rows(model)
         if found is None:
             raise InputError(
-                "Predictions take arrays or a `tf.data.Dataset`, no function of a batch size. "
+                "Predictions take arrays or a `tf.data.Dataset`, not a function of the batch size. "
                 f"Received: x of type {type(x).__name__}."
             )
         rows = found.rows[0] if isinstance(found.rows, tuple) else found.rows
@@ -240,7 +240,7 @@ def variants_of(
             notes.append(Note.of("policy_not_measured", policy=name, reason=str(reason)))
     if not models:
         raise InputError(
-            "The model can be had under none of the policies: leave `dtype_policies` out to "
+            "The model cannot be copied under any of the policies: leave out `dtype_policies` to "
             f"measure it as it is. {' '.join(notes)} Received: dtype_policies={names}."
         )
     if inputs.note is not None:

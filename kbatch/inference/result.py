@@ -286,10 +286,10 @@ class InferenceProfile(Result):
 
     @property
     def answers(self) -> dict[str, InferenceAnswer]:
-        """The sizes above by name, as far as the measurements tell them."""
+        """The sizes above by name, those that the measurements determine."""
         answers = {}
         for name in _ANSWERS:
-            with contextlib.suppress(ValueError):  # The measurements do not tell it.
+            with contextlib.suppress(ValueError):  # It is not determined.
                 answers[name] = getattr(self, name)
         return answers
 

@@ -188,7 +188,7 @@ def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile:
     for setting in dict.fromkeys((smallest, smallest._replace(size=1))):
         known = setting in sweep.warm_ups
         if not known and sweep.admit(setting) is None:
-            return  # Memory ran out, as the rounds will tell.
+            return  # Memory ran out, which the rounds will record.
         found_ms = 1000 * sweep.time_s(setting)
         if not known:
             sweep.withdraw(setting)  # Not one of the sizes to sweep.
@@ -251,7 +251,7 @@ def expected_drift(timings: Sequence[TimingRecord]) -> float:
 def _guess(profile: InferenceProfile) -> Callable[[float], int | None]:
     """Invert the fit of the quantile, or of the medians, or take the time as proportional."""
     for fit in (lambda: profile.latency_quantile(profile.quantile), lambda: profile.latency):
-        with contextlib.suppress(ValueError):  # Calls or rounds are too few, as checks will tell.
+        with contextlib.suppress(ValueError):  # Too few calls or rounds: the checks will decide.
             return functools.partial(_inverse, fit())
     one = profile.answering[0]
     return lambda latency_s: max(1, int(one.batch_size * latency_s / one.median_s))

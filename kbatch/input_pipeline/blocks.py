@@ -61,7 +61,7 @@ def read_by_workers(data: keras.utils.PyDataset, workers: int) -> tf.data.Datase
         batches = as_dataset(_ReadByWorkers(data, workers))
     except InputError:
         raise
-    except Exception as error:  # The first batches tell the spec.
+    except Exception as error:  # The spec is read off the first batches.
         raise _broken(error, 0) from error
     options = tf.data.Options()
     # To free an iterator whose prefetch is tuned takes as long as it lived.
@@ -369,6 +369,6 @@ def chosen_batches(
 
 
 def numbers_in(batch: Any) -> int:
-    """Count the numbers in a batch, its own and those that tell where its ragged rows end."""
+    """Count the numbers in a batch, and those that say where its ragged rows end."""
     parts = tf.nest.flatten(batch, expand_composites=True)
     return sum(math.prod(part.shape) for part in parts if part is not None)

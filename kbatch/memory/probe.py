@@ -61,7 +61,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     def __init__(self, workload: Workload, memory_limit_bytes: int | None):
         # The worker knows nothing of a limit set here.
         limit_bytes = memory_limit_bytes or set_limit_bytes()
-        # The level at which the allocator tells its free blocks when it fails.
+        # The level at which the allocator logs its free blocks when it fails.
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
             limit_bytes = limit_bytes or _host_bytes()

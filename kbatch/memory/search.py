@@ -20,9 +20,11 @@ from typing import NamedTuple
 
 import numpy as np
 
-# Reasons of answers. Reports know them, also those in files: keep the texts as they are.
+# Reasons of answers. A result recognises the first by its text, also in a file.
 REACHED_DATA, REACHED_MOST = "reached the data set", "reached `max_batch_size`"
 IN_WINDOW = "its memory lies in the window"
+# Lower and upper share of the limit that a batch may fill.
+MEMORY_WINDOW = (0.80, 0.90)
 # A size is never further than this many times the size that is safe.
 _BEYOND_SAFE = 2.0
 # While the last rise is less than this share of the remaining way, only part of it is gone.
@@ -40,10 +42,6 @@ class MaxBatchAnswer(NamedTuple):
     # Largest measured size that is not above the window; None if not even one example fits.
     batch_size: int | None
     reason: str  # Why it is this one, in words.
-
-
-# Lower and upper share of the limit that a batch may fill.
-MEMORY_WINDOW = (0.80, 0.90)
 
 
 class MaxBatchSearch:
@@ -89,7 +87,7 @@ class MaxBatchSearch:
         self._readings[batch_size] += 1
 
     def end_at(self, batch_size: int, reason: str) -> None:
-        """Take the news that no larger size can be run, and why."""
+        """End the sizes at one beyond which none can be run; the reason says why."""
         self.cap, self.cap_reason = batch_size, reason
 
     @property
@@ -197,7 +195,7 @@ def predict_memory(memory_bytes: Mapping[int, float], batch_size: int) -> float:
 
 def fit_memory(memory_bytes: Mapping[int, float]) -> MemoryFit | None:
     """Fit a line by least squares, each size weighted by 1 / M(b)^2."""
-    # A measurement errs by a share of its value: small sizes tell the fixed part, large ones the
+    # A measurement errs by a share of its value: small sizes show the fixed part, large ones the
     # slope.
     if len(memory_bytes) < 2:
         return None

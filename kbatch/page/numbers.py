@@ -8,7 +8,7 @@ from datetime import datetime
 from kbatch.analysis.intervals import Estimate
 from kbatch.records.machine import EnvironmentRecord
 
-_UNKNOWN = "n/a (the system does not tell)"
+_UNKNOWN = "n/a (not reported by the system)"
 
 
 def format_number(value: float, digits: int = 3) -> str:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import pandas as pd
 
-# No clock tells less apart.
+# No clock resolves less.
 SHORTEST_S = 1e-9
 # Names of the metrics of a trial that say what it took.
 USAGE_METRICS = ("joules_per_sample", "gpu_power_w", "gpu_utilization")
@@ -26,7 +26,7 @@ class EnvironmentRecord:
     cpu_count: int  # Processors that this process may use.
     memory_bytes: int | None  # Of the host.
     devices: tuple[str, ...]  # TensorFlow's, such as "GPU:0 NVIDIA H100"; "CPU" without a GPU.
-    # Mean number of running processes over the minute before, None where the system does not tell.
+    # Mean number of running processes over the minute before, None where it is not known.
     load_average: float | None
     command: str
     created_at: str  # Start of the study, ISO 8601 in UTC.
@@ -41,7 +41,7 @@ class EnvironmentRecord:
 
 @dataclasses.dataclass(frozen=True)
 class GpuSample:
-    """One reading of a GPU, or the mean of several; None for what the GPU does not tell."""
+    """One reading of a GPU, or the mean of several; None for what the GPU does not report."""
 
     time_s: float  # From the start of the block.
     # Share of the driver's last sampling window in which some process ran a kernel, from 0 to 1.
@@ -55,7 +55,7 @@ class GpuSample:
 class GpuUsage:
     """What a block of work took of one GPU."""
 
-    name: str | None  #: Name of the product, None if the driver does not tell.
+    name: str | None  #: Name of the product, None if the driver does not report it.
     pci_bus_id: str  #: Where it sits, as `"00000000:01:00.0"`.
     tensorflow_devices: tuple[str, ...]  #: TensorFlow's names of it, such as `("GPU:0",)`.
     memory_total_bytes: int | None  #: Its memory, in bytes, None if unknown.

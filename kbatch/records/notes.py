@@ -84,7 +84,7 @@ def _alone(why: str | None) -> str:
 
 def _one_execution(race: bool, shown: str, best_mean: str) -> str:
     ran = "No size was repeated twice" if race else "Each size ran once"
-    return f"{ran}, so what another seed would change is not known.{shown} {best_mean}."
+    return f"{ran}, so the effect of another seed is not known.{shown} {best_mean}."
 
 
 # Of each code the template, with its values in braces, or the function that words it.
@@ -141,7 +141,10 @@ KINDS: dict[str, str | Callable[..., str]] = {
         "Neither the initial weights nor the order of the examples change with the seed, so all "
         "executions count as one. {best_mean}."
     ),
-    "no_outcomes": "Since {why}, by the spread over executions alone {finding}. {best_mean}.",
+    "no_outcomes": (
+        "Validation examples are not compared, since {why}. By the spread over executions "
+        "{finding}. {best_mean}."
+    ),
     "one_execution": _one_execution,
     "not_certified": "{finding}. {best_mean}.{more}",
     "certified": (
@@ -158,9 +161,9 @@ KINDS: dict[str, str | Callable[..., str]] = {
         '`strategy="race"` looks for a better one.{more}'
     ),
     "rates_by_callback": (
-        "A callback set learning rates in training: {went}. So at the end they did not follow "
-        "the rule. Use a schedule in `build` in place of the callback: the rule scales it for each "
-        "size."
+        "A callback set learning rates in training: {went}. At the end they no longer "
+        "followed the rule. Use a schedule in `build` in place of the callback: the rule scales it "
+        "for each size."
     ),
     "lagging_statistics": (
         "Training accuracy is far above validation accuracy at {sizes} ({training} and "

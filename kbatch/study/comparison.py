@@ -153,7 +153,7 @@ def other_hyperparameters(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def check_tolerance(tolerance: Any, confidence: Any, metric: str = "") -> None:
-    """Check what a decision is asked for, against the range of the metric where its name tells."""
+    """Check what a decision is asked for; an accuracy lies between 0 and 1."""
     number = isinstance(tolerance, (int, float)) and not isinstance(tolerance, bool)
     most = 1 if is_fraction(metric) else math.inf
     if tolerance is not None and not (number and 0 <= tolerance < most):

@@ -235,7 +235,7 @@ def decide(
     """Decide as `Study.decide` does, without words; of a race by its rounds.
 
     `search` are its settings. `epoch_s` are the seconds of an epoch in turns, by batch size: they
-    decide between sizes whose times the executions do not tell apart.
+    decide between sizes that may be as fast by the executions.
     """
     raced_sizes = search.get("batch_sizes", ()) if search.get("strategy") == "race" else ()
     compared, left_out = comparable_trials(trials)

@@ -13,7 +13,7 @@ MOST_NAMED = 5
 
 
 def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
-    """Name what tells trials apart beside the batch size: hyperparameters, and the dtype policy."""
+    """Name what trials differ in beside the batch size: hyperparameters, and the dtype policy."""
     trials = tuple(trials)
     names = dict.fromkeys(name for trial in trials for name in trial.hyperparameters)
     own = (*OWN_COLUMNS, FACTOR_NAME)  # The rate itself has a column.

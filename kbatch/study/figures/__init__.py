@@ -21,7 +21,7 @@ STUDY_FIGURES = {
 }
 # That of the file that `find_max_batch_size` or `kbatch max-batch --output` left is the last.
 FIGURES = (*STUDY_FIGURES, "memory")
-# More curves than these nobody can tell apart, and they make a page heavy.
+# More curves cannot be distinguished, and make a page heavy.
 MOST_CURVES = 24
 
 

@@ -102,7 +102,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
         for number, (gpu, trace) in enumerate(zip(gpus, traces, strict=True)):
             color, marker = series_style(number)
             places, values = zip(*trace, strict=True) if trace else ((), ())
-            # Some readings are marked, to tell the GPUs apart without colour.
+            # Some readings are marked, to distinguish the GPUs without colour.
             marks = {"marker": marker, "markevery": max(1, len(trace) // 25), "markersize": 3.5}
             look = {"color": color, "linewidth": 1.3, "label": _name(gpu), **marks}
             panel.plot(places, values, **look)

@@ -104,7 +104,7 @@ def fitted(points: Sequence[TargetPoint]) -> tuple[StepsToTarget | None, str]:
     critical, text = fit.critical_batch_size, "Fitted updates: S_min (1 + B_crit / B)"
     if critical.value is None:
         bound = f", above {format_number(critical.low)}" if critical.low else ""
-        return fit, f"{text}; B_crit is larger than these batch sizes can tell{bound}."
+        return fit, f"{text}; B_crit is larger than these batch sizes can show{bound}."
     deviates = " The trials deviate from this curve by more than their noise."
     return fit, (
         f"{text}, S_min {format_number(fit.fewest_steps)}, B_crit {format_number(critical.value)}"
