@@ -105,14 +105,15 @@ class Worker(contextlib.AbstractContextManager["Worker"]):
     def call(self, function: Callable[..., Any], *arguments: Any) -> Any:
         """Run `function(*arguments)` in the worker; the subject, if any, comes first."""
         if self._running is None or self._running[0].poll() is not None:
+            self.restart()
             self._start()
         return self._ask("call", function, arguments)
 
     def restart(self) -> None:
         """End the process: the next call gets a fresh one."""
         running, self._running = self._running, None
-        if running is not None and running[0].poll() is None:
-            _kill_group(running[0].pid)
+        if running is not None:
+            _kill_group(running[0].pid)  # What it started may outlive it.
             running[0].wait()
 
     def close(self) -> None:

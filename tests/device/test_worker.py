@@ -158,6 +158,19 @@ def test_a_death_is_told_while_a_forked_child_holds_the_pipe_and_the_child_ends(
     assert not (tmp_path / "slept").exists()
 
 
+def test_what_a_process_started_that_died_between_two_calls_ends_too():
+    def dies_later():
+        child = fork_a_sleeper()
+        threading.Timer(0.1, os._exit, [3]).start()
+        return os.getpid(), child
+
+    with Worker() as fresh:
+        dead, child = map(psutil.Process, fresh.call(dies_later))
+        wait_for_the_end_of(dead)
+        assert fresh.call(os.getpid) != dead.pid
+        wait_for_the_end_of(child)
+
+
 @pytest.mark.parametrize("busy", [True, False])
 def test_what_a_killed_parent_leaves_is_ended_and_removed(tmp_path, busy):
     code = f"""
