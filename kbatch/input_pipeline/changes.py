@@ -294,7 +294,7 @@ def has_operation(stage: Any, *words: str) -> bool:
 
 
 def with_parallel_maps(dataset: tf.data.Dataset) -> tuple[Any, list[Any]]:
-    """Let the maps at the end of a pipeline make several calls at once; return them too."""
+    """Return a pipeline whose last maps make several calls at once, and these maps."""
     # Where a shuffle has a seed, its order may be another.
     stages = chain_of(dataset)
     known = next((i for i, s in enumerate(stages) if kind_of(s) not in _AGAIN), len(stages))

@@ -343,7 +343,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return execution.run(self._inner, hp, call)
 
     def _end_of(self, error: BaseException) -> Exception | None:
-        """Return what ends the search or the trial, None where an error says so itself."""
+        """Return the error that ends the search or the trial; None where `error` itself does."""
         said = str(error) if isinstance(error, (InputError, RecordError)) else None
         # A size that has trained shows that others may.
         if said is None and not any(completed_trials(self._search.directory)):
@@ -370,8 +370,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             self._first = dict(hp.values), described
         return self._first
 
-    def _take_over(self, project: Path) -> None:
-        """Keep what an earlier run of the search derived or drew, and its plan."""
+    def _restore(self, project: Path) -> None:
+        """Restore what an earlier run of the search derived or drew, and its plan."""
         # Adding sizes must not change the learning rates of the trials there, by another base
         # size, or the batches that all of them are validated with.
         found = recorded_search(project)

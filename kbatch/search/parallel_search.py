@@ -307,7 +307,7 @@ def execute(
     oracle, hypermodel = tuner.oracle, tuner.hypermodel
     move_project(tuner, project)
     oracle.reload()
-    hypermodel._take_over(project)
+    hypermodel._restore(project)
     tuner.executions_per_trial = task.executions
     trial = oracle.trials.get(task.trial_id)
     if trial is None:

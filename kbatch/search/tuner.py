@@ -175,7 +175,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             with search_lock(project):  # No search runs in what is deleted.
                 pass
         if hypermodel is not None:
-            _take_over(hypermodel, project, overwrite=overwrite)
+            _restore_or_seed(hypermodel, project, overwrite=overwrite)
         super().__init__(
             BatchSizeOracle(objective, self._race),
             hypermodel,
@@ -219,7 +219,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             parallel = self._executor is not None
             sizes = tuner_arguments.default_batch_sizes(self._build, call.data, parallel=parallel)
             hypermodel = BatchSizeHyperModel(self._build, sizes)
-            _take_over(hypermodel, Path(self.project_dir), overwrite=False)
+            _restore_or_seed(hypermodel, Path(self.project_dir), overwrite=False)
             self.hypermodel = hypermodel
             self._populate_initial_space()
             self._declare_rates()
@@ -477,11 +477,11 @@ class BatchSizeTuner(keras_tuner.Tuner):
             trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
 
 
-def _take_over(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
-    """Keep what an earlier run of the search derived, and draw a seed where there is none."""
+def _restore_or_seed(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:
+    """Restore what an earlier run of the search derived; draw a seed where there is none."""
     if not overwrite:
         with contextlib.suppress(RecordError):  # The reload says so.
-            hypermodel._take_over(project)
+            hypermodel._restore(project)
     if hypermodel.seed is None:
         # Executions are compared by pairs with a seed in common.
         hypermodel.seed = secrets.randbelow(_SEEDS)

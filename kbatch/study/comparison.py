@@ -198,7 +198,7 @@ def is_time(objective: Objective) -> bool:
 
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
-    """Return what two trials that are compared have in common beside their budget."""
+    """Return the policy and the settings that trials share where they are compared."""
     own = (*OWN_COLUMNS, FACTOR_NAME)
     others = (n for n in trial.hyperparameters if n not in own and n[:6] != "tuner/")
     # By its text True differs from 1.
@@ -206,7 +206,7 @@ def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
 
 
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
-    """Return what bounds a trial's training: keras-tuner's Hyperband gives some more epochs."""
+    """Return what ends a trial's training; keras-tuner's Hyperband varies the epochs."""
     run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
     return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 

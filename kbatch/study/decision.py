@@ -322,7 +322,7 @@ def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]
 
 
 def plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
-    """Return what trainings take by the time of an epoch, up to a factor that all have."""
+    """Return the relative training time of each size, from the seconds of a plain epoch."""
     found = {}
     for trial in trials:
         # Some sizes may have ended after fewer epochs than others.
@@ -333,7 +333,7 @@ def plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -
 
 
 def _with_times(runs: Sequence[Run], plain_s: Mapping[int, float]) -> list[Run]:
-    """Let the executions of some sizes take the time of plain ones, on the scale of all."""
+    """Replace the times of some sizes by those of plain epochs, scaled to the other sizes."""
     timed = [run.seconds for run in runs if run.batch_size in plain_s and run.seconds]
     scale = fmean(timed) / fmean(plain_s.values())
     return [

@@ -58,7 +58,7 @@ def at_most(names: Sequence[str]) -> list[str]:
 
 
 def outcome(trial: TrialRecord) -> str:
-    """Word how a trial ended: its status, or that the training diverged."""
+    """Describe how a trial ended: its status, or that the training diverged."""
     return "diverged" if diverged(trial) else trial.status.replace("_", " ")
 
 

@@ -156,12 +156,12 @@ class TrainingProfile(Result):
 
     @property
     def steps_per_execution(self) -> int:
-        """Steps of an execution at which it was fastest."""
+        """Steps of an execution at which that size was fastest."""
         return self._chosen.steps_per_execution
 
     @property
     def gain(self) -> Estimate[float] | None:
-        """Its speed over that of the largest size; None if it is that."""
+        """Speed of that size over the speed of the largest; None where it is the largest."""
         return choose_micro_batch(self.fastest_ways)[1]
 
     @property

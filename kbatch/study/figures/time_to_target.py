@@ -93,7 +93,7 @@ def _positive(values: Sequence[float]) -> Estimate[float]:
 
 
 def fitted(points: Sequence[TargetPoint]) -> tuple[StepsToTarget | None, str]:
-    """Fit the updates of all executions from three sizes that met the target on, and word it."""
+    """Fit the updates of all executions, where three sizes met the target; describe the fit."""
     runs = [(p.batch_size, updates) for p in points if p.met for updates in p.runs]
     if len({size for size, _ in runs}) < 3:
         met = pluralize(sum(point.met for point in points), "size")
