@@ -175,16 +175,6 @@ def test_few_or_equal_values_are_all_kept(values):
     assert without_slow_rounds([]) == []
 
 
-def kept_share(profiles):
-    kept = sum(sum(map(len, without_slow_rounds(groups))) for groups in profiles)
-    return kept / sum(sum(map(len, groups)) for groups in profiles)
-
-
-@pytest.mark.parametrize("noise", [0.05, 0.20])
-def test_plain_noise_is_kept(noise):
-    assert kept_share([rounds_of(seed, noise=noise) for seed in range(20)]) > 0.99
-
-
 @pytest.mark.parametrize(("noise", "slower"), [(0.10, 1.0), (0.10, 1.5)])
 def test_intervals_of_the_fit_hold_with_and_without_a_neighbour(noise, slower):
     held, found = [], []

@@ -10,8 +10,6 @@ import pytest
 from fake_nvml import FakeGpu, FakeNvml
 
 from kbatch.cli.doctor import (
-    Finding,
-    examination_text,
     gpu_findings,
     memory_finding,
     package_findings,
@@ -20,8 +18,6 @@ from kbatch.cli.doctor import (
 from kbatch.device.environment import available_bytes
 
 GIB = 2**30
-OK = Finding("keras", "ok", "3.15.1")
-MISSING = Finding("tensorboard", "missing", "not installed", "pip install 'tensorboard>=2.20'")
 REQUIREMENTS = [
     "keras<4,>=3.14",
     "tensorboard>=2.18",
@@ -123,14 +119,6 @@ def doctor(**variables):
         text=True,
         timeout=900,
     )
-
-
-def test_each_finding_has_a_line_and_the_command_stands_below_it():
-    lines = examination_text((OK, MISSING)).splitlines()
-    assert lines[0].split() == ["ok", "keras", "3.15.1"]
-    assert lines[1].split() == ["missing", "tensorboard", "not", "installed"]
-    assert lines[2].strip() == "$ pip install 'tensorboard>=2.20'"
-    assert lines[-1] == "missing: tensorboard"
 
 
 @pytest.mark.slow

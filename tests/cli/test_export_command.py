@@ -21,11 +21,6 @@ def test_numbers_stay_numbers(tmp_path):
     assert {name: row[name] for name in tuned} == tuned | {"written": -0.001}
 
 
-def test_json_holds_texts_as_they_are(tmp_path):
-    study = make_study(make_trial(16, hyperparameters={"layer": "=1+1"}))
-    assert list(pd.read_json(exported(study, tmp_path, ".json"))["layer"]) == ["=1+1"]
-
-
 @pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")
 def test_a_file_whose_name_is_no_text_is_written_and_named(tmp_path, capsys):
     folder = tmp_path / os.fsdecode(b"caf\xe9")

@@ -25,21 +25,6 @@ def test_a_module_named_as_one_of_the_standard_library_is_to_be_renamed(folder, 
             name_text(text)
 
 
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ("given", "package.module:function"),
-        (":build", "package.module:function"),
-        ("other_module:build", "not found from"),
-        ("other_package.module:build", "not found from"),
-    ],
-)
-def test_a_wrong_name_says_what_to_give(folder, text, message):
-    with pytest.raises(argparse.ArgumentTypeError, match=message) as caught:
-        name_text(text)
-    assert f"Received: {text}" in str(caught.value)
-
-
 def test_names_in_a_module_are_seen_once_it_is_imported(folder):
     name_text("given:bild")
     assert "given" not in sys.modules

@@ -1,5 +1,3 @@
-import types
-
 import fake_nvml
 import fake_tensorflow
 import numpy as np
@@ -8,11 +6,8 @@ import tensorflow as tf
 from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
-from kbatch import library_internals
-from kbatch.device import memory as device_memory
 from kbatch.device.memory import (
     DeviceMemory,
-    gpu_in_use,
     gpu_visible,
     limit_gpu,
     set_limit_bytes,
@@ -28,15 +23,6 @@ GIB = 2**30
 def no_variables(monkeypatch):
     for name in ("CUDA_VISIBLE_DEVICES", "KBATCH_WORKERS_ON_DEVICE", "KBATCH_WORKERS_ON_HOST"):
         monkeypatch.delenv(name, raising=False)
-
-
-@pytest.mark.parametrize("started", [True, False])
-@pytest.mark.parametrize("visible", [True, False])
-def test_a_gpu_is_in_use_once_tensorflow_has_started(monkeypatch, started, visible):
-    running = types.SimpleNamespace(_initialized=started)
-    monkeypatch.setattr(library_internals.context, "context", lambda: running)
-    monkeypatch.setattr(device_memory, "gpu_visible", lambda: visible)
-    assert gpu_in_use() == (started and visible)
 
 
 def gpus(monkeypatch, *, mig=None, **tensorflow):

@@ -3,20 +3,16 @@
 import itertools
 
 import fake_nvml
-import fake_tensorflow
 import pynvml
 import pytest
 from fake_nvml import FakeGpu, FakeNvml
-from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.gpus import (
     device_environments,
     devices_by_bus_id,
-    normal_bus_id,
     opened_nvml,
     usable_gpus,
 )
-from kbatch.device.memory import tensorflow_gpus
 
 
 @pytest.mark.parametrize(
@@ -56,22 +52,6 @@ def test_a_driver_that_went_away_does_not_cover_what_the_block_raised(monkeypatc
 DESCRIPTION = "device: 0, name: NVIDIA H100, pci bus id: 0000:0b:00.0, compute capability: 9.0"
 
 
-@pytest.mark.parametrize(
-    ("text", "place"),
-    [
-        ("0000:0B:00.0", "00000000:0b:00.0"),
-        (" 10000:0b:00.1\n", "00010000:0b:00.1"),
-        ("0:0b:00", "00000000:0b:00.0"),
-        ("00000000:0b:00.0", "00000000:0b:00.0"),
-        ("<undefined>", None),
-        ("0000:01", None),
-        ("0000:01:00.0.1", None),
-    ],
-)
-def test_one_place_has_one_form(text, place):
-    assert normal_bus_id(text) == place
-
-
 def test_devices_are_found_by_their_descriptions():
     texts = "", DESCRIPTION.replace("0b:", "c1:"), DESCRIPTION, DESCRIPTION
     names = "/device:CPU:0", "/device:GPU:0", "/device:GPU:1", "/device:GPU:2"
@@ -81,13 +61,6 @@ def test_devices_are_found_by_their_descriptions():
         ("00000000:c1:00.0", ("GPU:0",)),
         ("00000000:0b:00.0", ("GPU:1", "GPU:2")),
     ]
-
-
-def test_the_devices_of_tensorflow_are_known_by_their_places(monkeypatch):
-    fake_tensorflow.install(monkeypatch, FakeTensorFlow("0000:c1:00.0"))
-    assert tensorflow_gpus() == {"00000000:c1:00.0": ("GPU:0",)}
-    fake_tensorflow.install(monkeypatch, FakeTensorFlow())
-    assert tensorflow_gpus() == {}
 
 
 GPUS = ((), ("0",), ("GPU-a", "GPU-b", "GPU-c"), tuple("01234567"))

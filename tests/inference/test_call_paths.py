@@ -6,9 +6,7 @@ from small_models import mlp, rows
 
 from kbatch.errors import InputError
 from kbatch.inference.call_paths import (
-    CALL_PATHS,
     InferenceInputs,
-    check_names,
     inference_inputs,
     open_path,
 )
@@ -97,12 +95,6 @@ def test_a_compiled_function_is_traced_once_for_all_batch_sizes():
         for batch_size in (1, 2, 5):
             run(rows.batch(batch_size), batch_size)
     assert [shape[0] for shape in traced] == [None]
-
-
-@pytest.mark.parametrize("given", ["onnx", (), ("xla", "xla"), 3, (len,)])
-def test_other_paths_are_refused(given):
-    with pytest.raises(InputError, match=r"`call_paths` must be at least one of.*Received"):
-        check_names(CALL_PATHS, call_paths=given)
 
 
 def test_rows_of_the_data_are_repeated_into_batches():

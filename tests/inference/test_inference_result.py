@@ -140,13 +140,6 @@ def test_a_part_is_selected_by_path_and_policy():
         profile.select(call_path="eager")
 
 
-def test_a_bulk_call_has_no_latency():
-    profile = make_profile(make_timing(8, path="predict"), make_timing(16, path="predict"))
-    with pytest.raises(ValueError, match="Bulk prediction"):
-        profile.batch_for(latency_ms=5)
-    assert profile.table()["p95 at most (ms)"].isna().all()
-
-
 def test_the_table_has_a_row_a_setting_and_unknown_is_missing():
     effect = SizeEffect(True, 0.25, 0.1)
     timings = make_timing(1), make_timing(4, calls=30, size_effect=effect), make_failed(128)

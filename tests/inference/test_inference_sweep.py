@@ -1,9 +1,8 @@
 """The sweep on a clock that only its calls move: which settings are timed, and what is kept."""
 
-import functools
-
 import numpy as np
 import pytest
+from fake_clock import FakeClock
 from inference_factory import time_s
 
 from kbatch.inference.batch_dependence import BatchDependence
@@ -18,27 +17,14 @@ NOT_MEASURED = MemoryPass((), 0, ())
 INPUTS = InferenceInputs(np.zeros((1, 1), "float32"), None)
 
 
-class Clock:
-    """Seconds that pass only in calls."""
-
-    def __init__(self):
-        self.now_s = 0.0
-
-    def __call__(self):
-        return self.now_s
-
-    def take(self, call_s, batch, size):
-        self.now_s += call_s(size)
-
-
 def swept(
     memory=NOT_MEASURED, *, sizes=(1, 8, 64, 512), larger=(), chosen=False, target_ms=None, **given
 ):
     """The records of a sweep over call paths, whose batches take `given[path](batch_size)`."""
     plan = {"time_budget_s": 1e3, "needed_calls": 5} | given.pop("plan", {})
-    clock = Clock()
+    clock = FakeClock()
     runs = {
-        Series(path, "float32"): functools.partial(clock.take, call_s)
+        Series(path, "float32"): lambda batch, size, call_s=call_s: clock.sleep(call_s(size))
         for path, call_s in given.items()
     }
     sweep = InferenceSweep(

@@ -32,13 +32,3 @@ def test_the_step_is_a_real_train_step_from_a_state_that_can_be_restored():
     assert model.train_function is None
     assert model.metrics_variables
     assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
-
-
-def test_a_model_without_weights_is_built_by_the_batch():
-    model = keras.Sequential([keras.layers.Dense(3, activation="softmax")])
-    model.compile("adam", "sparse_categorical_crossentropy")
-    batch = tuple(map(tf.constant, models.rows(8)))
-    with borrowed_step(model, batch) as step:
-        step(batch)
-    assert model.built
-    assert int(model.optimizer.iterations) == 0

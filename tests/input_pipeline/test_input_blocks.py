@@ -138,13 +138,6 @@ def test_chunks_are_read_until_one_pause_more_matters_little(chunks):
     assert reading.epoch is None
 
 
-def test_a_pause_that_was_seen_once_leaves_two_bounds_and_the_time_ends(chunks):
-    reading = read_pass(made_by(chunks), least_s=0.01, most_s=0.0)
-    low, high = reading.record.bounds
-    assert reading.record.basis == "part of the data"
-    assert low < high
-
-
 def test_an_epoch_and_its_start_are_known(clock):
     def shuffled():
         clock.sleep(0.02)

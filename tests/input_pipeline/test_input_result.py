@@ -10,22 +10,6 @@ from kbatch.input_pipeline.result import RateRecord
 from kbatch.plotting.canvas import ALARM, series_style
 
 
-@pytest.mark.parametrize(
-    ("bounds", "verdict", "even"),
-    [
-        ((2300,), "compute-bound", True),
-        ((1900, 2400), "compute-bound", True),
-        ((400,), "input-bound", False),
-        ((400, 2400), "undetermined", False),
-    ],
-)
-def test_a_long_reading_that_differs_from_the_rounds_decides(bounds, verdict, even):
-    long_run = make_long_run(*bounds, waiting=None if even else 0.6)
-    profile = make_profile(pipeline=2400, step=800, wait_share=0.02, long_run=long_run)
-    assert (profile.verdict, profile.is_even) == (verdict, even)
-    assert profile.wait_share == pytest.approx(0.02 if even else 0.6)
-
-
 def test_what_was_not_measured_is_none():
     rate = RateRecord((), ())
     assert (rate.samples_per_second, rate.wait_share) == (None, None)

@@ -1,7 +1,6 @@
 """The search with probes that are computed: every turn that it can take."""
 
 import pickle
-import types
 
 import pytest
 
@@ -13,8 +12,6 @@ from kbatch.memory.probe import (
     MaxBatchExperiment,
     Reading,
     WorkloadFacts,
-    _Subject,
-    no_example_fits,
 )
 from kbatch.records.notes import Note
 
@@ -196,22 +193,6 @@ def test_outcomes_tell_the_window_from_the_limit():
     assert outcomes[5] == "above_window"
 
 
-@pytest.mark.parametrize(
-    ("examples", "cap", "size", "name"),
-    [
-        (100, 77, 77, "`max_batch_size`"),
-        (77, 100, 77, "the data set"),
-        (None, 1, 1, "`max_batch_size`"),
-    ],
-)
-def test_the_smaller_bound_ends_the_search_and_is_named(examples, cap, size, name):
-    probes = ComputedProbes(examples=examples)
-    found = probe(probes, max_batch_size=cap)
-    assert (found.max_batch_size, found.reason) == (size, f"reached {name}")
-    assert max(probes.runs) == size
-    assert not found.in_window
-
-
 @pytest.mark.parametrize("rows", [1, 2, 699])
 def test_data_that_end_early_end_the_search(rows):
     probes = ComputedProbes(rows=rows)
@@ -245,18 +226,3 @@ def test_a_worker_that_died_of_one_example_is_told_with_what_it_wrote():
     copy = pickle.loads(pickle.dumps(caught.value))
     assert "Check failed: a crash" in copy.__notes__[0]
     assert (str(copy), copy.limit_bytes) == (str(caught.value), LIMIT)
-
-
-def test_what_is_measured_beside_others_says_so():
-    model = types.SimpleNamespace(dtype_policy=types.SimpleNamespace(name="float32"))
-    run = types.SimpleNamespace(
-        model=model, training=True, variables_bytes=10, examples=8, note=None
-    )
-    memory = types.SimpleNamespace(
-        device="GPU:0", limit_bytes=2**30, held_bytes=0, held_by_others=(2**30, 2**34)
-    )
-    facts = _Subject(run, memory, None).facts()
-    assert [note.code for note in facts.notes] == ["gpu_shared"]
-    assert "1.00 GiB of 16.0 GiB" in facts.notes[0]
-    assert facts.notes[0] in str(no_example_fits(facts, WINDOW, None, None))
-    assert _Subject(run, memory, 2**29).facts().notes == ()

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, detached_axes, figure_bytes
+from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_bytes
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import Study
 
@@ -113,21 +113,6 @@ def test_a_study_in_which_all_failed_has_no_such_figure(name):
         plot(name, study)
 
 
-# What the usual samples, which are drawn as wide as a column, do not hold.
-@pytest.mark.parametrize(
-    ("name", "data"),
-    [
-        ("pareto", make_study),
-        ("learning_curves", lambda: learned_study(sizes=(16, 64))),
-        ("time_to_target", lambda: target_study(sizes=(256, 512))),
-    ],
-)
-def test_few_sizes_can_be_read_on_a_telephone(name, data):
-    figure = plot(name, data(), detached_axes(6, width_in=3.6)).figure
-    assert cut_texts(figure) == []
-    assert text_overlaps(figure) == []
-
-
 @pytest.mark.parametrize("name", ["pareto", "learning_curves", "noise_scale"])
 def test_two_hundred_trials_with_long_names_fit(name):
     axes = plot(name, tuned_study(200, name=LONG_NAME))
@@ -139,15 +124,6 @@ def test_two_hundred_trials_with_long_names_fit(name):
 def test_the_same_data_give_the_same_bytes(name):
     first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
     assert first == second
-
-
-def test_the_overlap_of_two_texts_is_seen():
-    axes = Figure().add_subplot()
-    axes.text(0.5, 0.5, "one")
-    axes.text(0.52, 0.5, "two")
-    axes.text(0.95, 0.9, "a text that leaves the figure")
-    assert text_overlaps(axes.figure) == [("one", "two")]
-    assert cut_texts(axes.figure) == ["a text that leaves the figure"]
 
 
 def test_texts_have_the_size_of_a_paper_at_every_width():

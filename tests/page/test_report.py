@@ -87,20 +87,6 @@ def test_hostile_texts_stay_texts():
     assert "<script>alert('x')</script> a|b second <i>line</i> *here* [x](y) ` *there*" in words
 
 
-def test_markdown_has_its_figure_beside_it(tmp_path):
-    write_report(make_study(), tmp_path / "my report.md")
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        "my report-learning-curves-seconds.png",
-        "my report-learning-curves-updates.png",
-        "my report-pareto.png",
-        "my report-trials.png",
-        "my report.md",
-    ]
-    text = (tmp_path / "my report.md").read_text(encoding="utf-8")
-    assert "](my%20report-trials.png)" in text
-    assert (tmp_path / "my report-trials.png").read_bytes().startswith(b"\x89PNG")
-
-
 def test_markdown_tables_have_a_cell_a_column():
     text = plain_markdown()
     blocks = re.findall(r"(?:^\|.*\n)+", text, flags=re.MULTILINE)

@@ -7,9 +7,7 @@ from records_factory import (
 )
 
 from kbatch.records.notes import Note
-from kbatch.records.training_run import EpochRecord
 from kbatch.study.caveats import caveats
-from kbatch.study.trial import Objective
 
 
 def repeated(batch_size, *accuracies, rate=1000):
@@ -42,15 +40,6 @@ def test_the_page_is_at_most_fifteen_lines_with_answer_table_and_search():
     assert len(str(make_study().decide()).splitlines()) <= 15
 
 
-def test_the_hyperparameters_that_differ_are_named():
-    study = make_study(
-        make_trial(16, hyperparameters={"units": 1600, "drop": 0.5}, accuracies=(0.99,)),
-        make_trial(32, hyperparameters={"units": 8, "drop": 0.5}, rate=2000),
-        make_trial(64, hyperparameters={"units": 8, "drop": 0.5}, status="failed"),
-    )
-    assert page(study).headline.startswith("Take batch size 16 (units=1600) with")
-
-
 @pytest.mark.parametrize(
     ("trials", "advice"),
     [
@@ -63,22 +52,6 @@ def test_without_a_completed_trial_the_advice_follows_the_cause(trials, advice):
     found = page(make_study(*trials)).certainty
     assert advice in found
     assert ("micro_batch_size" in found) is (trials[0].status == "out_of_memory")
-
-
-@pytest.mark.parametrize(
-    ("name", "metrics", "advice"),
-    [
-        ("val_auc", {"loss": 1.0}, "not among the metrics: loss. Give `validation_data`"),
-        ("val_auc", {"val_auc": None}, "val_auc was not finite in any epoch"),
-        ("samples_per_second", {"loss": 1.0}, "train longer"),
-    ],
-)
-def test_without_the_objective_the_advice_names_the_metrics(name, metrics, advice):
-    epoch = EpochRecord(0, metrics, 64, 1, 0.1, None)
-    untimed = {"window_examples": (), "window_durations_s": ()}
-    trial = make_trial(64, objective=Objective(name, "max"), epochs=(epoch,), **untimed)
-    assert advice in page(make_study(trial)).certainty
-    assert "memory" not in page(make_study(trial)).certainty
 
 
 def test_problems_and_notes_of_trials_are_notes_of_the_study():

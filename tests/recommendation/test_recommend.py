@@ -2,8 +2,6 @@ import keras
 import numpy as np
 import pytest
 import small_models as models
-import tensorflow as tf
-from fake_clock import FakeClock
 
 import kbatch
 from kbatch.errors import InputError, OutOfMemoryError
@@ -48,28 +46,6 @@ def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told
     assert found.base_learning_rate == pytest.approx(1e-3)
     assert (found.dtype_policy, found.scheduled) == ("float32", False)
     assert {32, found.batch_size} <= set(found.batch_sizes)
-
-
-@pytest.mark.slow
-def test_a_given_model_stays_as_it_is():
-    schedule = keras.optimizers.schedules.ExponentialDecay(0.1, 100, 0.9)
-    model = models.mlp(optimizer=keras.optimizers.SGD(schedule))
-    before = [np.array(v) for v in model.variables]
-    dataset = tf.data.Dataset.from_tensor_slices(learnable(200)).batch(10)
-    found = kbatch.recommend(model, dataset, budget_s=2.0, batch_sizes=(8, 32), base_batch_size=16)
-    for kept, variable in zip(before, model.variables, strict=True):
-        np.testing.assert_array_equal(kept, np.array(variable))
-    assert int(model.optimizer.iterations) == 0
-    assert "train_step" not in vars(model)
-    assert (found.learning_rate_rule, found.scheduled) == ("linear", True)
-
-
-@pytest.mark.slow
-def test_a_pilot_that_the_data_do_not_allow_is_a_reason():
-    found = recommend(data=learnable(16), budget_s=1.0, base_batch_size=16)
-    assert found.pilot is None
-    assert "a pilot needs data for two updates" in found.unknown[NOISE]
-    assert (found.noise_scale.value, found.batch_size) == (None, 16)
 
 
 @pytest.mark.parametrize(
@@ -129,13 +105,3 @@ def test_what_cannot_be_trained_is_told_by_the_first_measurement(build, data, er
             data,
             memory_limit_bytes=2**20 if build is mostly_weights else None,
         )
-
-
-@pytest.mark.slow
-def test_under_xla_it_is_told_what_limits(monkeypatch):
-    # The seconds of the budget are counted in readings: a slow machine makes as many updates.
-    monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=6e-3))
-    build = models.Locked(lambda: models.mlp(jit_compile=True))
-    found = recommend(build, budget_s=6.0, batch_sizes=(16, 32))
-    assert found.pilot.batch_size == 32
-    assert 32 in found.times_s

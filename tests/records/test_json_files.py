@@ -3,7 +3,6 @@ import os
 import pytest
 from records_factory import (
     make_environment,
-    make_epochs,
     make_execution,
     make_gpu,
     make_search,
@@ -19,21 +18,15 @@ from kbatch.study.study import Study
 from kbatch.study.trial import TrialRecord
 
 RECORDS = [
-    make_epochs((0.5,), data_wait_s=None)[0],
-    make_execution(),
     make_execution(status="out_of_memory"),
     make_execution(notes=(Note.of("own_step_whole", size=3), Note.of("compiled_late")), seed=None),
     make_execution(outcomes=Outcomes(metric="val_accuracy", values=(0.25, 1.0), key="k")),
     make_execution(outcomes=Outcomes(reason="no_sums")),
     make_execution(usage=make_usage()),
     make_execution(usage=make_usage(make_gpu(), make_gpu(energy_j=None, power_w=None))),
-    make_usage(make_gpu(energy_source="power")),
-    make_trial(),
     make_trial(64, make_execution(), make_execution(seed=1), hyperparameters={"units": 8}),
-    make_environment(),
     make_environment(memory_bytes=None, load_average=None, devices=("GPU:0 X", "GPU:1 X")),
     make_search(),
-    make_study(),
     make_study(problems=("trial_3/kbatch.json is damaged",)),
     Study("empty", ()),
 ]

@@ -150,14 +150,6 @@ def test_a_model_whose_layers_are_all_float32_trains_so(tmp_path):
     assert {(one.status, one.dtype_policy) for one in study.trials} == {("completed", "float32")}
 
 
-def test_a_search_that_goes_on_elsewhere_keeps_its_policy(monkeypatch, tmp_path):
-    monkeypatch.setattr("kbatch.search.first_updates.slowdown", lambda *_: 5.0)
-    search(tmp_path, small_models.stock, sizes=(8,))
-    monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)
-    study = kbatch.load_study(search(tmp_path, small_models.stock, sizes=(8, 16)))
-    assert [trial.dtype_policy for trial in study.trials] == ["float32", "float32"]
-
-
 def test_no_trial_alone_trains_in_float32(monkeypatch, tmp_path):
     """The model of the second trial is another one, and the first has trained in half precision."""
     monkeypatch.setattr("kbatch.search.plan.gpu_visible", lambda: True)

@@ -159,19 +159,6 @@ def test_what_no_size_can_train_ends_the_search_with_its_cause(
         assert re.search(cause.removeprefix("every batch size: "), trial.failure)
 
 
-def test_an_error_of_one_size_leaves_the_others(tmp_path):
-    tuner = searches.quick(
-        tmp_path,
-        searches.stock(text_net(), (8, 16, 32)),
-        kbatch.BatchSizeTuner,
-        data=(lambda size: broken_at(70 if size == 16 else 94).batch(size),),
-        objective="loss",
-    )
-    trials = {trial.batch_size: trial for trial in kbatch.load_study(tuner).trials}
-    assert [trials[size].status for size in (8, 16, 32)] == ["completed", "failed", "completed"]
-    assert trials[16].failure.endswith("OSError: image 70 is broken")
-
-
 @pytest.mark.parametrize(
     ("rest", "steps", "full"),
     [

@@ -2,7 +2,6 @@
 
 import base64
 import contextlib
-import dataclasses
 import io
 import re
 
@@ -10,8 +9,6 @@ import pytest
 import records_factory
 import searches
 from fake_clock import FakeClock
-from figure_studies import learning
-from records_factory import make_execution, make_study, make_trial
 from rich.console import Console
 
 import kbatch
@@ -20,8 +17,6 @@ from kbatch.search.progress import (
     FitReporter,
     NotebookLine,
     SearchProgress,
-    draw_live,
-    ending,
 )
 
 
@@ -96,16 +91,6 @@ def test_what_the_plan_took_is_not_taken_again(clock):
         clock.now_s += 60.0
         shown.trial_ends(planned)
     assert "about 0:40 left" in line.lines[0]
-
-
-def test_a_trial_of_several_executions_has_its_mean_and_interval():
-    values = (0.90, 0.92, 0.94)
-    executions = (records_factory.make_execution(32, accuracies=(v,)) for v in values)
-    several = records_factory.make_trial(32, *executions)
-    text = ending(several)
-    half_width = 4.303 * 0.02 / 3**0.5
-    assert f"val_accuracy 0.9200 ± {half_width:.2g}" in text
-    assert text.endswith("(best epochs, mean of 3 executions)")
 
 
 def test_the_reporter_shows_the_share_of_the_trial(shown, line):
@@ -187,17 +172,6 @@ def test_a_search_shows_a_line_a_trial_or_nothing(tmp_path):
         assert not re.search(r"[\x00-\x09\x0b-\x1f]", out.getvalue())
 
 
-CELL = """
-import sys
-sys.path[:0] = {path}
-import searches, keras_tuner, kbatch
-hypermodel = searches.stock(batch_sizes=(8, 16))
-live = kbatch.LivePlot(interval_s=0)
-fit = dict(callbacks=[live], verbose=1)
-searches.search({folder!r}, hypermodel, keras_tuner.GridSearch, fit=fit)
-"""
-
-
 @pytest.fixture(scope="module")
 def searched(tmp_path_factory):
     """A search of kbatch's tuner with a live plot: the screen, and the file it wrote."""
@@ -240,48 +214,3 @@ def test_drawing_waits_so_that_it_takes_a_tenth_of_the_time(searched, tmp_path):
     for epoch in range(1, 9):
         live.on_epoch_begin(epoch)
     assert screen.changes + len(screen.places) == drawn
-
-
-@pytest.mark.slow
-def test_in_a_notebook_one_figure_is_left(tmp_path):
-    """keras-tuner clears the output of the cell after each trial, the last one included."""
-    import sys
-
-    import nbclient
-    import nbformat
-
-    source = CELL.format(path=sys.path, folder=str(tmp_path))
-    notebook = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source)])
-    nbclient.NotebookClient(notebook, timeout=900, kernel_name="python3").execute()
-    outputs = [o for o in notebook.cells[0].outputs if o.output_type == "display_data"]
-    pictures = [o for o in outputs if "image/png" in o.data]
-    assert len(pictures) == 1
-    assert "2 trials ended" in pictures[0].data["text/plain"]
-
-
-def running(batch_size, epochs=(), **changed):
-    """A trial that runs, with so many of its epochs."""
-    execution = make_execution(batch_size, status="running", failure=None)
-    windows = {"window_examples": (100,), "window_durations_s": (0.1,)} if epochs else {}
-    return make_trial(
-        batch_size, dataclasses.replace(execution, epochs=tuple(epochs), **windows), **changed
-    )
-
-
-def hollow(axes):
-    return [
-        (panel, line.get_xdata()[0], line.get_ydata()[0])
-        for panel in axes.figure.axes
-        for line in panel.lines
-        if line.get_markerfacecolor() == "#ffffff"
-    ]
-
-
-def test_the_running_trial_is_hollow_in_both_panels():
-    epochs = learning(64)[:3]
-    study = make_study(make_trial(16), make_trial(32), running(64, epochs))
-    axes = draw_live(study, running="0064", status="2 ended")
-    upper, lower = axes.figure.axes
-    best = max(epoch.metrics["val_accuracy"] for epoch in epochs)
-    assert hollow(axes) == [(upper, 64, pytest.approx(1000)), (lower, 64, pytest.approx(best))]
-    assert axes.get_title(loc="left") == "digits: 2 ended"

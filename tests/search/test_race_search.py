@@ -41,35 +41,11 @@ def numbers(tuner):
     return {t.batch_size: [e.seed - first for e in t.executions] for t in trials}
 
 
-class Stopping(keras.callbacks.Callback):
-    """Interrupts the search when a training begins; the same one whenever it does, or never."""
-
-    begins = 0
-
-    def on_train_begin(self, logs=None):
-        Stopping.begins -= 1
-        if Stopping.begins == 0:
-            raise KeyboardInterrupt
-
-
 @pytest.fixture(scope="module")
-def interrupted(tmp_path_factory):
-    """A race that was interrupted in its fourth execution: the study it left, and the directory."""
-    directory = tmp_path_factory.mktemp("race")
-    Stopping.begins = 4
-    with pytest.raises(KeyboardInterrupt):
-        at_the_rule(directory, two_sizes(), callbacks=[Stopping()])
-    return kbatch.load_study(directory / "search"), directory
-
-
-def two_sizes():
-    return searches.stock(batch_sizes=(8, 32), seed=None)
-
-
-@pytest.fixture(scope="module")
-def ended(interrupted):
-    """The race when it has gone on to its end."""
-    return at_the_rule(interrupted[1], two_sizes(), callbacks=[Stopping()])
+def ended(tmp_path_factory):
+    """A race of two sizes, with a seed that it drew."""
+    hypermodel = searches.stock(batch_sizes=(8, 32), seed=None)
+    return at_the_rule(tmp_path_factory.mktemp("race"), hypermodel)
 
 
 def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
@@ -81,16 +57,6 @@ def test_all_sizes_train_once_and_then_three_times_with_one_seed_a_round(ended):
     decision = kbatch.load_study(ended).decide()
     assert (decision.tolerance, decision.certain) == (0.9, True)
     assert set(decision.judgement.rounds.values()) == {3}
-
-
-def test_it_goes_on_where_it_was_interrupted(interrupted, ended):
-    before, _ = interrupted
-    assert [len(trial.executions) for trial in before.trials] == [2, 2]
-    unfinished = [trial for trial in before.trials if trial.status != "completed"]
-    assert len(unfinished) == 1
-    for old, new in zip(before.trials, kbatch.load_study(ended).trials, strict=True):
-        kept = 1 if old is unfinished[0] else 2
-        assert new.executions[:kept] == old.executions[:kept]
 
 
 @pytest.fixture(scope="module")

@@ -183,21 +183,6 @@ def test_a_tuner_of_keras_tuner_refuses_before_its_next_trial(tmp_path):
     assert [trial.status for trial in study.trials] == ["completed", "completed"]
 
 
-def test_a_callback_is_told_by_what_it_was_given():
-    def facts(*callbacks):
-        return fit_facts(FitCall((), {"callbacks": list(callbacks)}))
-
-    for one, other in (
-        (kbatch.StopAtTarget("val_accuracy", 0.9), kbatch.StopAtTarget("val_accuracy", 0.8)),
-        (kbatch.TimeBudget(3), kbatch.TimeBudget(4)),
-        (EarlyStopping(patience=1), keras.callbacks.TerminateOnNaN()),
-    ):
-        assert facts(one) != facts(other)
-        assert facts(one) != facts()
-        assert facts(one, other) != facts(other)
-    assert facts(EarlyStopping(verbose=1)) == facts(EarlyStopping(verbose=0))
-
-
 def test_large_data_are_told_by_rows_at_fixed_places(tmp_path):
     x = np.zeros((400_000, 16), "float32")
     same, other = x.copy(), x.copy()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from figure_studies import learned_study
-from records_factory import make_search, make_study, make_trial
+from records_factory import make_search, make_trial
 
 import kbatch
 from kbatch.cli.main import main
@@ -34,19 +34,6 @@ def test_a_folder_or_a_tuner_gives_the_study(project, give):
     assert study.problems == ()
 
 
-def test_a_saved_study_comes_back(tmp_path):
-    make_study().save(tmp_path / "study.json")
-    assert load_study(tmp_path / "study.json") == make_study()
-
-
-def test_a_broken_search_file_is_named_and_the_trials_load(project):
-    (project / "kbatch.json").write_text("{")
-    study = load_study(project)
-    assert len(study.trials) == 3
-    assert study.search is None
-    assert str(project / "kbatch.json") in study.problems[0]
-
-
 def test_without_records_it_says_what_to_give(project, tmp_path):
     (tmp_path / "empty").mkdir()
     # keras-tuner's own files make no study.
@@ -67,19 +54,11 @@ def edited(trial, **changed):
     return json.dumps(trial | {"record": record | {"executions": [execution | changed]}})
 
 
-DAMAGE = {
-    "nested deeply": lambda trial: "[" * 100_000 + "]" * 100_000,
-    "a huge metric": lambda trial: edited(trial, reported={"val_accuracy": 1e308}),
-    "the id of another": lambda trial: json.dumps(
-        trial | {"record": trial["record"] | {"trial_id": "0"}}
-    ),
-}
-
-
-@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("damage", ["nested deeply", "the id of another"])
 def test_one_damaged_trial_is_named_and_leaves_the_others(project, damage):
     file = project / "trial_2" / "kbatch.json"
-    file.write_text(DAMAGE[damage](json.loads(file.read_text())))
+    other = file.read_text().replace('"trial_id": "2"', '"trial_id": "0"')
+    file.write_text(other if damage == "the id of another" else "[" * 100_000)
     study = load_study(project)
     assert [trial.trial_id for trial in study.trials] == ["1", "0"]
     (problem,) = study.problems

@@ -32,10 +32,6 @@ def study(direction="max", **changed):
     )
 
 
-def texts(panel):
-    return [text.get_text() for text in panel.texts]
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_the_front_is_what_no_other_choice_beats(seed):
     # Small integers, so that many are equal in one quality or in both.
@@ -61,22 +57,6 @@ def test_the_steps_bound_what_some_trial_beats(direction, edge):
     assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
     qualities = [value.value for *_, value, best in pareto_points(study(direction))[1] if best]
     assert ys == pytest.approx([qualities[0], *qualities, panel.get_ylim()[edge]])
-
-
-def test_throughput_begins_at_zero_unless_it_spans_more_than_a_decade():
-    assert plot_pareto(study()).get_xlim()[0] == 0
-    trials = (make_trial(size, rate=rate) for size, rate in ((1, 100), (512, 9000)))
-    wide = plot_pareto(make_study(*trials))
-    assert wide.get_xscale() == "log"
-
-
-def test_intervals_of_both_are_drawn():
-    executions = [
-        make_execution(rate=r, accuracies=(a,)) for r, a in ((900, 0.9), (1000, 0.95), (1100, 0.92))
-    ]
-    panel = plot_pareto(make_study(make_trial(64, *executions)))
-    assert len(panel.collections) == 2
-    assert any("95 % interval" in text.replace("\xa0", " ") for text in texts(panel))
 
 
 def panels(axes):

@@ -4,7 +4,6 @@ import json
 import os
 import shutil
 
-import numpy as np
 import pytest
 from records_factory import (
     make_execution,
@@ -15,7 +14,6 @@ from records_factory import (
 )
 from test_trackers import two_executions, write_project
 
-import kbatch
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
@@ -122,33 +120,6 @@ def test_mlflow_is_given_what_it_does_not_have(mlflow, project):
     assert history(mlflow, second[""], "executions") == [(4, 4.0), (5, 5.0)]
     assert second["0128-0"].info.status == "FINISHED"
     assert second[""].data.tags["batch_sizes"] == "[16, 32]"
-
-
-def test_a_search_is_written_while_it_runs_and_once_it_has_ended(mlflow, tmp_path):
-    """A callback writes what has ended, before each training."""
-    keras = pytest.importorskip("keras")
-
-    class Log(keras.callbacks.Callback):
-        def on_train_begin(self, logs=None):
-            study = load_study(tmp_path / "search")
-            if study.trials:
-                study.log_to("mlflow")
-                seen.append(len(runs_by_key(mlflow, "search")) - 1)
-
-    def build():
-        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-        model.compile("sgd", "mse")
-        return model
-
-    seen, x = [], np.random.default_rng(0).normal(size=(64, 4))
-    hypermodel = kbatch.BatchSizeHyperModel(build, (8, 16), dtype_policy="float32")
-    tuner = kbatch.BatchSizeTuner(
-        hypermodel, "loss", executions_per_trial=2, directory=tmp_path, project_name="search"
-    )
-    tuner.search(x, x[:, :1], epochs=1, callbacks=[Log()], verbose=0)
-    assert [min(seen), max(seen)] == [0, 3]
-    load_study(tuner).log_to("mlflow")
-    assert len(runs_by_key(mlflow, "search")) == 1 + 4
 
 
 @pytest.mark.parametrize("variable", ["MLFLOW_EXPERIMENT_NAME", "MLFLOW_EXPERIMENT_ID"])

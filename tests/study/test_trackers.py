@@ -1,11 +1,9 @@
 """What trackers are given of a study: nothing that may still change, and what is refused."""
 
-import math
 import sys
 
 import pytest
 from records_factory import (
-    make_epochs,
     make_execution,
     make_search,
     make_study,
@@ -84,14 +82,6 @@ def test_an_execution_that_will_train_again_is_left_out(status):
     again = make_execution(64, seed=1, status=status)
     begun = make_trial(64, make_execution(64), again)
     assert list(by_key(begun, make_trial(128, status=status))) == ["", "0064-0"]
-
-
-def test_a_hyperparameter_covers_no_number():
-    epochs = make_epochs((math.nan, 0.9))
-    run = by_key(make_trial(64, hyperparameters={"learning_rate": 0.5}, epochs=epochs))["0064-0"]
-    assert (run.settings["learning_rate"], run.settings["hp/learning_rate"]) == (0.001, 0.5)
-    # What is not finite is left out.
-    assert [values.get("val_accuracy") for _, values in run.epochs] == [None, 0.9]
 
 
 @pytest.mark.parametrize("given", ["tensorboard", None, ["mlflow"]])

@@ -102,6 +102,9 @@ def test_the_noise_scale_has_a_column_where_it_was_measured():
     assert ranged(study, name) == [scale.value, *scale.ends]
     assert list(study.table()[name].isna()) == [False, True, True]
     assert name not in make_study().table().columns
+    known = study.to_dataframe()[["noise_scale", "noise_scale_low", "noise_scale_high"]]
+    assert known.iloc[0].tolist() == [scale.value, *scale.ends]
+    assert known.iloc[1].isna().tolist() == [True, lost.noise_scale.low is None, True]
 
 
 def test_of_a_search_of_rates_each_size_has_a_row_with_the_best_one():
@@ -120,20 +123,6 @@ def test_of_a_search_of_rates_each_size_has_a_row_with_the_best_one():
     assert list(table["learning rate"]) == [0.02, 0.02]
     assert list(table["rates tried"]) == [2, 2]
     assert (table["runs"][1], table["validation accuracy"][1]) == (3, pytest.approx(0.94))
-
-
-@pytest.mark.parametrize(
-    ("budget", "words"),
-    [
-        (Budget(train_s=30.0), "30 s of training"),
-        (Budget(2.5, 500, 3_200), "2.5 s of training or 500 updates or 3,200 examples"),
-    ],
-)
-def test_the_budget_is_named_in_caption_and_answer(budget, words):
-    longer = make_trial(256, accuracies=(0.5, 0.6, 0.7, 0.8), budget=budget)
-    study = make_study(make_trial(16, budget=budget), longer)
-    assert f"budget: {words} (2 to 4 epochs) each" in caption(study.trials, study.environment)
-    assert f", for {words} (2 to 4 epochs): nothing is certified" in study.answer
 
 
 def test_the_way_to_a_target_is_told_in_caption_answer_and_table():

@@ -1,4 +1,3 @@
-import functools
 import math
 import re
 import subprocess
@@ -11,12 +10,6 @@ from records_factory import make_epochs, make_execution, make_search, make_study
 from kbatch.plotting.canvas import ALARM, PAPER, save_figure
 from kbatch.study.figures.trials import draw_trials, plot_trials
 from kbatch.study.trial import Objective
-
-
-@functools.cache
-def usual_panels():
-    """The panels of a usual study, for tests that only read them."""
-    return panels(make_study())
 
 
 def panels(study, ax=None):
@@ -33,7 +26,7 @@ def texts(panel):
 def test_every_completed_trial_is_drawn_in_both_panels():
     completed = make_study().trials[:-1]
     values = [t.samples_per_second for t in completed], [t.objective_value for t in completed]
-    for panel, shown in zip(usual_panels(), values, strict=True):
+    for panel, shown in zip(panels(make_study()), values, strict=True):
         series = next(line for line in panel.lines if len(line.get_xdata()) == 6)
         assert list(series.get_xdata()) == [16, 32, 64, 128, 256, 512]
         assert list(series.get_ydata()) == list(shown)
@@ -108,24 +101,6 @@ def test_no_line_goes_through_a_size_that_was_tried_at_a_far_rate_alone():
         assert [list(line.get_xdata()) for line in hollow] == [[128]]
 
 
-def test_labels_units_and_conditions_are_in_the_figure():
-    upper, lower = usual_panels()
-    assert upper.get_ylabel() == "Throughput\n(samples/s)"
-    assert lower.get_ylabel() == "Validation accuracy\n(0 to 1, higher is better)"
-    assert lower.get_xlabel() == "Batch size (examples per update)"
-    assert [t.get_text() for t in lower.get_xticklabels()][:3] == ["16", "32", "64"]
-    assert "7 trials, 1 execution each" in texts(lower)
-    assert "budget: 2 epochs of 1,437 examples each" in texts(lower)
-    assert upper.get_shared_x_axes().joined(upper, lower)
-
-
-def test_the_best_trial_is_named_with_its_objective():
-    assert "take batch size 64: 0.9810" in texts(usual_panels()[1])
-    fastest = Objective("samples_per_second", "max")
-    trials = (make_trial(size, objective=fastest, rate=size) for size in (16, 32))
-    assert "take batch size 32: 32.00 samples/s" in texts(panels(make_study(*trials))[1])
-
-
 def test_a_failed_trial_is_marked_at_the_bottom_edge():
     study = make_study(
         make_trial(32), make_trial(64, status="failed"), make_trial(128, status="out_of_memory")
@@ -139,15 +114,6 @@ def test_a_failed_trial_is_marked_at_the_bottom_edge():
         assert crosses[0].get_transform() == panel.get_xaxis_transform()
     assert "failed" in texts(lower)
     assert "out of memory" in texts(lower)
-
-
-def test_an_accuracy_axis_has_no_tick_outside_0_to_1():
-    accuracies = {16: 0.0, 32: 0.5, 64: 1.0}
-    learned = (make_trial(s, accuracies=(a,)) for s, a in accuracies.items())
-    _, lower = panels(make_study(*learned, make_trial(128, status="failed")))
-    assert lower.get_ylim()[0] < -0.2
-    assert lower.get_ylim()[1] == pytest.approx(1.05)
-    assert 0 <= min(lower.get_yticks()) < max(lower.get_yticks()) <= 1 + 1e-9
 
 
 @pytest.mark.filterwarnings("error")

@@ -86,15 +86,6 @@ def test_the_table_has_a_row_a_size_with_what_is_unknown_missing():
     assert failed[["samples/s", "micro-batch time (ms)", "peak memory (MiB)"]].isna().all()
 
 
-def test_the_figure_has_its_conditions_and_what_failed():
-    ax = kbatch.plot_training_profile(training_profile())
-    text = words(ax)
-    for expected in ("digits, mixed_float16", "out of memory", "take: 256", "limit 64.0 MiB"):
-        assert expected in text
-    drawn = ax.lines[0].get_xydata()
-    np.testing.assert_allclose(drawn[-1], (256, 256 / 27.6e-3))
-
-
 SIZES = (8, 16, 32, 64)
 
 
