@@ -91,7 +91,7 @@ def package_findings(
     for requirement in map(Requirement, requirements):
         if requirement.marker is not None and not requirement.marker.evaluate({"extra": ""}):
             continue
-        name, allowed, version = requirement.name, requirement.specifier, None
+        name, allowed = requirement.name, requirement.specifier
         command = f"pip install --upgrade '{name}{allowed}'"
         if (version := version_of(name)) is None:
             findings.append(Finding(name, "missing", "not installed", command))

@@ -123,14 +123,11 @@ def figures_of(profile: "InferenceProfile") -> tuple[Figure, ...]:
         plot = functools.partial(plot_inference_throughput, profile)
         title = "Throughput and time of a batch"
         found.append(Figure("inference-throughput", title, _TALL_IN, plot))
-        plot, title = (
-            functools.partial(plot_inference_operating_curve, profile),
-            "Rate against time",
-        )
-        found.append(Figure("inference-operating-curve", title, _LOW_IN, plot))
+        plot = functools.partial(plot_inference_operating_curve, profile)
+        found.append(Figure("inference-operating-curve", "Rate against time", _LOW_IN, plot))
     if any(record.peak_bytes for record in profile.memory):
-        plot, title = functools.partial(plot_inference_memory, profile), "Memory by batch size"
-        found.append(Figure("inference-memory", title, _LOW_IN, plot))
+        plot = functools.partial(plot_inference_memory, profile)
+        found.append(Figure("inference-memory", "Memory by batch size", _LOW_IN, plot))
     return tuple(found)
 
 

@@ -1,5 +1,6 @@
-"""Probes of memory, a workload run at one batch size in a worker process or in this one, and the
-search for the largest batch by them.
+"""Probes of memory: a workload is run at one batch size, in a worker process or in this one.
+
+`MaxBatchExperiment` searches for the largest batch by them.
 """
 
 import contextlib

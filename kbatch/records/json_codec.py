@@ -82,10 +82,9 @@ def read_json(path: Path) -> typing.Any:
     if path.exists() and not path.is_file():
         raise RecordError(f"{name} is no kbatch record: it is no regular file.")
     try:
-        document = json.loads(path.read_bytes().decode())
+        return json.loads(path.read_bytes().decode())
     except (OSError, RecursionError, ValueError) as error:
         raise RecordError(f"{name} is no kbatch record or is damaged: {shown(error)}.") from error
-    return document
 
 
 def printable(text: str) -> str:

@@ -38,7 +38,7 @@ class RaceStrategy:
 
     def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
         self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
-        # Until the search begins, as the next two.
+        # `begin` sets these and the objective.
         self._project, self._base = Path(), 0
         self._objective: Any = None
         self._asked: dict[Any, int] = {}  # Executions of the trials that were proposed.

@@ -1,4 +1,4 @@
-"""What a tuner is given, checked, and how it says what is wrong; sizes where none are given."""
+"""The arguments of a tuner: their checks, default batch sizes, and short tracebacks of errors."""
 
 import functools
 import os
