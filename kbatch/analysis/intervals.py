@@ -46,7 +46,7 @@ Value = TypeVar("Value", bound=float | None, covariant=True)
 
 @dataclasses.dataclass(frozen=True)
 class Estimate(Generic[Value]):
-    """A number and the range that it lies in with 95 % confidence, or what its maker says."""
+    """A number and its range: a 95 % confidence interval unless its maker says otherwise."""
 
     value: Value  #: The estimate, in the unit of what was measured.
     low: float | None = None  #: Lower end of the range, in the same unit.

@@ -28,7 +28,7 @@ _FREE_SHARE = 0.8
 
 
 def check_memory_limit(limit_bytes: int | None) -> int | None:
-    """Check that a limit is None or a number of bytes; a GPU's limit is at most what it has."""
+    """Check that a limit is None or a number of bytes, at least one MiB."""
     if limit_bytes is None:
         return None
     unit = " of bytes, at least one MiB (2**20), such as 2 * 2**30, or None"

@@ -316,7 +316,7 @@ def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:
         with dtype_policy_scope(dtype_policy), not_compiled:
             copy = keras.models.clone_model(model, clone_function=under_policy, recursive=True)
         copy.set_weights(model.get_weights())
-        _give_state(model, copy)
+        _copy_state(model, copy)
     # What a layer raises that has no config or refuses the dtype in it, that makes other weights
     # than it had (`set_weights`), or whose first weights cannot be drawn in the dtype (the last).
     except (ValueError, TypeError, NotImplementedError, tf.errors.InvalidArgumentError) as error:
@@ -372,7 +372,7 @@ def _with_policy(config: Any, policy: str) -> Any:
     return changed
 
 
-def _give_state(model: Any, copy: Any) -> None:
+def _copy_state(model: Any, copy: Any) -> None:
     """Copy what layers hold beside weights, such as vocabularies, as Keras saves it."""
     pairs = zip(layers_of(model), layers_of(copy), strict=True)
     with tempfile.TemporaryDirectory(prefix="kbatch-") as folder:

@@ -103,21 +103,21 @@ def _given_to(callback: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Return a value as text that is equal in any process, cut to a readable length."""
-    text = value if isinstance(value, str) else _worded(value)
+    text = value if isinstance(value, str) else _value_text(value)
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[: _LONGEST_TEXT - 30]}... ({_digest(text)})"
 
 
-def _worded(value: Any) -> str:
+def _value_text(value: Any) -> str:
     value = value.item() if isinstance(value, np.generic) else value
     if value is None or isinstance(value, (bool, int, float, str)):
         return repr(value)
     if isinstance(value, Mapping):
-        each = sorted((str(key), _worded(item)) for key, item in value.items())
+        each = sorted((str(key), _value_text(item)) for key, item in value.items())
         return ", ".join(f"{key}={text}" for key, text in each)
     if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_worded, value))}]"
+        return f"[{', '.join(map(_value_text, value))}]"
     if isinstance(value, tf.data.Dataset):
         length = int(value.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
@@ -130,7 +130,7 @@ def _worded(value: Any) -> str:
     elif hasattr(kind, "get_config") and kind is not value:
         known = config_of(value)  # Of a part of the user's without one its class is left.
         config = known and {key: item for key, item in known.items() if key != "name"}
-    return name_of(value) if config is None else f"{kind.__name__}({_worded(config)})"
+    return name_of(value) if config is None else f"{kind.__name__}({_value_text(config)})"
 
 
 def _array_text(leaf: Any) -> str:

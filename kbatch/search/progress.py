@@ -114,7 +114,7 @@ def live_line() -> ConsoleLine | NotebookLine:
 
 
 @contextlib.contextmanager
-def ending_nothing(what: str) -> Iterator[None]:
+def errors_as_warnings(what: str) -> Iterator[None]:
     """Warn where something cannot be shown: a console, a notebook, a disk or a figure fails."""
     try:
         yield
@@ -146,19 +146,19 @@ class SearchProgress:
 
     def __enter__(self) -> "SearchProgress":
         if self._verbose:
-            with ending_nothing("The progress"):
+            with errors_as_warnings("The progress"):
                 self._line = self._open_line()
         return self
 
     def __exit__(self, *error: object) -> None:
-        with ending_nothing("The progress"):
+        with errors_as_warnings("The progress"):
             if self._line is not None:
                 self._line.close()
         self._line = None
 
     def say(self, text: str) -> None:
         """Print a line that stays."""
-        with ending_nothing("The progress"):
+        with errors_as_warnings("The progress"):
             if self._line is not None:
                 self._line.print(text)
 
@@ -223,7 +223,7 @@ class SearchProgress:
         self.say(text + (f"; about {duration(left)} left" if left else ""))
 
     def _update(self, name: str, share: float | None, figures: str) -> None:
-        with ending_nothing("The progress"):
+        with errors_as_warnings("The progress"):
             if self._line is not None:
                 self._line.update(name, share, figures)
 
@@ -368,7 +368,7 @@ class LivePlot(keras.callbacks.Callback):
     ) -> None:
         """Begin an execution, whose record so far is `so_far()`; a search calls it."""
         self._followed = files, number, so_far
-        with ending_nothing("`LivePlot`"):
+        with errors_as_warnings("`LivePlot`"):
             if self._is_seen() and self._place is not None and not files.of_kbatch_tuner:
                 # keras-tuner clears the output of the cell after each trial, also after the last
                 # one: the figure must be shown again.
@@ -379,7 +379,7 @@ class LivePlot(keras.callbacks.Callback):
 
     def show_ended(self, project: Path) -> None:
         """Show the trials that a project directory holds; a search calls it."""
-        with ending_nothing("`LivePlot`"):
+        with errors_as_warnings("`LivePlot`"):
             if self._is_seen():
                 self._draw(load_study(project), None)
 
@@ -398,7 +398,7 @@ class LivePlot(keras.callbacks.Callback):
         self._draw_running()
 
     def _draw_running(self) -> None:
-        with ending_nothing("`LivePlot`"):
+        with errors_as_warnings("`LivePlot`"):
             if self._followed is None or not self._is_seen():
                 return
             files, number, so_far = self._followed
