@@ -242,7 +242,7 @@ def compile_arguments(model: Any) -> dict[str, Any]:
 
 
 def excludes_from_decay(optimizer: Any) -> bool:
-    """Return whether `exclude_from_weight_decay` was called, which no configuration tells."""
+    """Return whether `exclude_from_weight_decay` was called, which no configuration shows."""
     return hasattr(optimizer, "_exclude_from_weight_decay")
 
 
@@ -322,10 +322,9 @@ def kept_kernels(wanted: Callable[[], bool]) -> Iterator[None]:
         yield
 
 
-def replaced_draws(
-    names: Sequence[str], around: Callable[[str, Any], Any]
-) -> AbstractContextManager[None]:
-    """Let `around(name, function)` stand in for functions by which Keras draws."""
+def replaced_draws(around: Callable[[str, Any], Any]) -> AbstractContextManager[None]:
+    """Let `around(name, function)` stand in for the functions by which Keras draws."""
+    names = ("normal", "uniform", "truncated_normal", "randint", "dropout")
     draws = [(name, getattr(keras_random, name)) for name in names]
     return replaced((keras_random, name, around(name, draw)) for name, draw in draws)
 

@@ -149,7 +149,7 @@ KINDS: dict[str, str | Callable[..., str]] = {
     "not_certified": "{finding}. {best_mean}.{more}",
     "certified": (
         "Its {words} is certified to lie within {within} of the best ({sure}). It is open "
-        "whether {others} would do too, and be preferred.{more}"
+        "whether {others} may do as well and be the better choice.{more}"
     ),
     "certain": "Certain{sure}: {finding}.{more}",
     "another_batch_size": (

@@ -1,7 +1,7 @@
-"""Epochs by plain `fit` after a search: what people get, and what tells sizes apart in time.
+"""Epochs by plain `fit` after a search: what people get, and what separates sizes in time.
 
 They are those of the base size and of the one that the study names, and of certified sizes whose
-times the executions do not tell apart.
+times the executions do not separate.
 """
 
 import time
@@ -25,7 +25,7 @@ _MOST_S, _FEWEST_BATCHES = 1.5, 4
 # Fits of each size at most, in turns, the shortest of which counts; more where sizes trained
 # several times, so that a decision may be certain.
 _TURNS, _MORE_TURNS = 2, 4
-# Seconds of steps, without those of the first execution, that tell what the rest of an epoch takes.
+# Seconds of steps, without those of the first execution, that show what the rest of an epoch takes.
 _STRETCH_S = 0.05
 # What a fit takes until then, and the share of the time of all trainings that all fits and their
 # tracing may take. A very short search has no time for them.
@@ -106,7 +106,7 @@ def _epoch_s(model: Any, trial: TrialRecord, x: Any, y: Any, rows: int) -> float
 
 
 class EpochPart(keras.callbacks.Callback):
-    """Ends an epoch of some steps once it has told what they take."""
+    """Ends an epoch of some steps once it is known what they take."""
 
     def __init__(self, steps: int):
         super().__init__()

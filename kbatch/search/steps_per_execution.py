@@ -42,7 +42,7 @@ class Training(NamedTuple):
     """What one training is to run."""
 
     batch_size: int
-    epoch_steps: int | None  # None where the data do not tell.
+    epoch_steps: int | None  # None where it is not known.
     epochs: int
     budget: Budget | None
     callbacks: Sequence[keras.callbacks.Callback]

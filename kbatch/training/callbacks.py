@@ -167,10 +167,10 @@ class StopAtTarget(keras.callbacks.Callback):
     Args:
         monitor: Name of the metric, as in the logs of an epoch.
         value: The value to meet.
-        mode: `"max"` where more is better, `"min"` where less is, `"auto"` to tell by the name.
+        mode: `"max"` where more is better, `"min"` where less is, `"auto"` to decide by the name.
 
     Raises:
-        ValueError: If the name does not tell, or the value is no finite number.
+        ValueError: If the name does not decide it, or the value is no finite number.
     """
 
     def __init__(self, monitor: str, value: float, mode: Literal["auto", "min", "max"] = "auto"):

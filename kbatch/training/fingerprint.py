@@ -72,14 +72,14 @@ def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> A
         return [_described(item, names, dropped) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = config_of(value)
-        if config is None:  # Its weights and layers still tell it.
+        if config is None:  # Its weights and layers still describe it.
             config = getattr(value, "layers", [])
         return [name_of(type(value)), _described(config, names, dropped)]
     return name_of(value)
 
 
 def config_of(part: Any) -> dict[str, Any] | None:
-    """Return the configuration of a part of a model, None where Keras cannot tell it."""
+    """Return the configuration of a part of a model, None where Keras has none."""
     try:
         return part.get_config()
     # Keras refuses with the first to describe a subclass without a `get_config` of its own, and

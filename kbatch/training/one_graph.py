@@ -225,7 +225,7 @@ _NOT_DESCRIBED = (
 
 
 def _attributes(layer: Any) -> dict[str, Any]:
-    """Describe the attributes of a layer, of which its configuration does not tell all."""
+    """Describe the attributes of a layer, of which its configuration holds only a part."""
     found: dict[str, Any] = {}
     for name, value in vars(layer).items():
         if name in _NOT_DESCRIBED or name.startswith((_KBATCH, "_self_")):
@@ -251,7 +251,7 @@ _MOST_WEIGHTS = 2**26
 
 
 def can_share(model: Any) -> bool:
-    """Return whether a description tells all of a model, and its state can be set back."""
+    """Return whether a description is complete for a model, and its state can be set back."""
     if user_step(model) is not None or replica_count(model) > 1 or model.run_eagerly:
         return False
     if not model.built or sum(math.prod(one.shape) for one in model.weights) > _MOST_WEIGHTS:
@@ -290,7 +290,7 @@ def _is_known_layer(layer: Any) -> bool:
 
 
 def _is_known(part: Any) -> bool:
-    """Return whether a description tells all of a loss, a metric or another part of `compile`."""
+    """Return whether a description is complete for a part of `compile`, as a loss."""
     if isinstance(part, types.FunctionType):
         return _read_by(part) is not None
     if isinstance(part, keras.Variable) or not _is_of_libraries(part):
@@ -298,7 +298,7 @@ def _is_known(part: Any) -> bool:
     return all(map(_is_of_libraries, getattr(part, "__dict__", {}).values()))
 
 
-# Modules whose parts hold no state, so that a name tells all of them; but for what draws.
+# Modules whose parts hold no state, so that a name describes them; but for what draws.
 _STATELESS = ("keras", "tensorflow", "numpy", "math", "builtins")
 _DRAWING = ("random", "dropout")
 _PLAIN = (bool, int, float, str, type(None))

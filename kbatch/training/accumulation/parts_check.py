@@ -1,6 +1,6 @@
 """Whether the parts of a batch train a model as the whole does: a check by value.
 
-No list of layers and losses can tell: a loss that a layer adds may be a sum, a `call` may mix
+No list of layers and losses can decide it: a loss that a layer adds may be a sum, a `call` may mix
 rows. So a batch goes through whole, by Keras's own loss, and in parts of unequal size, and what
 comes out is compared: with the weights as they are, and where they moved to.
 """
@@ -309,7 +309,7 @@ def still_draws() -> contextlib.AbstractContextManager[None]:
 
         return drawn
 
-    return replaced_draws(("normal", "uniform", "truncated_normal", "randint", "dropout"), still)
+    return replaced_draws(still)
 
 
 def check_at_first_training(model: Any) -> None:

@@ -44,7 +44,7 @@ class Sample(NamedTuple):
     """Some rows of the data, and how many there are in all."""
 
     rows: Any  # Inputs, targets and perhaps weights: nested NumPy arrays of shape (rows, ...).
-    # None where the data do not tell; of a long dataset of batches at most so many.
+    # None where it is not known; of a long dataset of batches at most so many.
     examples: int | None
     note: Note | None = None  # What a reader must know of the choice.
 
@@ -58,7 +58,7 @@ class Batches(NamedTuple):
     validation_batches: int | None  # At most, None where that is not known.
     examples: int | None  # At most in an epoch, None where that is not known.
     # Fingerprint of the order of arrays, None where it is drawn without a seed; of a dataset only
-    # its batches tell it.
+    # its batches show it.
     order: str | None
     of_dataset: bool
     epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
