@@ -148,7 +148,7 @@ MUTATIONS = [
     Mutation(
         "np.outer(across, across) / (across[i] + self.noise)",
         "np.outer(across, across) / self.noise",
-        "rate_search",
+        "race_rates",
     ),
     # 49 to 54: the plan, and how many steps an execution has.
     Mutation(
