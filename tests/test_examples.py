@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+pytestmark = pytest.mark.slow
 EXAMPLES = Path(__file__).parents[1] / "examples"
 
 
@@ -42,7 +43,6 @@ def check(module, study, tmp_path, capsys):
     assert (tmp_path / "report.html").stat().st_size > 10_000
 
 
-@pytest.mark.slow
 def test_mnist(tmp_path, capsys):
     module = example("mnist")
     x, y = module.load()
@@ -56,7 +56,6 @@ def test_mnist(tmp_path, capsys):
     check(module, study, tmp_path, capsys)
 
 
-@pytest.mark.slow
 def test_cifar10(tmp_path, capsys):
     module = example("cifar10")
     study = module.search(*images(160), tmp_path, batch_sizes=(16, 32), seconds=10)
@@ -64,7 +63,6 @@ def test_cifar10(tmp_path, capsys):
     check(module, study, tmp_path, capsys)
 
 
-@pytest.mark.slow
 def test_python_functions(tmp_path, capsys):
     module = example("python_functions")
     x, y = module.load()
@@ -77,7 +75,6 @@ def test_python_functions(tmp_path, capsys):
     check(module, study, tmp_path, capsys)
 
 
-@pytest.mark.slow
 def test_film_reviews(tmp_path, capsys):
     module = example("film_reviews")
     x, y = reviews(150, module.LENGTH, module.VOCABULARY)

@@ -26,25 +26,14 @@ def texts_of(path):
                     yield "".join(lines)
 
 
-def test_there_are_notebooks():
-    assert len(NOTEBOOKS) >= 4
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_outputs_are_those_of_one_run(path):
+def test_outputs_are_those_of_one_run_with_figures_and_without_errors_or_places(path):
+    assert len(NOTEBOOKS) >= 4
     counts = [cell["execution_count"] for cell in cells_of(path) if cell["cell_type"] == "code"]
     assert counts == list(range(1, len(counts) + 1))
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_shows_figures_and_no_errors(path):
     outputs = [output for cell in cells_of(path) for output in cell.get("outputs", [])]
     assert any("image/png" in output.get("data", {}) for output in outputs)
     assert not [output for output in outputs if output.get("name") == "stderr"]
-
-
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
-def test_a_notebook_is_small_and_names_no_place(path):
     assert path.stat().st_size < MOST_BYTES
     for text in texts_of(path):
         assert not re.search(r"/(tmp|home|root|work|Users)/|ipykernel_", text)

@@ -15,15 +15,6 @@ def test_efficiency_is_one_at_the_base_and_falls(noise_scale):
     assert values[TRIED.index(64)] == 1
 
 
-def test_it_is_the_progress_of_an_example_by_the_steps_to_a_target():
-    # S(B) = S_min (1 + B_noise / B): an example's progress is one over the examples needed.
-    def examples(b):
-        return b * (1 + 100 / b)
-
-    value = statistical_efficiency(512, noise_scale=100, base_batch_size=64)
-    np.testing.assert_allclose(value, examples(64) / examples(512))
-
-
 def test_times_to_a_target_go_as_the_inverse_of_goodput():
     def time_s(b):
         return (1 + 100 / b) * (0.01 + 1e-4 * b)

@@ -174,6 +174,13 @@ def test_never_more_executions_than_allowed(most, workers):
         assert (step.ended, len(search.runs)) == ("executions", most)
 
 
+def test_executions_that_are_no_whole_round_are_left():
+    search = Search(flat, max_executions=11, search_rate=False)
+    assert search.to_the_end().ended
+    counts = collections.Counter(run.seed for run in search.runs if run.seed > 0)
+    assert len(set(counts.values())) <= 1
+
+
 def test_a_rate_that_is_far_off_is_found_and_the_size_with_it():
     search, step = ended(eight_times_too_small)
     assert {factor for _, factor in step.judgement.pairs} <= {4.0, 8.0, 16.0}

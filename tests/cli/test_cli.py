@@ -1,5 +1,6 @@
 import contextlib
 import io
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from figure_studies import learned_study, max_batch_result
+from records_factory import make_study, make_trial
 
 import kbatch
 from kbatch.cli import main as cli
@@ -96,6 +98,17 @@ def test_report_plot_and_export_write_what_they_say(demo, tmp_path, capsys):
         assert all(file.stat().st_size > 100 for file in printed)
         assert len(printed) == 1 or name == "report.md"
     assert list(pd.read_csv(tmp_path / "trials.csv").batch_size) == [32, 128, 512]
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="its file names are UTF-8")
+def test_numbers_stay_numbers_in_a_file_whose_name_is_no_text(tmp_path, capsys):
+    folder = tmp_path / os.fsdecode(b"caf\xe9")
+    tuned = {"shift": -0.5, "exponent": -3, "written": "-1e-3", "layer": "relu"}
+    make_study(make_trial(16, hyperparameters=tuned)).save(folder / "study.json")
+    assert cli.main(["export", str(folder / "study.json"), "-o", str(folder / "t.csv")]) == 0
+    (row,) = pd.read_csv(folder / "t.csv").to_dict("records")
+    assert {name: row[name] for name in tuned} == tuned | {"written": -0.001}
+    assert "\\udce9" in capsys.readouterr().out
 
 
 def test_a_figure_has_the_width_and_the_target_that_are_given(tmp_path):

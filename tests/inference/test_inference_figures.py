@@ -54,13 +54,3 @@ def test_a_profile_without_data_for_a_figure_says_what_to_measure(name):
     with pytest.raises(ValueError, match="Received"):
         PLOTS[name](make_profile(make_failed(1), memory=()))
     assert make_profile(make_failed(1), memory=()).figures() == ()
-
-
-def test_an_answer_beyond_the_measured_sizes_is_marked_as_not_measured():
-    profile = make_profile(*(make_timing(size) for size in (1, 2, 4, 8)))
-    ax = kbatch.plot_inference_throughput(profile)
-    size = profile.efficient.batch_size
-    assert f"efficient, not measured: {size}" in words(ax)
-    assert f"efficient, not measured: {size}" in ax.get_label()
-    far = make_profile(*(make_timing(size) for size in (1, 8, 64, 256)))
-    assert "not measured" not in words(kbatch.plot_inference_throughput(far))

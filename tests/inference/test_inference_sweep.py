@@ -70,15 +70,15 @@ def test_a_batch_above_a_bulk_call_is_not_run_there(chosen):
         assert record.median_s == pytest.approx(0.01 * record.batch_size / BULK)
 
 
-def gone_on(*, larger=(16, 32, 64, 128, 256, 512), memory=True, limit_bytes=10**6, budget_s=1e6):
+def gone_on(*, memory=True, limit_bytes=10**6):
     """The records of a sweep of four sizes that may go on; an example takes a kilobyte."""
     sizes = (1, 2, 4, 8)
     known = tuple(
         MemoryRecord("float32", size, "fits", peak_bytes=10**4 + 1000 * size)
         for size in (sizes if memory else ())
     )
-    plan = {"time_budget_s": budget_s, "needed_calls": 59}
-    probed = MemoryPass(known, limit_bytes, ())
+    plan = {"time_budget_s": 1e6, "needed_calls": 59}
+    probed, larger = MemoryPass(known, limit_bytes, ()), (16, 32, 64, 128, 256, 512)
     return swept(probed, compiled=time_s, sizes=sizes, larger=larger, plan=plan)
 
 

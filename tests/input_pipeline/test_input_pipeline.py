@@ -15,10 +15,11 @@ from batch_data import examples, raising
 from fake_clock import FakeClock
 
 from kbatch.errors import InputError
-from kbatch.input_pipeline.blocks import block_length
+from kbatch.input_pipeline.blocks import block_length, borrowed_step
 
 # Imported before any test replaces the machine's clock, which signatures keep as their default.
 from kbatch.input_pipeline.measure import profile_input_pipeline
+from kbatch.training.data.forms import first_rows
 
 BUDGET_S = 0.3
 
@@ -130,6 +131,29 @@ def test_model_and_data_are_as_before(starved):
     for one, other in zip(before, state(model), strict=True):
         np.testing.assert_array_equal(one, other)
     assert [len(x) for x, _ in dataset] == [8] * 5
+
+
+def test_the_step_is_a_real_train_step_from_a_state_that_can_be_restored():
+    """One step, also of a model that makes several an execution."""
+    model, twin = models.mlp(steps_per_execution=4), models.mlp(run_eagerly=True)
+    twin.set_weights(model.get_weights())
+    batch = tuple(map(tf.constant, models.rows(8)))
+    twin.train_on_batch(*batch)
+    with borrowed_step(model, batch) as step:
+        assert not step.has_seen(batch)
+        before = state(model)
+        step(batch)
+        assert int(model.optimizer.iterations) == 1
+        assert step.has_seen(batch)
+        assert not step.has_seen(first_rows(batch, 3))
+        for one, other in zip(model.get_weights(), twin.get_weights(), strict=True):
+            np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
+        step.restore()
+        for one, other in zip(state(model), before, strict=True):
+            np.testing.assert_array_equal(one, other)
+    assert model.train_function is None
+    assert model.metrics_variables
+    assert all(float(v.numpy()) == 0 for v in model.metrics_variables)
 
 
 def test_a_slow_step_is_compute_bound_and_nothing_is_tried_in_vain(clock):

@@ -19,7 +19,7 @@ from matplotlib.figure import Figure
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.plotting.canvas import SMALL_PT, TEXT_PT, figure_bytes
+from kbatch.plotting.canvas import figure_bytes
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import Study
 
@@ -124,10 +124,3 @@ def test_two_hundred_trials_with_long_names_fit(name):
 def test_the_same_data_give_the_same_bytes(name):
     first, second = (figure_bytes(plot(name, SAMPLES[name]()), ".svg") for _ in range(2))
     assert first == second
-
-
-def test_texts_have_the_size_of_a_paper_at_every_width():
-    assert (TEXT_PT, SMALL_PT) == (8, 7.5)
-    figure = draw("trials", COLUMN_IN).get_figure(root=True)
-    sizes = {text.get_fontsize() for axes in figure.axes for text in axes.texts}
-    assert sizes <= {7.5, 8.0}

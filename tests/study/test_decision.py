@@ -7,7 +7,6 @@ import pytest
 from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.records.search import PlainEpochs
 from kbatch.records.training_run import REASONS, Budget, Outcomes, Target
 from kbatch.study.figures.trials import named_label, plot_trials
@@ -178,20 +177,6 @@ def test_of_a_size_that_a_race_was_interrupted_in_the_executions_before_count():
     assert (row["batch size"], row["runs"]) == (64, 3)
     assert row["validation accuracy"] == pytest.approx(fast.objective_value)
     assert named_label(study) == f"take batch size 64: {fast.objective_value:.4f}"
-
-
-@pytest.mark.parametrize(
-    ("factor", "outcome"),
-    [(2.0, "left the race: unlikely to win"), (0.25, "tried only at a rate that is far off")],
-)
-def test_a_size_that_was_tried_at_a_far_rate_alone_says_so(factor, outcome):
-    at = [{FACTOR_NAME: one} for one in (4.0, 4.0, factor)]
-    raced = many(32, 2000, executions=4, hyperparameters=at[0])
-    other = many(64, 2005, executions=4, rate=2000.0, hyperparameters=at[1])
-    alone = many(128, 9000, executions=1, rate=3000.0, hyperparameters=at[2])
-    search = make_search(strategy="race", batch_sizes=[32, 64, 128])
-    table = make_study(raced, other, alone, search=search).table()
-    assert table.set_index("batch size")["outcome"][128] == outcome
 
 
 def test_a_loss_is_compared_by_its_share_and_downwards():

@@ -44,6 +44,11 @@ def test_the_fit_is_that_of_every_execution_and_names_the_critical_batch_size():
     assert fit.fewest_steps == expected.fewest_steps
     assert fit.critical_batch_size == expected.critical_batch_size
     assert f"B_crit {expected.critical_batch_size.value:.0f} (" in text
+    _, lower = panels(plot_time_to_target(study))
+    curve = next(line for line in lower.lines if len(line.get_xdata()) == 100)
+    x, y = np.asarray(curve.get_xdata(), float), np.asarray(curve.get_ydata(), float)
+    np.testing.assert_allclose(y, fit.fewest_steps + fit.fewest_examples / x)
+    assert f"B_crit {fit.critical_batch_size.value:,.0f}" in texts(lower)
 
 
 def test_a_target_of_the_record_needs_no_argument_and_another_one_can_be_given():
@@ -84,19 +89,3 @@ def test_perfect_scaling_halves_with_the_batch_from_the_smallest_on():
         assert y0 * x0 == pytest.approx(y1 * x1)
         assert first is None or y0 == first
         assert (panel.get_xscale(), panel.get_yscale()) == ("log", "log")
-
-
-def test_the_curve_is_the_fit_and_the_critical_size_is_marked():
-    study = target_study(3)
-    fit, _ = fitted(target_points(study, TARGET))
-    _, lower = panels(plot_time_to_target(study))
-    curve = next(line for line in lower.lines if len(line.get_xdata()) == 100)
-    x, y = np.asarray(curve.get_xdata(), float), np.asarray(curve.get_ydata(), float)
-    np.testing.assert_allclose(y, fit.fewest_steps + fit.fewest_examples / x)
-    assert f"B_crit {fit.critical_batch_size.value:,.0f}" in texts(lower)
-
-
-def test_two_sizes_give_no_curve():
-    fit, text = fitted(target_points(target_study(sizes=(16, 64), missed=()), TARGET))
-    assert fit is None
-    assert text.endswith("and 2 sizes did.")
