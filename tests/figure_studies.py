@@ -82,7 +82,7 @@ def tuned_study(count, *, name="digits"):
     return make_study(*trials, name=name)
 
 
-def to_target(batch_size, updates, *, met=True, epochs=None, target=TARGET):
+def to_target(batch_size, updates, *, met=True, epochs=None):
     """An execution that meets the target in the epoch of so many updates, or not at all."""
     per_epoch = -(-EXAMPLES // batch_size)
     count = epochs or -(-updates // per_epoch)
@@ -91,7 +91,7 @@ def to_target(batch_size, updates, *, met=True, epochs=None, target=TARGET):
     return make_execution(
         batch_size,
         rate=batch_size / step_time_s(batch_size),
-        target=target,
+        target=TARGET,
         epochs=tuple(
             EpochRecord(e, {"loss": 0.5, "val_accuracy": v}, EXAMPLES, per_epoch, train_s, 0.01)
             for e, v in enumerate(values)
@@ -116,10 +116,9 @@ def target_study(executions=1, *, sizes=(4, 8, *SIZES), missed=(2048,), **change
     return make_study(*trials, make_trial(4096, status="out_of_memory"), **changed)
 
 
-def gpu_study(*gpus):
-    """A study whose trials watched these GPUs."""
-    gpus = gpus or (make_gpu(),)
-    trials = (make_trial(size, learned(size, usage=usage_of(*gpus))) for size in (32, 64))
+def gpu_study():
+    """A study whose trials watched a GPU."""
+    trials = (make_trial(size, learned(size, usage=usage_of(make_gpu()))) for size in (32, 64))
     return make_study(*trials)
 
 

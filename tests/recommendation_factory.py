@@ -35,9 +35,9 @@ def make_memory(most_at_once=1437, *, limit_bytes=8 * 2**30):
     )
 
 
-def make_pilot(noise_scale=200.0, *, scatter=0.05, stretches=40, **changed):
+def make_pilot(noise_scale=200.0, *, scatter=0.05, **changed):
     """A pilot whose losses have gone nine tenths of their way at about a quarter of it."""
-    rng = np.random.default_rng(0)
+    rng, stretches = np.random.default_rng(0), 40
     fields = {
         "batch_size": 32,
         "updates": (25,) * stretches,

@@ -139,7 +139,7 @@ def make_diverged(batch_size, text="diverged: the loss is nan"):
     return make_trial(batch_size, status="failed", failure=text, epochs=(epoch,))
 
 
-def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utilization=0.8):
+def make_gpu(*, energy_j=1000.0, power_w=300.0, utilization=0.8):
     """What a GPU took, the same at every sample."""
     shown = (utilization, 2e9, power_w)
     samples = tuple(GpuSample(float(t), *shown) for t in range(4))
@@ -149,7 +149,7 @@ def make_gpu(*, energy_j=1000.0, energy_source="counter", power_w=300.0, utiliza
         tensorflow_devices=("GPU:0",),
         memory_total_bytes=80 * 2**30,
         energy_j=energy_j,
-        energy_source=energy_source if energy_j is not None or energy_source != "counter" else None,
+        energy_source=None if energy_j is None else "counter",
         mean=GpuSample(1.5, *shown),
         samples=samples,
     )
