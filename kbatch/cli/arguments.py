@@ -51,11 +51,13 @@ def milliseconds(text: str) -> float:
     return quantity(text, units_ms, "a positive time with its unit, such as 20ms, 500us or 0.1s")
 
 
-def integers(text: str) -> tuple[int, ...]:
+def batch_sizes(text: str) -> tuple[int, ...]:
+    from kbatch.analysis.batch_sizes import check_batch_sizes  # NumPy comes with it.
+
     try:
-        return tuple(int(word) for word in text.split(","))
+        return check_batch_sizes([int(word) for word in text.split(",")])
     except ValueError as error:
-        required = "integers with commas between them, such as 1,8,64"
+        required = "ascending positive integers with commas between them, such as 1,8,64"
         raise argparse.ArgumentTypeError(f"it must be {required}. Received: {text}.") from error
 
 

@@ -8,7 +8,7 @@ from collections import Counter
 from pathlib import Path
 from typing import Any
 
-from kbatch.cli.arguments import integers, starting_tensorflow
+from kbatch.cli.arguments import batch_sizes, starting_tensorflow
 
 _SIZES, _QUICK_SIZES = (32, 64, 128, 256, 512), (32, 128, 512)
 # Packages of the standard library with enough functions, on every machine with Python.
@@ -28,7 +28,7 @@ def add_demo(commands: Any) -> None:
     policy = "Keras dtype policy (mixed_float16; float32 on a processor with very slow float16)"
     demo.add_argument("--policy", metavar="NAME", help=policy)
     sizes = f"sizes to try ({','.join(map(str, _SIZES))})"
-    demo.add_argument("--batch-sizes", type=integers, metavar="N,N,...", help=sizes)
+    demo.add_argument("--batch-sizes", type=batch_sizes, metavar="N,N,...", help=sizes)
     seed = "seed of weights and order (%(default)s)"
     demo.add_argument("--seed", type=int, default=0, metavar="N", help=seed)
     demo.set_defaults(run=_demo)

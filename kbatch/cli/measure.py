@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from kbatch.cli.arguments import (
-    integers,
+    batch_sizes,
     memory_size,
     milliseconds,
     name_text,
@@ -72,7 +72,7 @@ def add_inference(commands: Any) -> None:
     add("--paths", dest="call_paths", default="compiled", **given, help=paths)
     policies = "dtype policies and int8 (the model as it is)"
     add("--policies", dest="dtype_policies", **given, help=policies)
-    add("--batch-sizes", type=integers, metavar="N,N,...", help="sizes (powers of two)")
+    add("--batch-sizes", type=batch_sizes, metavar="N,N,...", help="sizes (powers of two)")
     seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
     add("--seconds", **seconds, help="time budget of the timing (%(default)s)")
     bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"

@@ -16,7 +16,7 @@ INPUT = "input given:build --data given:data --budget 0.3"
 RECOMMEND = "recommend given:build --data given:arrays --budget 2"
 MISTAKES = {
     "demo --batch-sizes 16,big": "integers with commas",
-    "demo --batch-sizes 16,16": "repeats a size",
+    "demo --batch-sizes 16,16": r"--batch-sizes: it must be ascending",
     "demo --quick --policy float12": "mixed_float16",
     "demo --output file/below": r"\(Not a directory\): give another one",
     "demo --quick --output mine": "no earlier demo",
