@@ -28,7 +28,7 @@ from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
 from kbatch.search.identity import fit_facts, model_facts, objective_facts
-from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan
+from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan, check_new
 from kbatch.search.steps_per_execution import Steps, check_steps
 from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
 from kbatch.search.trial_files import (
@@ -216,12 +216,9 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         except Exception:
             self._executed = None, 0
             raise
-        if self._trained is not None and model is self._trained() and updates_made(model):
-            raise keras_tuner.errors.FatalValueError(
-                "`build` must make a new model at each call: it returned the one that another "
-                "trial has trained. Make the model and its optimizer inside of the function. "
-                f"Received: the same {type(model).__name__} {model.name!r} again."
-            )
+        trained = self._trained and self._trained()
+        if model is trained and updates_made(model):
+            check_new(model, trained)
         if self._is_late(model):
             # Nobody knows whether its loss will be scaled.
             return model if named else self._built(hp, "float32")[0]

@@ -51,6 +51,16 @@ class PlanHalved(keras_tuner.errors.FailedTrialError):
     """Memory ran out in training: the execution runs again by a plan of smaller micro-batches."""
 
 
+def check_new(model: keras.Model, known: keras.Model | None) -> None:
+    """Refuse a model that the build function has returned before."""
+    if model is known:
+        raise keras_tuner.errors.FatalValueError(
+            "`build` must make a new model at each call, also for another trial or dtype policy: "
+            "make the model and its optimizer inside of the function. "
+            f"Received: the same {type(model).__name__} {model.name!r} again."
+        )
+
+
 @dataclasses.dataclass(eq=False)
 class SearchPlan:
     """The plan of a search, or what it is made by."""
@@ -302,6 +312,7 @@ class SearchPlan:
             if model.dtype_policy.name != HALF:
                 # Where it is chosen, trials train by the graph that is traced for it here.
                 built = build_half(HALF)
+                check_new(built, model)
                 built = self.graph.model(built) if self.stock_fit else built
                 half = self._updates_of(built, data)
             beside = None if full is half or gpu_visible() else full

@@ -150,10 +150,11 @@ def test_a_build_that_fails_is_a_trial_that_failed(tmp_path):
     assert "no such layer" in tuner.oracle.get_trial("0001").message
 
 
-def test_a_build_that_returns_a_trained_model_again_is_told_so(tmp_path):
+@pytest.mark.parametrize("policy", ["float32", None])  # Without one it is built under two.
+def test_a_build_that_returns_one_model_again_is_told_so(tmp_path, policy):
     model = models.stock()
     with pytest.raises(ValueError, match="must make a new model at each call"):
-        quick(tmp_path, two_sizes(lambda: model))
+        quick(tmp_path, two_sizes(lambda: model, dtype_policy=policy))
 
 
 def test_a_trial_that_diverges_has_failed_for_keras_tuner_too(tmp_path):
