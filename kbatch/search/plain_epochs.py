@@ -10,8 +10,8 @@ from typing import Any
 
 import keras
 import numpy as np
-import tensorflow as tf
 
+from kbatch.device.failures import ran_out_of_memory
 from kbatch.records.json_codec import write_record
 from kbatch.records.search import PLAIN_NAME, PlainEpochs
 from kbatch.search.steps_per_execution import set_steps
@@ -77,8 +77,10 @@ def measure_plain_epochs(
                 [_epoch_s(*one, x, y, rows) for one in zip(models, trials, strict=True)]
                 for _ in range(turns + traces)
             ]
-        except tf.errors.ResourceExhaustedError:  # Beside the model that the search keeps.
-            return
+        except Exception as error:
+            if ran_out_of_memory(error):  # Beside the model that the search keeps.
+                return
+            raise
     least_s = tuple(np.min(epochs_s[traces:], axis=0).tolist())
     sizes = tuple(trial.batch_size for trial in trials)
     write_record(PlainEpochs(sizes, least_s, rows), project / PLAIN_NAME)

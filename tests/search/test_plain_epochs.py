@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import searches
 import small_models as models
+import tensorflow as tf
 
 import kbatch
 from kbatch.records.search import PlainEpochs
@@ -86,6 +87,18 @@ def test_data_that_are_no_arrays_are_not_timed(ended):
     tuner, (x, y) = ended
     file = forget(tuner)
     measure_plain_epochs(tuner, TrainingData(x.tolist(), y), most_share=np.inf)
+    assert not file.exists()
+
+
+def test_sizes_without_room_beside_the_kept_model_are_not_timed(ended, monkeypatch):
+    tuner, data = ended
+    file = forget(tuner)
+
+    def full(*_, **given):
+        raise tf.errors.InternalError(None, None, "CUDA_ERROR_OUT_OF_MEMORY")
+
+    monkeypatch.setattr(keras.Model, "fit", full)
+    measure_plain_epochs(tuner, TrainingData(*data), most_share=np.inf)
     assert not file.exists()
 
 
