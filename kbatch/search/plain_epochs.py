@@ -22,9 +22,8 @@ from kbatch.training.state import kept_seeds
 
 # An epoch has as many examples as the slower size trains in so many seconds, or so many batches.
 _MOST_S, _FEWEST_BATCHES = 1.5, 4
-# Fits of each size at most, in turns, the shortest of which counts; more where sizes trained
-# several times, so that a decision may be certain.
-_TURNS, _MORE_TURNS = 2, 4
+# The sizes are fitted in turns, the shortest of which counts: twice, and on for so many seconds.
+_TURNS, _TURNS_S = 2, 1.0
 # Seconds of steps, without those of the first execution, that show what the rest of an epoch takes.
 _STRETCH_S = 0.05
 # What a fit takes until then, and the share of the time of all trainings that all fits and their
@@ -68,15 +67,15 @@ def measure_plain_epochs(
             models.append(tuner.hypermodel.graph.model(tuner.hypermodel.build(hp)))
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
-        most = _TURNS if len(trials[0].executions) == 1 else _MORE_TURNS
-        turns = int(min(most, left_s / (fit_s * len(trials))))
-        if turns < 1:
+        turns = int(min(_TURNS, left_s / (fit_s * len(trials)))) + traces
+        if turns < 1 + traces:
             return
+        epochs_s: list[list[float]] = []
+        most_s = min(left_s, _TURNS_S)
         try:
-            epochs_s = [
-                [_epoch_s(*one, x, y, rows) for one in zip(models, trials, strict=True)]
-                for _ in range(turns + traces)
-            ]
+            while len(epochs_s) < turns or np.sum(epochs_s[traces:]) < most_s:
+                fits = zip(models, trials, strict=True)
+                epochs_s.append([_epoch_s(*one, x, y, rows) for one in fits])
         except Exception as error:
             if ran_out_of_memory(error):  # Beside the model that the search keeps.
                 return
