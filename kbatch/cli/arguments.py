@@ -115,8 +115,8 @@ def named_build(text: str) -> Any:
     if callable(given) or hasattr(given, "build"):
         return given
     raise ValueError(
-        "Give a function that returns a compiled model, or the model. "
-        f"Received: {text}, a {type(given).__name__}."
+        "MODULE:BUILD must name a function that returns a compiled model, or a "
+        f"`keras_tuner.HyperModel`. Received: {text}, a {type(given).__name__}."
     )
 
 

@@ -10,7 +10,6 @@ import json
 import os
 import random
 import signal
-import subprocess
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -22,10 +21,10 @@ import keras_tuner
 import pytest
 import small_models as models
 import tensorflow as tf
+from own_process import printed
 
 import kbatch
 
-TESTS = Path(__file__).parents[1]
 # What a clock says differs from run to run.
 KEPT = ["trial_id", "status", "batch_size", "executions", "learning_rate", "updates", "accuracy"]
 KEPT += ["loss", "val_accuracy", "val_loss", "examples_seen"]
@@ -191,18 +190,9 @@ def main(directory, kills, seed, case):
 @pytest.mark.slow
 @pytest.mark.parametrize(("case", "kills"), [("grid", 8), ("race", 4)])
 def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, tmp_path):
-    paths = [str(TESTS.parent), str(TESTS)]
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path), str(kills), "1", case],
-        capture_output=True,
-        text=True,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(paths), "TF_CPP_MIN_LOG_LEVEL": "3"},
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr
-    searches = json.loads(done.stdout.splitlines()[-1])
+    searches = printed(__file__, tmp_path, kills, 1, case)
     assert sum(len(search["kills"]) for search in searches) >= kills
-    assert [search["status"] for search in searches] == [0] * len(searches), done.stderr
+    assert [search["status"] for search in searches] == [0] * len(searches)
     assert [search["repeated"] for search in searches] == [[]] * len(searches)
     undisturbed = kbatch.load_study(tmp_path / "undisturbed" / "search")
     if case == "race":

@@ -6,21 +6,17 @@ searches and prints what was recorded.
 
 import dataclasses
 import json
-import os
-import subprocess
 import sys
-from pathlib import Path
 
 import keras_tuner
 import pytest
 import small_models as models
-import tensorflow as tf
+from own_process import printed, two_replicas
 
 import kbatch
 
 pytestmark = pytest.mark.slow  # Five searches over two replicas.
 
-TESTS = Path(__file__).parents[1]
 ROWS = 94
 
 
@@ -46,11 +42,7 @@ def searched(directory, name, strategy, micro_batch_size=3, batch_sizes=(8, 32),
 
 
 def main(directory):
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    # The graphs of two replicas take far longer to optimise than to run.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     results = {
         "one": searched(directory, "one", None),
         "two": searched(directory, "two", strategy),
@@ -68,15 +60,7 @@ def main(directory):
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    done = subprocess.run(
-        [sys.executable, __file__, str(tmp_path_factory.mktemp("mirrored"))],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed(__file__, tmp_path_factory.mktemp("mirrored"))
 
 
 @pytest.mark.parametrize("name", ["one", "two", "whole"])

@@ -245,9 +245,18 @@ def test_a_figure_names_as_tied_no_size_between_that_left_the_race():
     trials = (*repeated[:2], left, repeated[2])
     study = make_study(*trials, search=make_search(base_batch_size=32, strategy="race"))
     assert study.decide().tied == (32, 64, 256)
-    texts = kbatch.plot_trials(study).figure.findobj(Text)
-    words = " ".join(text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in texts)
-    assert "Not told apart from the best: 32, 64 and 256." in words
+    assert "As good as the best: 32, 64 and 256." in words_of(kbatch.plot_trials(study))
+
+
+def test_a_figure_calls_sizes_as_good_only_where_they_are_certified():
+    study = make_study(*(make_trial(size, 800, count=1) for size in (32, 64, 256)))
+    assert not study.decide().certified
+    assert "Not told apart from the best: 32 to 256." in words_of(kbatch.plot_trials(study))
+
+
+def words_of(ax):
+    texts = ax.figure.findobj(Text)
+    return " ".join(text.get_text().replace("\N{NO-BREAK SPACE}", " ") for text in texts)
 
 
 def test_a_race_that_ended_in_its_first_round_compares_all_that_it_tried():

@@ -5,23 +5,19 @@ and prints how far the two are apart.
 """
 
 import json
-import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import keras
 import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
+from own_process import printed, two_replicas
 
 import kbatch
 from kbatch.training.accumulation import Accumulation
 
 pytestmark = pytest.mark.slow
-TESTS = Path(__file__).parents[1]
 
 
 def trained(strategy, build, change=lambda model: model):
@@ -53,11 +49,7 @@ def clipped():
 
 
 def main():
-    # The graphs of two replicas take far longer to optimise than to run.
-    tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    cpu = tf.config.list_physical_devices("CPU")[0]
-    tf.config.set_logical_device_configuration(cpu, [tf.config.LogicalDeviceConfiguration()] * 2)
-    strategy = tf.distribute.MirroredStrategy(["CPU:0", "CPU:1"])
+    strategy = two_replicas()
     results = {}
     for policy in ("float32", "mixed_float16"):
         keras.config.set_dtype_policy(policy)
@@ -82,15 +74,7 @@ def main():
 
 @pytest.fixture(scope="module")
 def found():
-    done = subprocess.run(
-        [sys.executable, __file__],
-        env=os.environ | {"PYTHONPATH": os.pathsep.join([str(TESTS), str(TESTS.parent)])},
-        capture_output=True,
-        text=True,
-        timeout=900,
-    )
-    assert done.returncode == 0, done.stderr[-3000:]
-    return json.loads(done.stdout.splitlines()[-1])
+    return printed(__file__)
 
 
 @pytest.mark.parametrize(("policy", "tolerance"), [("float32", 1e-6), ("mixed_float16", 2e-3)])

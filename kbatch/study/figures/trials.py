@@ -119,7 +119,9 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
     tied = ""
     if decided.tied:
         sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
-        tied = f"Not told apart from the best: {sizes}."
+        certified = decided.judgement.certified if decided.certified and decided.judgement else ()
+        alike = {*decided.tied} <= {size for size, _ in certified}
+        tied = f"{'As good as' if alike else 'Not told apart from'} the best: {sizes}."
     notes = (tied, grey, outside, common.bars_text(shown))
     common.write_conditions((upper, lower), study, *notes, alarm=alarm)
     return upper
