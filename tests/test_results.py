@@ -13,7 +13,7 @@ from record_samples import FORMS, RECORDS
 from records_factory import make_study, make_trial
 
 import kbatch
-from kbatch.cli.study import load_result
+from kbatch.cli.main import load_result
 from kbatch.page.document import glued, html_text, markdown_files
 from kbatch.page.result import Page as Content
 from kbatch.page.result import Result, write_report

@@ -126,8 +126,9 @@ def named_data(text: str) -> Any:
     if not callable(given) or hasattr(given, "element_spec"):
         return given
     parameters = inspect.signature(given).parameters.values()
-    required = [p for p in parameters if p.default is p.empty and p.kind is p.POSITIONAL_OR_KEYWORD]
-    return given if required else given()
+    one = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    wanted = [each for each in parameters if each.default is each.empty and each.kind in one]
+    return given if wanted else given()
 
 
 def named_x_y(text: str) -> tuple[Any, Any]:

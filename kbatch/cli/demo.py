@@ -38,13 +38,7 @@ def _demo(options: argparse.Namespace) -> None:
     from kbatch.plotting.canvas import save_figure
     from kbatch.records.search import RECORD_NAME
 
-    try:
-        options.output.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise OSError(
-            f"`--output` must be a directory that can be made and written ({error.strerror}): give "
-            f"another one. Received: --output {options.output}."
-        ) from error
+    options.output.mkdir(parents=True, exist_ok=True)
     folder = options.output / "demo-search"
     if folder.exists() and not (folder / RECORD_NAME).exists():
         raise FileExistsError(

@@ -1,13 +1,38 @@
-"""The command line of kbatch."""
+"""The command line of kbatch.
 
+An option of a command that measures is named as the argument of the function that it calls, and
+passed on where it is given.
+"""
+
+import argparse
+import contextlib
+import functools
 import io
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
 
 from kbatch import __version__
-from kbatch.cli import demo, doctor, measure, study
-from kbatch.cli.arguments import Parser
+from kbatch.cli.arguments import (
+    Parser,
+    batch_sizes,
+    memory_size,
+    milliseconds,
+    name_text,
+    named_build,
+    named_data,
+    named_x_y,
+    starting_tensorflow,
+    words,
+)
+from kbatch.cli.demo import add_demo
+from kbatch.cli.doctor import add_doctor
+from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
+from kbatch.recommendation import BUDGET_S
+from kbatch.search import BASE_BATCH_SIZE
+from kbatch.study.figures import FIGURES, study_plot
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -37,13 +62,308 @@ def command_parser() -> Parser:
     parser.add_argument("--version", action="version", version=f"kbatch {__version__}")
     commands = parser.add_subparsers(metavar="command", required=True)
     # In the order of the help.
-    demo.add_demo(commands)
-    doctor.add_doctor(commands)
-    measure.add_max_batch(commands)
-    measure.add_inference(commands)
-    measure.add_input(commands)
-    measure.add_recommend(commands)
-    study.add_report(commands)
-    study.add_plot(commands)
-    study.add_export(commands)
+    add_demo(commands)
+    add_doctor(commands)
+    _add_max_batch(commands)
+    _add_inference(commands)
+    _add_input(commands)
+    _add_recommend(commands)
+    _add_report(commands)
+    _add_plot(commands)
+    _add_export(commands)
     return parser
+
+
+_DATA_TEXT = "function that returns (x, y) or a dataset, or takes a batch size and does so"
+
+
+def _parser(
+    commands: Any, name: str, run: Callable[..., None], help_text: str, data: str = ""
+) -> Any:
+    """Add a command; `data` describes the option `--data`, which comes with a build function."""
+    parser = commands.add_parser(name, help=help_text)
+    parser.set_defaults(run=run)
+    if data:
+        build = "function that returns the compiled model"
+        parser.add_argument("build", type=name_text, metavar="MODULE:BUILD", help=build)
+        given = {"type": name_text, "metavar": "MODULE:DATA", "help": data}
+        parser.add_argument("--data", required=True, **given)
+    return parser.add_argument
+
+
+def _given(options: argparse.Namespace, *others: str) -> dict[str, Any]:
+    """Return the arguments of the function that were given; two values of an option are a pair."""
+    left_out = ("run", "build", "data", "output", *others)
+    given = {n: v for n, v in vars(options).items() if v is not None and n not in left_out}
+    return {n: tuple(v) if isinstance(v, list) else v for n, v in given.items()}
+
+
+def _write(result: Any, record: Path | None, *figures: tuple[Path, Any]) -> None:
+    """Print a result, and write its record and its figures where they are wanted."""
+    from kbatch.plotting.canvas import save_figure
+
+    print(result)
+    if record is not None:
+        result.save(record)
+        print(f"record: {record}")
+    for path, draw in figures:
+        save_figure(draw(None), path)
+        print(f"figure: {path}")
+
+
+def _add_inference(commands: Any) -> None:
+    text = "measure latency, throughput and memory of predictions by batch size"
+    add = _parser(commands, "inference", _inference, text)
+    add("model", type=Path, metavar="MODEL", help="a saved model, .keras or .h5")
+    slo = "latency target, such as 20ms: find the largest batch in it"
+    add("--slo", dest="latency_slo_ms", type=milliseconds, metavar="TIME", help=slo)
+    share = "share of the calls that keep to it (%(default)s)"
+    add("--quantile", type=float, default=0.95, metavar="Q", help=share)
+    paths = "compiled, xla, predict, saved_model (%(default)s)"
+    given = {"type": words, "metavar": "NAME,..."}
+    add("--paths", dest="call_paths", default="compiled", **given, help=paths)
+    policies = "dtype policies and int8 (the model as it is)"
+    add("--policies", dest="dtype_policies", **given, help=policies)
+    add("--batch-sizes", type=batch_sizes, metavar="N,N,...", help="sizes (powers of two)")
+    seconds = {"dest": "time_budget_s", "type": float, "default": TIME_BUDGET_S, "metavar": "S"}
+    add("--seconds", **seconds, help="time budget of the timing (%(default)s)")
+    bulk = "examples of a call of predict, which runs no larger batches (%(default)s)"
+    add("--bulk-examples", type=int, default=BULK_EXAMPLES, metavar="N", help=bulk)
+    memory = {"dest": "measure_memory", "action": "store_false"}
+    add("--no-memory", **memory, help="leave the memory out")
+    output = {"type": Path, "default": Path("kbatch-inference"), "metavar": "DIR"}
+    add("-o", "--output", **output, help="where profile, table and figures go (%(default)s)")
+
+
+def _inference(options: argparse.Namespace) -> None:
+    from rich.console import Console
+    from rich.markup import escape
+
+    given = _given(options, "model")
+    if not options.model.exists():
+        raise ValueError(
+            "MODEL must be a file that `model.save` wrote, .keras or .h5: it does not exist. "
+            f"Received: {options.model}."
+        )
+    options.output.mkdir(parents=True, exist_ok=True)
+    with starting_tensorflow():
+        from kbatch.inference.call_paths import load_saved_model
+        from kbatch.inference.measure import profile_inference
+
+    model = load_saved_model(options.model)
+    with Console(emoji=False).status("measuring") as status:
+        given["on_progress"] = lambda line: status.update(escape(line))
+        profile = profile_inference(model, **given)
+    profile.table().to_csv(options.output / "profile.csv", index=False)
+    figures = ((options.output / f"{figure.name}.png", figure.draw) for figure in profile.figures())
+    _write(profile, options.output / "profile.json", *figures)
+
+
+def _add_input(commands: Any) -> None:
+    data = "dataset, PyDataset or arrays, or a function that makes them"
+    add = _parser(commands, "input", _input, "find out whether the data is the bottleneck", data)
+    add("--batch-size", type=int, metavar="N", help="examples in a batch (those of the dataset)")
+    seconds = {"dest": "budget_s", "type": float, "metavar": "SECONDS"}
+    add("--budget", **seconds, help="seconds to spend on measuring")
+    changes = "leave out the changes to the pipeline"
+    add("--no-remedies", dest="remedies", action="store_false", help=changes)
+    cache = "memory that a cache may take when tried"
+    add("--cache-bytes", type=int, metavar="BYTES", help=cache)
+    output = {"type": Path, "default": Path("kbatch-input"), "metavar": "DIR"}
+    add("-o", "--output", **output, help="where record and figure go (%(default)s)")
+
+
+def _input(options: argparse.Namespace) -> None:
+    given = _given(options)
+    with starting_tensorflow():
+        from kbatch.input_pipeline.measure import profile_input_pipeline
+    profile = profile_input_pipeline(named_build(options.build), named_data(options.data), **given)
+    _write(profile, options.output / "input.json", (options.output / "input.png", profile.plot))
+
+
+def _add_max_batch(commands: Any) -> None:
+    text = "find the largest batch that fits in memory"
+    add = _parser(commands, "max-batch", _max_batch, text, _DATA_TEXT)
+    limit = "memory that may be taken, such as 2GiB (what the GPU has; half of a host's)"
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
+    window = {"dest": "memory_window", "type": float, "nargs": 2, "metavar": ("LOW", "HIGH")}
+    add("--window", **window, help="share of the limit to fill (0.8 0.9)")
+    add("--max", dest="max_batch_size", type=int, metavar="N", help="largest batch to try")
+    training = {"dest": "training", "action": "store_false"}
+    add("--inference", **training, help="run predictions instead of train steps")
+    policy = "Keras dtype policy to build under, such as mixed_float16"
+    add("--policy", metavar="NAME", help=policy)
+    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
+
+
+def _max_batch(options: argparse.Namespace) -> None:
+    given = _given(options, "policy")
+    with starting_tensorflow():
+        from kbatch.memory.find import find_max_batch_size
+        from kbatch.training.dtype_policy import check_dtype_policies, dtype_policy_scope
+    build, (x, y) = named_build(options.build), named_x_y(options.data)
+    policy = options.policy and check_dtype_policies(options.policy)[0]
+    with dtype_policy_scope(policy) if policy else contextlib.nullcontext():
+        _write(find_max_batch_size(build, x, y, **given), options.output)
+
+
+def _add_recommend(commands: Any) -> None:
+    text = "name a size to start with, by its limits"
+    add = _parser(commands, "recommend", _recommend, text, _DATA_TEXT)
+    base = "batch size that the model's learning rate suits (%(default)s)"
+    add("--base-batch-size", type=int, default=BASE_BATCH_SIZE, metavar="N", help=base)
+    limit = "memory that may be taken, such as 2GiB (as in max-batch)"
+    add("--limit", dest="memory_limit_bytes", type=memory_size, metavar="SIZE", help=limit)
+    seconds = {"dest": "budget_s", "type": float, "default": BUDGET_S, "metavar": "SECONDS"}
+    add("--budget", **seconds, help="seconds to spend on measuring (%(default)s)")
+    add("--seed", type=int, metavar="N", help="seed of the pilot")
+    add("-o", "--output", type=Path, metavar="FILE", help="write the record")
+    figure = "write the figure of the limits"
+    add("--figure", type=Path, metavar="FILE", help=figure)
+
+
+def _recommend(options: argparse.Namespace) -> None:
+    given = _given(options, "figure")
+    if options.figure is not None and options.figure.suffix not in (".png", ".svg", ".pdf"):
+        raise ValueError(
+            f"`--figure` must end in .png, .svg or .pdf. Received: --figure {options.figure}."
+        )
+    with starting_tensorflow():
+        from kbatch.recommendation.measure import recommend
+
+    (x, y), build = named_x_y(options.data), named_build(options.build)
+    given["on_progress"] = lambda line: print(f"measuring {line} ...", flush=True)
+    found = recommend(build, x, y, **given)
+    print()
+    _write(found, options.output, *([(options.figure, found.plot)] if options.figure else []))
+
+
+def _add_report(commands: Any) -> None:
+    add = _parser(commands, "report", _report, "write a report of a study or of profiles")
+    records = (
+        "project directory of a search, or the JSON file of a study, profile or result; "
+        "several make one document"
+    )
+    add("records", type=Path, nargs="+", metavar="DIR|FILE", help=records)
+    output = {"type": Path, "default": Path("kbatch-report.html")}
+    add("-o", "--output", **output, help=".html or .md to write (%(default)s)")
+
+
+def _report(options: argparse.Namespace) -> None:
+    from kbatch.page.result import write_report
+
+    records = [load_result(path) for path in options.records]
+    for record in records:
+        _say_problems(record)
+    for path in write_report(records, options.output):
+        print(path)
+
+
+def load_result(path: Path) -> Any:
+    """Read a study from the folder of its search, or whatever result a JSON file holds."""
+    from kbatch.inference.result import InferenceProfile
+    from kbatch.input_pipeline.result import InputPipelineProfile
+    from kbatch.memory.result import MaxBatchSizeResult
+    from kbatch.recommendation.result import Recommendation
+    from kbatch.records.json_codec import RecordError, read_json, shown
+    from kbatch.study.study import load_study
+    from kbatch.throughput.result import TrainingProfile
+
+    if not path.is_file():
+        return load_study(path)
+    try:
+        kind = shown(read_json(path)["kind"], str)
+    except (KeyError, TypeError) as error:
+        raise RecordError(f"{path} is no kbatch record or is damaged: {error!r}.") from error
+    kinds = (InferenceProfile, InputPipelineProfile, MaxBatchSizeResult, Recommendation)
+    loads: dict[str, Any] = {one.__name__: one.load for one in (*kinds, TrainingProfile)}
+    loads["Study"] = load_study
+    if kind not in loads:
+        raise RecordError(
+            f"{path} holds a {kind}: a file must hold one of {', '.join(loads)}. For a study "
+            "give the folder of its search (`directory/project_name`)."
+        )
+    return loads[kind](path)
+
+
+def _say_problems(record: Any) -> None:
+    for problem in getattr(record, "problems", ()):
+        print(f"kbatch: left out: {problem}", file=sys.stderr)
+
+
+def _add_plot(commands: Any) -> None:
+    add = _parser(commands, "plot", _plot, "draw a figure of a study")
+    figures = f"which one (%(default)s): {', '.join(FIGURES)}"
+    study = "project directory of a search; for the figure memory the file of a max-batch result"
+    add("study", type=Path, metavar="DIR", help=study)
+    add("--figure", choices=FIGURES, default=FIGURES[0], metavar="NAME", help=figures)
+    target = "for time-to-target, value of the metric to reach (default: that of StopAtTarget)"
+    add("--target", type=float, metavar="VALUE", help=target)
+    width = "width of the figure (6.4), such as 3.4 for a column; texts keep their size of 8 pt"
+    add("--width", type=float, metavar="INCHES", help=width)
+    add("-o", "--output", type=Path, help=".png, .svg or .pdf to write (kbatch-NAME.png)")
+
+
+def _plot(options: argparse.Namespace) -> None:
+    from kbatch.memory.result import MaxBatchSizeResult
+    from kbatch.plotting.canvas import draw_so_wide, save_figure
+    from kbatch.study.study import load_study
+
+    name, output = options.figure, options.output or Path(f"kbatch-{options.figure}.png")
+    if options.target is not None and name != "time-to-target":
+        raise ValueError(
+            "A target belongs to the figure `time-to-target`. "
+            f"Received: target={options.target} for {name!r}."
+        )
+    result = (MaxBatchSizeResult.load if name == "memory" else load_study)(options.study)
+    draw = result.plot
+    if name != "memory":
+        given = {} if options.target is None else {"target": options.target}
+        draw = functools.partial(study_plot(name), result, **given)
+    save_figure(draw() if options.width is None else draw_so_wide(draw, options.width), output)
+    _say_problems(result)
+    print(output)
+
+
+def _add_export(commands: Any) -> None:
+    text = "write the trials as a table, or to an experiment tracker"
+    add = _parser(commands, "export", _export, text)
+    study = "project directory of a search, or a file that `Study.save` wrote"
+    add("study", type=Path, metavar="DIR", help=study)
+    table = ".csv or .json to write (kbatch-trials.csv)"
+    add("-o", "--output", type=Path, help=table)
+    tracker = (
+        "write to a tracker what is not there yet, the table only with -o; the "
+        "tracker is set up by its own variables, such as MLFLOW_TRACKING_URI"
+    )
+    add("--to", choices=("mlflow", "wandb"), help=tracker)
+
+
+def _export(options: argparse.Namespace) -> None:
+    from kbatch.records.json_codec import write_whole_file
+    from kbatch.study.study import load_study, refuse_empty
+
+    output = options.output or Path("kbatch-trials.csv")
+    suffix = output.suffix.lower()
+    if suffix not in (".csv", ".json"):
+        raise ValueError(f"`--output` must end in .csv or .json. Received: --output {output}.")
+    study = load_study(options.study)
+    refuse_empty(study)
+    _say_problems(study)
+    if options.to is not None:
+        try:
+            print(f"{options.to}: {study.log_to(options.to)}")
+        except ImportError:
+            raise
+        except Exception as error:  # Whatever the tracker raises.
+            raise OSError(
+                f"{options.to} could not be written: run the same command again once it can be "
+                f"reached, which adds what is missing. Received: {type(error).__name__}: {error}"
+            ) from error
+        if options.output is None:
+            return
+    table = study.to_dataframe()
+    csv = suffix == ".csv"
+    text = table.to_csv(index=False) if csv else table.to_json(orient="records", indent=1)
+    write_whole_file(output, str(text).encode())
+    print(output)

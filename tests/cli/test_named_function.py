@@ -40,7 +40,7 @@ def test_data_are_a_pair_a_function_of_the_batch_size_or_a_dataset(folder):
         assert len(named_data(text)) == 2
     function, nothing = named_x_y("given:sized")
     assert nothing is None
-    for sized in (function, named_data("given:sized")):
+    for sized in (function, named_data("given:sized"), named_data("given:placed")):
         assert next(iter(sized(16)))[0].shape == (16, 8)
     dataset, nothing = named_x_y("given:data")
     assert nothing is None and np.shape(next(iter(dataset))[0]) == (8, 8)

@@ -12,7 +12,7 @@ from record_samples import RECORDS
 from records_factory import make_search, make_study, make_trial
 
 import kbatch
-from kbatch.cli.study import load_result
+from kbatch.cli.main import load_result
 from kbatch.records.json_codec import RecordError, write_record
 from kbatch.study.figures import STUDY_FIGURES
 from kbatch.study.study import load_study
