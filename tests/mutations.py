@@ -118,12 +118,14 @@ MUTATIONS = [
         "max_batch_search",
     ),
     Mutation(
-        "weights = 1 / np.maximum(memory, 1.0)", "weights = np.ones(len(memory))", "memory_fit"
+        "weights = 1 / np.maximum(memory, 1.0)",
+        "weights = np.ones(len(memory))",
+        "max_batch_search",
     ),
     Mutation(
         "(most_bytes - self.fixed_bytes) / self.bytes_per_example",
         "most_bytes / self.bytes_per_example",
-        "memory_fit",
+        "max_batch_search",
     ),
     # 39 to 48: the judge and the race.
     Mutation("near = gaps + half <= self._tolerance", "near = gaps <= self._tolerance", "judge"),

@@ -11,6 +11,7 @@ import psutil
 import tensorflow as tf
 
 from kbatch.analysis.batch_sizes import check_size
+from kbatch.device.environment import available_bytes
 from kbatch.device.gpus import (
     NO_GPU,
     WORKERS_ON_DEVICE,
@@ -87,6 +88,15 @@ def workers_on_device() -> int | None:
     # Where TensorFlow sees no GPU, those of the host share its processors, whatever GPUs it has.
     text = os.environ.get(WORKERS_ON_DEVICE if gpu_visible() else WORKERS_ON_HOST, "")
     return int(text) if text.isdigit() else None
+
+
+# Of what the host and its control group leave to all workers; the rest is for everything else.
+_SHARE_OF_HOST = 0.5
+
+
+def host_limit_bytes() -> int:
+    """Return the memory of the host that a process may take unless a limit is given."""
+    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
 
 
 class DeviceMemory:

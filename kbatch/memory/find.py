@@ -69,7 +69,7 @@ def find_max_batch_size(
         ValueError: If the window or a bound cannot be used.
     """
     try:
-        low, high = memory_window
+        low, high = map(float, memory_window)
         if not 0 < low < high <= 1:
             raise ValueError
     except (TypeError, ValueError):
@@ -89,7 +89,7 @@ def find_max_batch_size(
         training=training,
     )
     with open_probes(workload, memory_limit_bytes=limit_bytes) as probes:
-        return probe_max_batch(probes, memory_window=memory_window, max_batch_size=cap)
+        return probe_max_batch(probes, memory_window=(low, high), max_batch_size=cap)
 
 
 # How often an answer that its confirmation refuted is looked for again.
@@ -158,32 +158,31 @@ def memory_pass(
     limit_bytes, most_bytes = facts.limit_bytes, MEMORY_WINDOW[1] * facts.limit_bytes
     records: list[MemoryRecord] = []
     measured: dict[int, float] = {}
-    out_at: int | None = None
+    ended: str | None = None  # Why no larger size is run.
     for size in batch_sizes:
         expected = expected_bytes(measured, size, facts.held_bytes)
         # One size does not show the fixed part of the memory: a worker may run out of it.
         known = len(measured) > 1 or not probes.isolated
-        guarded, reason = True, None
-        if out_at is not None:
-            reason = f"memory ran out at batch size {out_at}"
-        elif known and expected is not None and expected > most_bytes:
+        reason, guarded = ended, True
+        if reason is None and known and expected is not None and expected > most_bytes:
             reason = (
                 f"expected to need {memory_text(expected)}, more than {MEMORY_WINDOW[1]:.0%} "
                 f"of {memory_text(limit_bytes)}"
             )
         # A line takes two sizes, however busy the machine is.
-        elif len(measured) > 1 and clock() - began_s >= time_budget_s:
-            guarded, reason = False, "the time for the memory was spent"
+        if reason is None and len(measured) > 1 and clock() - began_s >= time_budget_s:
+            reason, guarded = "the time for the memory was spent", False
+        peak, outcome = None, "not_run"
         if reason is None:
-            peak = probes.read(size).bytes_below(limit_bytes)
-            if peak is None:
-                found, outcome, out_at = "out of memory", "out_of_memory", size
+            reading = probes.read(size)
+            if reading.rows < size:
+                reason = ended = f"the data function gave {reading.rows} examples"
+            elif (peak := reading.bytes_below(limit_bytes)) is None:
+                outcome, ended = "out_of_memory", f"memory ran out at batch size {size}"
             else:
-                found, outcome, measured[size] = memory_text(peak), "fits", peak
-            record = MemoryRecord(dtype_policy, size, outcome, None, peak)
-        else:
-            found = reason
-            record = MemoryRecord(dtype_policy, size, "not_run", reason, guarded=guarded)
-        records.append(record)
+                outcome, measured[size] = "fits", peak
+        guarded = guarded and reason is not None
+        records.append(MemoryRecord(dtype_policy, size, outcome, reason, peak, guarded))
+        found = reason or ("out of memory" if peak is None else memory_text(peak))
         say(f"memory of batch {size} under {dtype_policy}: {found}")
     return MemoryPass(tuple(records), limit_bytes, facts.notes)

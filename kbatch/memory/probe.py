@@ -6,52 +6,33 @@
 import contextlib
 import dataclasses
 import functools
-import gc
 import math
 import time
 from collections.abc import Callable, Iterator
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 
-from kbatch.device.environment import available_bytes
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
 from kbatch.device.memory import (
-    DeviceMemory,
     FreeMemory,
     free_memory,
     gpu_in_use,
     gpu_visible,
+    host_limit_bytes,
     limit_gpu,
     limited_cpu,
     set_limit_bytes,
     worker_device,
-    workers_on_device,
 )
 from kbatch.device.worker import UnsendableError, Worker, WorkerDied
 from kbatch.errors import DeviceLostError, InputError, OutOfMemoryError
 from kbatch.library_internals import fail_at_once_without_memory
 from kbatch.memory.search import REACHED_DATA, REACHED_MOST, MaxBatchAnswer, MaxBatchSearch
-from kbatch.memory.workload import Reading, Run, Workload
+from kbatch.memory.workload import Reading, Run, Workload, WorkloadFacts
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
 from kbatch.training.state import kept_state
-
-# Of what the host and its control group leave to all workers; the rest is for everything else.
-_SHARE_OF_HOST = 0.5
-
-
-class WorkloadFacts(NamedTuple):
-    """What is known of a workload before it runs."""
-
-    device: str
-    limit_bytes: int  # Memory that it may take.
-    training: bool
-    dtype_policy: str
-    variables_bytes: int
-    held_bytes: int  # Before it runs: in a process with other models, theirs too.
-    examples: int | None  # Of its data, None if unknown.
-    notes: tuple[Note, ...]
 
 
 class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
@@ -65,7 +46,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         # The level at which the allocator logs its free blocks when it fails.
         environment = {"TF_CPP_MIN_LOG_LEVEL": "0", **worker_device()}
         if not gpu_visible():  # Beside a GPU the host only holds the batches on their way.
-            limit_bytes = limit_bytes or _host_bytes()
+            limit_bytes = limit_bytes or host_limit_bytes()
             environment |= limited_cpu(limit_bytes)
         self.limit_bytes = limit_bytes  # None where only the worker knows it.
         self._worker = Worker(environment, functools.partial(_start, workload, limit_bytes))
@@ -80,7 +61,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
     @property
     def facts(self) -> WorkloadFacts:
         try:
-            self._facts = self._facts or self._worker.call(_Subject.facts)
+            self._facts = self._facts or self._worker.call(Run.facts, self.limit_bytes)
         except Exception as error:
             if not ran_out_of_memory(error):
                 raise
@@ -101,7 +82,7 @@ class WorkerProbes(contextlib.AbstractContextManager["WorkerProbes"]):
         started_s, before = time.perf_counter(), self._worker.output
         worked = self._smallest_that_ran < batch_size
         try:
-            reading = self._worker.call(_Subject.read, batch_size, worked)
+            reading = self._worker.call(Run.read, batch_size, worked)
         except Exception as error:
             if device_is_lost(error) and self._ran_out:  # A size that ran before left it so.
                 self.renew()
@@ -133,24 +114,22 @@ class ProcessProbes:
     isolated = False
 
     def __init__(self, run: Run, memory_limit_bytes: int | None, why_here: str | None):
-        self._model: Any = run.model
-        self._subject = _Subject(run, DeviceMemory(), memory_limit_bytes)
-        self._why_here = why_here
+        self._run, self._limit_bytes, self._why_here = run, memory_limit_bytes, why_here
         self._smallest_that_ran: float = math.inf
 
     @property
     def facts(self) -> WorkloadFacts:
-        found = self._subject.facts()
+        found = self._run.facts(self._limit_bytes)
         here = (Note.of("measured_here", why=self._why_here),) if self._why_here else ()
         return found._replace(notes=(*here, *found.notes))
 
     def read(self, batch_size: int) -> Reading:
         """Run one batch size; the model is put back as it was."""
-        model = self._model
+        model = self._run.model
         step, function = vars(model).get("train_step"), model.train_function
         try:
             with kept_state(model):
-                reading = self._subject.read(batch_size, self._smallest_that_ran < batch_size)
+                reading = self._run.read(batch_size, self._smallest_that_ran < batch_size)
                 if function is None and vars(model).get("train_step") is step:
                     function = model.train_function  # Whoever trains the model need not trace it.
         finally:
@@ -168,73 +147,11 @@ class ProcessProbes:
 Probes = WorkerProbes | ProcessProbes
 
 
-class _Subject:
-    """A workload and the memory that it takes, in the process that runs it."""
-
-    def __init__(self, run: Run, memory: DeviceMemory, memory_limit_bytes: int | None):
-        self._run = run
-        self._memory = memory
-        self._limit_bytes = memory_limit_bytes
-
-    def facts(self) -> WorkloadFacts:
-        run, memory, notes = self._run, self._memory, []
-        limit_bytes = self._limit_bytes or memory.limit_bytes or _host_bytes()
-        if run.note is not None:
-            notes.append(run.note)
-        if self._limit_bytes is None and (found := memory.held_by_others) is not None:
-            free, total = map(memory_text, found)
-            notes.append(Note.of("gpu_shared", free=free, total=total))
-        return WorkloadFacts(
-            device=memory.device,
-            limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
-            training=run.training,
-            dtype_policy=run.model.dtype_policy.name,
-            variables_bytes=run.variables_bytes,
-            held_bytes=max(memory.held_bytes, run.variables_bytes),
-            examples=run.examples,
-            notes=tuple(notes),
-        )
-
-    def read(self, batch_size: int, smaller_worked: bool) -> Reading:
-        run, memory = self._run, self._memory
-        gc.collect()
-        memory.reset()
-        started_s = time.perf_counter()
-        peaks: list[int] = []
-
-        def keep_peak() -> None:
-            # A CPU's plain allocator does not count small blocks: what is held for sure is less.
-            held = max(memory.peak_bytes, run.variables_bytes, 1)
-            peaks.append(held + run.left_out_bytes(batch_size))
-            memory.reset()
-
-        rows, peak, lost = batch_size, None, False
-        try:
-            rows = run.run(batch_size, keep_peak)
-            keep_peak()
-            peak = peaks[-1]
-        except Exception as error:
-            if not ran_out_of_memory(error, smaller_worked=smaller_worked):
-                raise
-            # XLA on a CPU frees the weights that it was to update where it runs out. They stay in
-            # use, and whatever is allocated next is written over them.
-            on_cpu = memory.device == "CPU:0"
-            freed = on_cpu and run.training and bool(run.model.jit_compile)
-            lost = device_is_lost(error) or freed
-        seconds, first = time.perf_counter() - started_s, peaks[0] if len(peaks) > 1 else None
-        return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first)
-
-
-def _start(workload: Workload, memory_limit_bytes: int | None) -> _Subject:
+def _start(workload: Workload, memory_limit_bytes: int | None) -> Run:
     fail_at_once_without_memory()
     if memory_limit_bytes is not None:
         limit_gpu(memory_limit_bytes)
-    memory = DeviceMemory()  # What is held before the model is built does not count.
-    return _Subject(workload.start(), memory, memory_limit_bytes)
-
-
-def _host_bytes() -> int:
-    return int(_SHARE_OF_HOST * available_bytes() / (workers_on_device() or 1))
+    return workload.start()
 
 
 @contextlib.contextmanager

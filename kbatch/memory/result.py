@@ -165,7 +165,8 @@ class MemoryRecord:
     outcome: str  #: "fits", "out_of_memory" or "not_run".
     reason: str | None = None  #: Why it was not run, None where it was.
     peak_bytes: int | None = None  #: Most held at once, weights included; None if not known.
-    guarded: bool = False  #: Whether it was not run because it would need too much.
+    #: Whether it is not to be run at all: it would need too much, or the data end before.
+    guarded: bool = False
 
     @property
     def refusal(self) -> str | None:

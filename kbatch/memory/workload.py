@@ -1,6 +1,7 @@
 """What a memory probe runs: train steps or predictions of one batch size."""
 
 import dataclasses
+import gc
 import time
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -9,9 +10,12 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from kbatch.device.memory import FreeMemory
+from kbatch.device.failures import device_is_lost, ran_out_of_memory
+from kbatch.device.memory import DeviceMemory, FreeMemory, host_limit_bytes
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
+from kbatch.page.numbers import memory_text
+from kbatch.records.notes import Note
 from kbatch.training.accumulation import Accumulation, check_stock_step
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
@@ -39,10 +43,11 @@ class Workload:
     replicas: int = 1  # Replicas that share each batch; all sizes are those of one of them.
 
     def start(self) -> "Run":
+        memory = DeviceMemory()  # What is held before the model is built does not count.
         with dtype_policy_scope(self.dtype_policy):
             model = self.build()
             if not self.training:
-                return Run(self, model)
+                return Run(self, model, memory)
             check_trainable(model)
             if self.accumulate_below:
                 check_stock_step(model)
@@ -58,7 +63,20 @@ class Workload:
                     )
             with model.distribute_strategy.scope():
                 self.data.build(model)
-        return Run(self, model)
+        return Run(self, model, memory)
+
+
+class WorkloadFacts(NamedTuple):
+    """What is known of a workload before it runs."""
+
+    device: str
+    limit_bytes: int  # Memory that it may take.
+    training: bool
+    dtype_policy: str
+    variables_bytes: int
+    held_bytes: int  # Before it runs: in a process with other models, theirs too.
+    examples: int | None  # Of its data, None if unknown.
+    notes: tuple[Note, ...]
 
 
 class Reading(NamedTuple):
@@ -78,10 +96,11 @@ class Reading(NamedTuple):
 
 
 class Run:
-    """A workload in the process that measures it."""
+    """A workload and the memory that it takes, in the process that runs it."""
 
-    def __init__(self, workload: Workload, model: keras.Model):
+    def __init__(self, workload: Workload, model: keras.Model, memory: DeviceMemory):
         self.model: Any = model
+        self.memory = memory
         self.training = workload.training
         self._workload = workload
         # That of a model which accumulates already: it is measured so.
@@ -118,27 +137,72 @@ class Run:
             self._row_bytes = sum(np.asarray(leaf).nbytes for leaf in leaves if leaf is not None)
         return self._row_bytes * (self._workload.accumulate_below - self._rows(batch_size))
 
+    def facts(self, memory_limit_bytes: int | None) -> WorkloadFacts:
+        memory, notes = self.memory, []
+        limit_bytes = memory_limit_bytes or memory.limit_bytes or host_limit_bytes()
+        if self.note is not None:
+            notes.append(self.note)
+        if memory_limit_bytes is None and (found := memory.held_by_others) is not None:
+            free, total = map(memory_text, found)
+            notes.append(Note.of("gpu_shared", free=free, total=total))
+        return WorkloadFacts(
+            device=memory.device,
+            limit_bytes=min(limit_bytes, memory.limit_bytes or limit_bytes),
+            training=self.training,
+            dtype_policy=self.model.dtype_policy.name,
+            variables_bytes=self.variables_bytes,
+            held_bytes=max(memory.held_bytes, self.variables_bytes),
+            examples=self.examples,
+            notes=tuple(notes),
+        )
+
+    def read(self, batch_size: int, smaller_worked: bool) -> Reading:
+        """Measure one batch size; `smaller_worked` says what an error may mean."""
+        memory = self.memory
+        gc.collect()
+        memory.reset()
+        started_s = time.perf_counter()
+        peaks: list[int] = []
+
+        def keep_peak() -> None:
+            # A CPU's plain allocator does not count small blocks: what is held for sure is less.
+            held = max(memory.peak_bytes, self.variables_bytes, 1)
+            peaks.append(held + self.left_out_bytes(batch_size))
+            memory.reset()
+
+        rows, peak, lost = batch_size, None, False
+        try:
+            rows = self.run(batch_size, keep_peak)
+            keep_peak()
+            peak = peaks[-1]
+        except Exception as error:
+            if not ran_out_of_memory(error, smaller_worked=smaller_worked):
+                raise
+            # XLA on a CPU frees the weights that it was to update where it runs out. They stay in
+            # use, and whatever is allocated next is written over them.
+            on_cpu = memory.device == "CPU:0"
+            freed = on_cpu and self.training and bool(self.model.jit_compile)
+            lost = device_is_lost(error) or freed
+        seconds, first = time.perf_counter() - started_s, peaks[0] if len(peaks) > 1 else None
+        return Reading(peak, rows, seconds, lost=lost, first_step_bytes=first)
+
     def run(self, batch_size: int, after_first: Callable[[], None]) -> int:
         """Run one batch size; return its rows, which are fewer where the data have no more."""
         rows, replicas = self._rows(batch_size), self._workload.replicas
+        batches, given = self._batches(rows * replicas), rows
+        if self.data.is_function:
+            given = _rows_of_first(batches) // replicas
+        if not given:  # A data function may drop its remainder, and so give no batch.
+            given = sum(1 for _ in self._batches(1).take(rows * replicas)) // replicas
+            batches = self._batches(max(1, given) * replicas)
+            if given in (0, rows) or not _rows_of_first(batches):
+                raise InputError(
+                    "The data function returned no batch: give it more examples than the largest "
+                    f"batch size, or a smaller `max_batch_size`. Received: {given} examples for "
+                    f"batch_size={rows}."
+                )
         if self.training:
             self._set_train_step(batch_size)
-        batches = self._batches(rows * replicas)
-        given = rows
-        if self.data.is_function:
-            # The batch is let go of: it would count as memory.
-            first = next(iter(batches), None)
-            given = 0 if first is None else rows_of(first) // replicas
-            del first
-        if not given:  # A data function may drop its remainder, and so give no batch.
-            count = sum(1 for _ in self._batches(1).take(batch_size * replicas)) // replicas
-            if 0 < count < batch_size:
-                return count
-            raise InputError(
-                "The data function returned no batch: give it more examples than the largest batch "
-                f"size, or a smaller `max_batch_size`. Received: {count} examples for "
-                f"batch_size={rows}."
-            )
         batches = batches.repeat().take(_STEPS).prefetch(tf.data.AUTOTUNE)
         steps, kind = _Steps(after_first), type(self.model)
         # Not an instance's own `fit`, which may be timed by who measures.
@@ -173,6 +237,11 @@ class Run:
 
     def _batches(self, rows: int) -> tf.data.Dataset:
         return self.data.repeated(rows, self.model)
+
+
+def _rows_of_first(batches: tf.data.Dataset) -> int:
+    # The batch is let go of: it would count as memory.
+    return sum(rows_of(batch) for batch in batches.take(1))
 
 
 class _Steps(keras.callbacks.Callback):

@@ -14,7 +14,6 @@ import keras
 import tensorflow as tf
 
 from kbatch.device.failures import device_is_lost, ran_out_of_memory
-from kbatch.device.memory import DeviceMemory
 from kbatch.errors import DeviceLostError
 from kbatch.memory.workload import Workload
 from kbatch.page.numbers import format_number
@@ -62,7 +61,6 @@ class Updates:
         # one.
         self._overflows: dict[int, int | None] = {}
         self._batches: dict[int, Any] = {}  # Endless iterators of one batch, by rows.
-        self._memory = DeviceMemory()
         if counted:  # How many steps an execution runs is chosen later.
             set_steps(model, int(model.steps_per_execution))
         model.make_train_function()  # What is traced here serves whoever trains the model.
@@ -72,7 +70,7 @@ class Updates:
         with self._kept():
             if rows not in self._overflows:
                 self._begin(rows)
-            self._memory.reset()
+            self.run.memory.reset()
             step_s = self._execute(rows, 1)
             for _ in range(_AGAIN):
                 if _TOGETHER_S / 2 < step_s < _SURELY_LONG_S:
@@ -80,7 +78,7 @@ class Updates:
             together = min(_TOGETHER, int(_TOGETHER_S / step_s))
             if together > 1:
                 step_s = min(step_s, self._execute(rows, together) / together)
-            peak = max(self._memory.peak_bytes, self.run.variables_bytes, 1)
+            peak = max(self.run.memory.peak_bytes, self.run.variables_bytes, 1)
             self._peak_bytes[rows] = max(peak, self._peak_bytes.get(rows, 0))
         self.seconds[rows] = min(step_s, self.seconds.get(rows, step_s))
         return step_s
@@ -96,7 +94,7 @@ class Updates:
             if not ran_out_of_memory(error, smaller_worked=bool(self._peak_bytes)):
                 raise
             # XLA on a CPU frees the weights that it was to update where it runs out.
-            freed = self._memory.device == "CPU:0" and bool(self.model.jit_compile)
+            freed = self.run.memory.device == "CPU:0" and bool(self.model.jit_compile)
             if freed or device_is_lost(error):
                 raise DeviceLostError() from error
             return None

@@ -14,7 +14,7 @@ import keras_tuner
 from kbatch.analysis.batch_sizes import equal_parts
 from kbatch.device.memory import gpu_visible
 from kbatch.errors import InputError, OutOfMemoryError
-from kbatch.memory.probe import MaxBatchExperiment, ProcessProbes, open_probes
+from kbatch.memory.probe import MaxBatchExperiment, open_probes
 from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
 from kbatch.records.json_codec import load_if_readable
@@ -398,7 +398,7 @@ def _float32_note(reason: str) -> Note:
 
 def _surely_fits(updates: Updates, rows: int, limit_bytes: int | None) -> bool:
     """Return whether updates of a few examples show that so many fit, by far."""
-    facts, measured = ProcessProbes(updates.run, limit_bytes, None).facts, {}
+    facts, measured = updates.run.facts(limit_bytes), {}
     most = _SURE_SHARE * facts.limit_bytes
     # Weights and slots, and gradients beside them.
     expected: float | None = 2 * facts.variables_bytes

@@ -3,7 +3,7 @@
 import types
 
 from kbatch.memory.find import memory_pass
-from kbatch.memory.probe import Reading
+from kbatch.memory.workload import Reading
 
 LIMIT = 1000
 
@@ -14,8 +14,8 @@ class Probes:
     isolated = True
     facts = types.SimpleNamespace(limit_bytes=LIMIT, held_bytes=50, notes=())
 
-    def __init__(self, each=10, hidden_from=None):
-        self.each = each
+    def __init__(self, each=10, hidden_from=None, rows=10**6):
+        self.each, self.rows = each, rows
         self.hidden_from = hidden_from
         self.sizes = []
 
@@ -25,7 +25,7 @@ class Probes:
         if self.hidden_from is not None and batch_size >= self.hidden_from:
             each *= 10
         peak = 100 + each * batch_size
-        return Reading(peak if peak <= LIMIT else None, batch_size, 0.1)
+        return Reading(peak if peak <= LIMIT else None, min(batch_size, self.rows), 0.1)
 
     def renew(self):
         return True
@@ -67,6 +67,14 @@ def test_memory_that_runs_out_is_a_result_and_nothing_larger_is_run():
     assert records[3].peak_bytes is None
     assert records[4].guarded
     assert "ran out at batch size 16" in records[4].reason
+
+
+def test_sizes_that_a_data_function_does_not_fill_have_no_memory():
+    probes = Probes(each=1, rows=5)
+    records = ascend(probes, (1, 4, 8, 16))
+    assert probes.sizes == [1, 4, 8]
+    assert [(r.outcome, r.peak_bytes) for r in records[2:]] == [("not_run", None)] * 2
+    assert {r.refusal for r in records[2:]} == {"the data function gave 5 examples"}
 
 
 def test_the_time_ends_it_after_two_sizes_without_calling_the_rest_too_large():

@@ -111,8 +111,11 @@ DATA = {
 @pytest.mark.parametrize("data", DATA.values(), ids=DATA)
 def test_every_form_of_data_is_run_to_its_end(data):
     size = 50 if callable(data()) else 60
-    found = kbatch.find_max_batch_size(models.Locked(mlp), data(), memory_limit_bytes=100 * MB)
+    found = kbatch.find_max_batch_size(
+        models.Locked(mlp), data(), memory_limit_bytes=100 * MB, memory_window=np.array([0.8, 0.9])
+    )
     assert (found.max_batch_size, found.reason) == (size, "reached the data set")
+    assert repr(found.memory_window) == "(0.8, 0.9)"  # As a record holds them.
     assert found.notes[0].values == {"why": "not sendable"}
 
 
@@ -121,6 +124,14 @@ def probes_here(build, *data, training=True, example=None):
     given = TrainingData(*data) if example is None else TrainingData.of_example(example)
     workload = Workload(build, given, "float32", training=training)
     return ProcessProbes(workload.start(), 1000 * MB, None)
+
+
+def test_a_size_beyond_a_function_that_drops_its_remainder_is_measured_at_what_there_is():
+    probes = probes_here(wide_net, full_batches_only)
+    beyond, whole = probes.read(64), probes.read(50)
+    assert (beyond.rows, whole.rows) == (50, 50)
+    # Wide activations and their gradients were there.
+    assert min(beyond.peak_bytes, whole.peak_bytes) > probes.facts.held_bytes + 50 * 4 * WIDTH
 
 
 def test_of_rows_that_differ_in_length_the_longest_is_used():

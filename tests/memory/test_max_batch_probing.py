@@ -8,11 +8,8 @@ from kbatch.device.memory import FreeMemory
 from kbatch.device.worker import WorkerDied
 from kbatch.errors import OutOfMemoryError
 from kbatch.memory.find import probe_max_batch
-from kbatch.memory.probe import (
-    MaxBatchExperiment,
-    Reading,
-    WorkloadFacts,
-)
+from kbatch.memory.probe import MaxBatchExperiment
+from kbatch.memory.workload import Reading, WorkloadFacts
 from kbatch.records.notes import Note
 
 LIMIT = 10_000

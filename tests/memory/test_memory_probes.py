@@ -1,37 +1,38 @@
 """What probes make of the ways in which a load can fail, without a device that fails so."""
 
 import keras
+import numpy as np
 import pytest
 import small_models as models
 import tensorflow as tf
 from fake_clock import FakeClock
 
+from kbatch.device.memory import DeviceMemory
 from kbatch.errors import DeviceLostError
-from kbatch.memory.probe import ProcessProbes, WorkerProbes, WorkloadFacts
-from kbatch.memory.workload import Reading, Workload
+from kbatch.memory.probe import ProcessProbes, WorkerProbes
+from kbatch.memory.workload import Reading, Run, Workload, WorkloadFacts
 from kbatch.training.data.training_data import TrainingData
 
 NO_LIBRARY = "failed to create cublas handle: CUBLAS_STATUS_NOT_INITIALIZED"
 LOST = "Failed to allocate 8 bytes: CUDA_ERROR_ILLEGAL_ADDRESS"
 
 
-class FailingRun:
+class FailingRun(Run):
     """A load that fails from a size on, as a GPU would."""
 
-    training, examples, note, variables_bytes = True, None, None, 4
+    variables_bytes = 4
 
     def __init__(self, text, *, above=8, jit_compile=False):
-        self.model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
-        self.model.compile("sgd", "mse", jit_compile=jit_compile)
+        model = keras.Sequential([keras.layers.Input((1,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", jit_compile=jit_compile)
+        load = Workload(lambda: model, TrainingData(np.zeros((2, 1))), "float32")
+        super().__init__(load, model, DeviceMemory())
         self.text, self.above = text, above
 
     def run(self, batch_size, after_first):
         if batch_size > self.above:
             raise tf.errors.InternalError(None, None, self.text)
         return batch_size
-
-    def left_out_bytes(self, batch_size):
-        return 0
 
 
 def test_a_library_that_does_not_start_is_want_of_memory_after_a_smaller_size_alone():
@@ -67,7 +68,7 @@ class FakeWorker:
 def worker_probes(monkeypatch, *answers):
     worker = FakeWorker(*answers)
     monkeypatch.setattr("kbatch.memory.probe.Worker", lambda *_: worker)
-    return WorkerProbes(FailingLoad(), None), worker
+    return WorkerProbes(None, None), worker
 
 
 def internal(text):
@@ -110,13 +111,6 @@ def test_a_lost_device_ends_what_runs_in_this_process(text, jit_compile):
     probes = ProcessProbes(FailingRun(text, jit_compile=jit_compile), None, None)
     with pytest.raises(DeviceLostError, match="max_parallel=1"):
         probes.read(16)
-
-
-class FailingLoad:
-    """The same load, in the process that starts it."""
-
-    def start(self):
-        return FailingRun(LOST)
 
 
 class GreedyFirstStep(FailingRun):
