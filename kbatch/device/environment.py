@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import re
+import shlex
 import sys
 from pathlib import Path
 
@@ -50,9 +51,10 @@ def read_environment() -> EnvironmentRecord:
 
 
 def usable_cores() -> int:
-    if hasattr(psutil.Process, "cpu_affinity"):
-        return len(psutil.Process().cpu_affinity() or [])
-    return os.cpu_count() or 1
+    """Count the processors that this process may use at once."""
+    affinity = getattr(psutil.Process(), "cpu_affinity", None)
+    cores = len(affinity()) if affinity is not None else os.cpu_count() or 1
+    return min(cores, read_cores_left() or cores)
 
 
 def _command() -> str:
@@ -61,8 +63,12 @@ def _command() -> str:
     if program == "ipykernel_launcher.py":
         # Its words name a file of the kernel's connection, which ends with it.
         return "# run the cells of the notebook again"
+    if program in ("", "-", "-c"):
+        return "python"
     words = ["python", program] if program.endswith(".py") else [program]
-    return " ".join([*words, *sys.argv[1:]])
+    if program == "__main__.py":
+        words = ["python", "-m", Path(sys.argv[0]).parent.name]
+    return shlex.join([*words, *sys.argv[1:]])
 
 
 def _cpu_name() -> str:
@@ -83,21 +89,33 @@ def available_bytes() -> int:
 _ROOT = Path("/sys/fs/cgroup")
 
 
+def read_cores_left(root: Path = _ROOT, membership: str | None = None) -> int | None:
+    """Read how many processors the quotas of this process's groups come to, None without one."""
+    left = []
+    for folder in _folders(root, membership):
+        quota, _, period = _text(folder / "cpu.max").strip().partition(" ")
+        if quota.isdigit() and period.isdigit():  # Without a quota it is "max".
+            left.append(max(1, int(quota) // int(period)))
+    return min(left, default=None)
+
+
 def read_memory_left_bytes(root: Path = _ROOT, membership: str | None = None) -> int | None:
     """Read how much memory the groups of this process leave it, None without a limit."""
     left = []
     for folder in _folders(root, membership):
         limit, used = _text(folder / "memory.max").strip(), _text(folder / "memory.current").strip()
         if limit.isdigit() and used.isdigit():  # Without a limit it is "max".
-            left.append(max(0, int(limit) - int(used)))
+            # What the kernel keeps of files that were read makes room for whoever needs it.
+            kept = _number(folder / "memory.stat", "inactive_file") or 0
+            left.append(max(0, int(limit) - int(used) + kept))
     return min(left, default=None)
 
 
 def read_memory_kills(root: Path = _ROOT, membership: str | None = None) -> int:
     """Count the processes of this group that the kernel has killed for want of memory."""
     for folder in _folders(root, membership):
-        if found := re.search(r"^oom_kill (\d+)$", _text(folder / "memory.events"), re.M):
-            return int(found[1])
+        if (kills := _number(folder / "memory.events", "oom_kill")) is not None:
+            return kills
     return 0
 
 
@@ -108,6 +126,11 @@ def _folders(root: Path, membership: str | None) -> list[Path]:
     group = Path(found[1] if found else "")
     # In a container the path may be the host's, while only the root is mounted.
     return [root / part for part in (group, *group.parents)]
+
+
+def _number(file: Path, name: str) -> int | None:
+    found = re.search(rf"^{name} (\d+)$", _text(file), re.M)
+    return int(found[1]) if found else None
 
 
 def _text(file: Path) -> str:

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 # Of more readings the means of so many pieces are kept.
 _MOST_SAMPLES = 100
+# Once there are so many readings every second one goes, and the next ones come half as often.
+_MOST_READINGS = 2**14
 
 
 class _GpuTally:
@@ -33,8 +35,14 @@ class _GpuTally:
         row = (time_s, *read_gpu(self._gpu))
         self._values.extend(math.nan if value is None else value for value in row)
 
+    def halve(self) -> None:
+        self._values = array.array("d", self._rows()[::2].tobytes())
+
+    def _rows(self) -> np.ndarray:
+        return np.array(self._values).reshape(-1, 1 + len(GpuReading._fields))
+
     def usage(self, duration_s: float) -> GpuUsage:
-        rows = np.array(self._values).reshape(-1, 1 + len(GpuReading._fields))
+        rows = self._rows()
         ends = rows[[0, -1]]
         counted = rows[:, -1][~np.isnan(rows[:, -1])]
         mean, energy_j, source = _mean(rows), None, None
@@ -67,8 +75,9 @@ class GpuMonitor:
     """Measures what a block of code takes of the GPUs.
 
     Entering it starts TensorFlow's GPUs, so set memory growth and limits before. It reads every
-    GPU that TensorFlow uses at the start, in a thread every `interval_s` and at the end. NVML shows
-    a GPU as a whole, with other processes and, where it is split, with all instances (MIG). Energy
+    GPU that TensorFlow uses at the start, in a thread every `interval_s` and at the end; a long
+    block less and less often, so that a day takes no more memory than an hour. NVML shows a GPU as
+    a whole, with other processes and, where it is split, with all instances (MIG). Energy
     is the difference of the driver's counter, which moves in steps: a block of milliseconds may
     show none. Without a counter it is the mean power times the seconds.
 
@@ -82,7 +91,8 @@ class GpuMonitor:
     'There is no NVIDIA driver: its library NVML was not found.'
 
     Args:
-        interval_s: Seconds between two readings; the time that a reading takes comes on top.
+        interval_s: Seconds between two readings, at first; the time that a reading takes comes on
+            top.
         now: Returns the time, in seconds.
 
     Attributes:
@@ -112,7 +122,7 @@ class GpuMonitor:
         self._lock = threading.Lock()
         self._open: contextlib.ExitStack | None = None
         self._started_s: float | None = None
-        self._readings = 0
+        self._readings = self._kept = 0
         self._gpus: list[_GpuTally] = []
 
     @property
@@ -157,9 +167,13 @@ class GpuMonitor:
             raise RuntimeError("A `GpuMonitor` takes samples inside its `with` block only.")
         with self._lock:
             time_s = self._now() - self._started_s
-            self._readings += 1
+            self._readings, self._kept = self._readings + 1, self._kept + 1
             for tally in self._gpus:
                 tally.add(time_s)
+            if self._kept == _MOST_READINGS:
+                self._kept, self._interval_s = self._kept // 2, 2 * self._interval_s
+                for tally in self._gpus:
+                    tally.halve()
         return time_s
 
     def to_dataframe(self) -> "pd.DataFrame":

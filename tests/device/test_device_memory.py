@@ -8,6 +8,8 @@ from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.memory import (
     DeviceMemory,
+    FreeMemory,
+    free_memory,
     gpu_visible,
     limit_gpu,
     set_limit_bytes,
@@ -151,3 +153,31 @@ def test_where_the_allocator_keeps_no_count_the_process_is_read(monkeypatch):
     memory.device = "GPU:0"
     with pytest.raises(ValueError, match="GPU:0"):
         memory.reset()
+
+
+# Lines of a real dump: a step of 600 images under 190 MiB; most of its blocks are left out.
+DUMP = """\
+(bfc_cpu_allocator_for_gpu) ran out of memory trying to allocate 37.50MiB (rounded to 39321600)\
+requested by op StatefulPartitionedCall/gradient_tape/ReluGrad
+bfc_allocator.cc:1056] Bin (16777216): 	Total Chunks: 1, Chunks in use: 0. 24.97MiB allocated
+bfc_allocator.cc:1105] InUse at 7f13a5000040 of size 7372800 next 12
+bfc_allocator.cc:1105] Free  at 7f13a5606040 of size 26181632 next 18446744073709551615
+bfc_allocator.cc:1105] Free  at 7f13d9400840 of size 256 next 217
+bfc_allocator.cc:1119] Total size in pool: 190.00MiB memory_limit_: 190.00MiB available size: 0B \
+curr_region_allocation_bytes_: 256.00MiB
+"""
+
+
+@pytest.mark.parametrize(
+    ("log", "found"),
+    [
+        ("started\n" + DUMP + "traceback", (39_321_600, 26_181_632 + 256, 26_181_632)),
+        # What was never taken is one more block.
+        (DUMP.replace("size: 0B", "size: 30MiB"), (39_321_600, 57_639_168, 30 * 2**20)),
+        # The last failure counts.
+        (DUMP + DUMP.replace("39321600", "8").replace("26181632", "512"), (8, 768, 512)),
+        (DUMP[: DUMP.index("Total size")], None),
+    ],
+)
+def test_what_was_free_at_the_last_failure_is_read_off_the_allocators_log(log, found):
+    assert free_memory(log) == (found and FreeMemory(*found))

@@ -6,6 +6,7 @@ from fake_nvml import FakeGpu, FakeNvml
 from fake_tensorflow import FakeTensorFlow
 
 from kbatch.device.environment import (
+    read_cores_left,
     read_environment,
     read_memory_kills,
     read_memory_left_bytes,
@@ -16,7 +17,8 @@ from kbatch.device.environment import (
     ("words", "command"),
     [
         (["some/place/train.py", "--epochs", "3"], "python train.py --epochs 3"),
-        (["/usr/bin/kbatch", "demo"], "kbatch demo"),
+        (["/usr/bin/kbatch", "report", "two words"], "kbatch report 'two words'"),
+        (["/usr/lib/kbatch/__main__.py", "demo"], "python -m kbatch demo"),
         (
             ["/usr/lib/ipykernel_launcher.py", "-f", "/run/kernel-1.json"],
             "# run the cells of the notebook again",
@@ -62,6 +64,15 @@ def write(folder, **files):
         ({"memory__max": 16 * GIB, "memory__current": 2 * GIB}, 3 * GIB),
         # Above a limit that was lowered.
         ({"memory__max": 4 * GIB, "memory__current": 6 * GIB}, 0),
+        # Two of them were files that were read.
+        (
+            {
+                "memory__max": 4 * GIB,
+                "memory__current": 4 * GIB,
+                "memory__stat": f"anon 1\nactive_file 2\ninactive_file {2 * GIB}\nslab 4",
+            },
+            2 * GIB,
+        ),
     ],
 )
 def test_what_a_limit_leaves_is_the_least_of_all_groups_above_the_process(tmp_path, mine, left):
@@ -75,6 +86,15 @@ def test_a_container_sees_its_own_limit_at_the_root(tmp_path):
     """The path is the host's, the mount the container's."""
     write(tmp_path, memory__max=2 * GIB, memory__current=0)
     assert read_memory_left_bytes(tmp_path, "0::/docker/abc\n") == 2 * GIB
+
+
+def test_the_processors_are_those_of_the_least_quota(tmp_path):
+    assert read_cores_left(tmp_path, "0::/jobs/mine\n") is None
+    write(tmp_path / "jobs", cpu__max="250000 100000")
+    write(tmp_path / "jobs" / "mine", cpu__max="max 100000")
+    assert read_cores_left(tmp_path, "0::/jobs/mine\n") == 2
+    write(tmp_path / "jobs" / "mine", cpu__max="50000 100000")
+    assert read_cores_left(tmp_path, "0::/jobs/mine\n") == 1
 
 
 def test_the_kernel_counts_whom_it_killed_for_want_of_memory(tmp_path):

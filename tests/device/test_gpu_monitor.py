@@ -1,5 +1,6 @@
 import itertools
 import threading
+import tracemalloc
 
 import fake_nvml
 import numpy as np
@@ -136,6 +137,26 @@ def test_however_long_the_block_the_samples_are_few(monkeypatch, clock):
     assert gpu.samples[1].power_w == pytest.approx(np.mean(range(10, 21)))
     assert gpu.samples[-1].time_s == pytest.approx(99.64, abs=1e-3)
     assert monitor.usage.gpu_energy_j == 0
+
+
+def test_a_long_block_takes_no_more_memory_than_a_short_one(monkeypatch, clock):
+    library = FakeNvml(FakeGpu(energy_step_mj=1))
+    tracemalloc.start()
+    try:
+        with monitor_of(monkeypatch, library, clock) as monitor:
+            play(monitor, clock, library, ((0.1, {"power_mw": 10 * n}) for n in range(20_000)))
+            taken_bytes, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert taken_bytes < 16_384 * 40  # All of them take 800,000.
+    (gpu,) = monitor.gpus
+    assert (monitor.usage.readings, monitor.usage.duration_s) == (20_002, pytest.approx(2000))
+    # The readings that are kept are spread over the block, as those are that the thread makes.
+    times_s = [sample.time_s for sample in gpu.samples]
+    assert times_s == sorted(times_s)
+    first, last = gpu.samples[0], gpu.samples[-1]
+    assert (first.power_w, last.power_w) == (pytest.approx(1, abs=4), pytest.approx(199, abs=4))
+    assert gpu.energy_source == "counter"
 
 
 def test_a_reading_that_fails_between_leaves_a_gap_only(monkeypatch, clock):

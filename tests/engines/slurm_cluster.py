@@ -1,8 +1,6 @@
 """A SLURM cluster of one node on loopback: no systemd, no cgroups, no accounting database.
 
-It needs root and Debian's packages slurm-wlm and munge. For a look by hand:
-
-    python tests/engines/slurm_cluster.py sh
+It needs root and Debian's packages slurm-wlm and munge.
 """
 
 import contextlib
@@ -10,7 +8,6 @@ import os
 import shutil
 import socket
 import subprocess
-import sys
 import tempfile
 import time
 from pathlib import Path
@@ -146,8 +143,3 @@ def _end(process):
         process.wait(_STOP_S)
     process.kill()
     process.wait()
-
-
-if __name__ == "__main__":
-    with slurm_cluster():
-        sys.exit(subprocess.run(sys.argv[1:], check=False).returncode)

@@ -4,23 +4,23 @@ Without a GPU they are skipped with the reason. To run their bodies on a CPU all
 small allocator that runs out as a GPU's does: KBATCH_GPU_CHECKS=cpu make test-gpu.
 """
 
-import json
+import ast
 import os
+import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
+from xml.etree import ElementTree
 
-import gpu_page
 import pytest
 
 from kbatch.device.gpus import opened_nvml
 
 ROOT = Path(__file__).parents[2]
 ON_CPU = os.environ.get("KBATCH_GPU_CHECKS") == "cpu"
-# Set in the process of one check: where it writes its reports.
-REPORTS = "KBATCH_GPU_CHECK_REPORTS"
+# Set in the process of one check.
+ALONE = "KBATCH_GPU_CHECK"
 LONGEST_S = 1500 if ON_CPU else 240
 MIB = 2**20
 
@@ -64,131 +64,120 @@ def limited(scale):
     return scale
 
 
-def pytest_configure(config):
-    config.pluginmanager.register(_Reporter(config) if REPORTS in os.environ else _Page(config))
+class Check(pytest.Item):
+    """One check, which pytest runs in a process of its own."""
 
+    def runtest(self):
+        file = self.config._tmp_path_factory.mktemp("gpu") / "report.xml"
+        words = ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider"]
+        environment = os.environ | {ALONE: "1"}
+        if ON_CPU:
+            from kbatch.device.memory import limited_cpu  # It starts TensorFlow.
 
-def pytest_collection_modifyitems(items):
-    if ON_CPU or REPORTS in os.environ:
-        return
-    with opened_nvml() as (found, unavailable):
-        reason = f"needs an NVIDIA GPU. {unavailable or 'NVML lists none.'}"
-    if not found and not any(Path("/dev").glob("nvidia[0-9]*")):
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason=reason))
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_runtest_protocol(item):
-    if REPORTS in os.environ or item.get_closest_marker("skip") or not _is_check(item):
-        return None
-    item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
-    for report in _run_in_fresh_process(item):
-        item.ihook.pytest_runtest_logreport(report=report)
-    item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
-    return True
-
-
-def _is_check(item):
-    return item.get_closest_marker("gpu") is not None
-
-
-def _run_in_fresh_process(item):
-    file = item.config._tmp_path_factory.mktemp("gpu") / "reports"
-    words = ["-m", "pytest", "-q", "--no-header", "-p", "no:cacheprovider", item.nodeid]
-    environment = os.environ | {REPORTS: str(file)}
-    if ON_CPU:
-        from kbatch.device.memory import limited_cpu  # It starts TensorFlow.
-
-        environment |= limited_cpu(Scale(on_gpu=False).limit_bytes)
-        environment["CUDA_VISIBLE_DEVICES"] = "-1"
-        environment["TF_ENABLE_ONEDNN_OPTS"] = "0"  # Where its memory ends, its units crash.
-    started_s = time.perf_counter()
-    process = subprocess.Popen(
-        [sys.executable, *words],
-        cwd=item.config.rootpath,
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,  # Workers of a check that hangs end with it.
-    )
-    try:
-        output, _ = process.communicate(timeout=LONGEST_S)
-        ended = f"ended with status {process.returncode}"
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        output, _ = process.communicate()
-        ended = f"did not end within {LONGEST_S} s"
-    seconds = time.perf_counter() - started_s
-    lines = file.read_text().splitlines() if file.exists() else []
-    reports = []
-    for data in map(json.loads, lines):
-        if isinstance(data["longrepr"], list):  # A tuple, before it was written.
-            data["longrepr"] = tuple(data["longrepr"])
-        hook = item.config.hook.pytest_report_from_serializable
-        reports.append(hook(config=item.config, data=data))
-    if not any(report.when == "teardown" for report in reports):
-        reports.append(
-            pytest.TestReport(
-                item.nodeid,
-                item.location,
-                dict.fromkeys(item.keywords, 1),
-                "failed",
-                f"{output[-8000:]}\nits process {ended}: {_crash(output)}",
-                "call",
-            )
+            environment |= limited_cpu(Scale(on_gpu=False).limit_bytes)
+            environment["CUDA_VISIBLE_DEVICES"] = "-1"
+            environment["TF_ENABLE_ONEDNN_OPTS"] = "0"  # Where its memory ends, its units crash.
+        process = subprocess.Popen(
+            [sys.executable, *words, f"--junitxml={file}", self.nodeid],
+            cwd=self.config.rootpath,
+            env=environment,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,  # Workers of a check that hangs end with it.
         )
-    # With the start of the process, which no part of the test counts.
-    reports[-1].user_properties.append(("seconds", seconds))
-    return reports
+        try:
+            output, _ = process.communicate(timeout=LONGEST_S)
+        except subprocess.TimeoutExpired:
+            os.killpg(process.pid, signal.SIGKILL)
+            output, _ = process.communicate()
+        if process.returncode not in (0, 1):
+            pytest.fail(f"{_crash(output)}\n{process.returncode=}\n{output[-8000:]}", pytrace=False)
+        report = ElementTree.parse(file).getroot()
+        self.user_properties += [(p.get("name"), p.get("value")) for p in report.iter("property")]
+        for found in (*report.iter("error"), *report.iter("failure")):
+            pytest.fail(f"{found.get('message')}\n{found.text}", pytrace=False)
+        for found in report.iter("skipped"):
+            pytest.skip(found.get("message"))
+
+    def reportinfo(self):
+        return self.path, None, self.name
 
 
 def _crash(output):
     """What the native code of a process that died wrote last, before Python's stack."""
     words = ("Fatal", "Check failed", "terminate called", "CUDA_ERROR")
     found = [line for line in output.splitlines() if any(word in line for word in words)]
-    return found[0].strip() if found else "no word of why"
+    return found[0].strip() if found else "it died without a word of why"
 
 
-class _Reporter:
-    """In the process of a check: writes its reports for the process that started it."""
+def pytest_collection_modifyitems(items):
+    if ALONE in os.environ:
+        return
+    with opened_nvml() as (found, unavailable):
+        reason = f"needs an NVIDIA GPU. {unavailable or 'NVML lists none.'}"
+    absent = not (ON_CPU or found or any(Path("/dev").glob("nvidia[0-9]*")))
+    for place, item in enumerate(items):
+        if item.get_closest_marker("gpu"):
+            items[place] = check = Check.from_parent(item.parent, name=item.name)
+            if absent:
+                check.add_marker(pytest.mark.skip(reason=reason))
 
-    def __init__(self, config):
-        self._config = config
 
-    def pytest_runtest_logreport(self, report):
-        data = self._config.hook.pytest_report_to_serializable(config=self._config, report=report)
-        with open(os.environ[REPORTS], "a") as file:
-            file.write(json.dumps(data) + "\n")
+def pytest_configure(config):
+    if ALONE not in os.environ:
+        config.pluginmanager.register(_Page())
 
 
 class _Page:
-    """Collects what the checks found, and writes the page after each: a run may be stopped."""
+    """Writes the page of what the checks found, after each: a run may be stopped."""
 
-    def __init__(self, config):
-        self._checks = {}
-        self._started_s = time.perf_counter()
+    def __init__(self):
+        self._reports = []
         self._path = None
 
     def pytest_runtest_logreport(self, report):
-        if "gpu" in report.keywords:
-            self._checks.setdefault(report.nodeid, gpu_page.Check(report.nodeid)).add(report)
-
-    def pytest_runtest_logfinish(self):
-        checks = [check for check in self._checks.values() if "seconds" in check.facts]
-        environment = next(
-            (c.facts["environment"] for c in checks if "environment" in c.facts), None
-        )
-        if environment is None:
-            return
-        folder = ROOT / ("build" if ON_CPU else "docs") / "gpu-checks"
-        text = gpu_page.page(checks, environment, time.perf_counter() - self._started_s)
-        self._path = folder / f"{gpu_page.file_name(environment)}.md"
-        folder.mkdir(parents=True, exist_ok=True)
-        self._path.write_text(text, encoding="utf-8")
+        if report.when == "call" and "gpu" in report.keywords:
+            self._reports.append(report)
+            self._write()
 
     def pytest_terminal_summary(self, terminalreporter):
         if self._path is not None:
             terminalreporter.write_line(f"written: {self._path.relative_to(ROOT)}")
+
+    def _write(self):
+        facts = [dict(report.user_properties) for report in self._reports]
+        found = next((one["environment"] for one in facts if "environment" in one), None)
+        if found is None:
+            return
+        environment = ast.literal_eval(found)
+        devices, versions = ", ".join(environment["devices"]), environment["versions"]
+        title = f"{devices}, TensorFlow {versions['tensorflow']}"
+        outcomes = [report.outcome for report in self._reports]
+        counts = ", ".join(f"{outcomes.count(word)} {word}" for word in dict.fromkeys(outcomes))
+        seconds = sum(report.duration for report in self._reports)
+        lines = [
+            *("---", "orphan: true", "---", "", f"# GPU checks: {title}", ""),
+            f"`make test-gpu`, {environment['created_at'][:10]}: {counts}, in {seconds:.0f} s.",
+            *("", "| | |", "|---|---|", f"| system | {environment['platform']} |"),
+            *(f"| {name} | {value} |" for name, value in versions.items()),
+            *("", "| Check | Outcome | Seconds | Measured |", "|---|---|---:|---|"),
+        ]
+        for report, known in zip(self._reports, facts, strict=True):
+            name = report.nodeid.rpartition("::")[2].removeprefix("test_").replace("_", " ")
+            told = [f"{key}: {value}" for key, value in known.items() if key != "environment"]
+            if not report.passed:
+                text = report.longrepr[-1] if report.skipped else report.longreprtext
+                told = [*text.splitlines()[:1], *told]
+            cells = name, report.outcome, f"{report.duration:.0f}", "; ".join(told)
+            lines.append(f"| {' | '.join(map(_cell, cells))} |")
+        folder = ROOT / ("build" if ON_CPU else "docs") / "gpu-checks"
+        name = re.sub(r"[^a-z0-9.]+", "-", title.lower().replace("gpu:0", "")).strip("-")
+        folder.mkdir(parents=True, exist_ok=True)
+        self._path = folder / f"{name}.md"
+        self._path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+
+
+def _cell(text):
+    # What would end a cell or begin a tag.
+    return re.sub(r"\s+", " ", text).replace("|", r"\|").replace("<", "&lt;")[:400]

@@ -27,7 +27,7 @@ def test_the_versions_are_known_and_nothing_is_missing(scale, record_property):
 
     environment = read_environment()
     record_property("environment", dataclasses.asdict(environment))
-    findings = gpu_findings(lambda: environment.devices, os.environ)
+    findings = list(gpu_findings(lambda: environment.devices, os.environ))
     record_property("kbatch doctor", ", ".join(f"{one.topic} {one.status}" for one in findings))
     assert not [one for one in findings if one.status == "missing"]
     assert not scale.on_gpu or "nvidia-driver" in environment.versions

@@ -54,7 +54,7 @@ def test_the_largest_batch_is_found_in_a_worker(scale, memory, record_property):
     record_property("largest batch", found.max_batch_size)
     record_property("of the limit", f"{found.peak_memory_bytes / found.limit_bytes:.3f}")
     record_property("limit", f"{found.limit_bytes / 2**30:.2f} GiB")
-    record_property("probes", [f"{p.batch_size} {p.outcome}" for p in found.probes])
+    record_property("probes", ", ".join(f"{p.batch_size} {p.outcome}" for p in found.probes))
     assert found.device == ("GPU:0" if scale.on_gpu else "CPU:0")
     assert not started()
     # Memory may jump over the window from one size to the next.

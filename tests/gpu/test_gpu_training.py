@@ -42,12 +42,12 @@ def search(directory, width, sizes, *, callbacks=(), **settings):
 
 
 def facts(study):
-    return [
+    return ", ".join(
         f"{run.batch_size}: {run.status} in parts of {run.micro_batch_size}, "
         f"{run.joules_per_sample} J a sample"
         for trial in study.trials
         for run in trial.executions
-    ]
+    )
 
 
 def test_a_trial_that_runs_out_halves_its_micro_batch(limited, tmp_path, record_property):
