@@ -34,8 +34,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.records.json_codec import record_text
-from kbatch.records.search import RECORD_NAME
-from kbatch.records.training_run import EpochRecord, ExecutionRecord
+from kbatch.records.training_run import RECORD_NAME, EpochRecord, ExecutionRecord
 from kbatch.search.executors import TaskResult
 from kbatch.study.trial import Objective, TrialRecord
 

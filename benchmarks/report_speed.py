@@ -21,8 +21,7 @@ from pathlib import Path
 
 from kbatch.records.json_codec import write_record
 from kbatch.records.machine import EnvironmentRecord
-from kbatch.records.search import SearchRecord
-from kbatch.records.training_run import EpochRecord, ExecutionRecord
+from kbatch.records.training_run import EpochRecord, ExecutionRecord, SearchRecord
 from kbatch.study.trial import Objective, TrialRecord
 
 SIZES = (16, 32, 64, 128, 256, 512, 1024, 2048)

@@ -3,8 +3,7 @@
 import dataclasses
 
 from kbatch.records.machine import EnvironmentRecord, GpuSample, GpuUsage, UsageRecord
-from kbatch.records.search import SearchRecord
-from kbatch.records.training_run import EpochRecord, ExecutionRecord
+from kbatch.records.training_run import EpochRecord, ExecutionRecord, SearchRecord
 from kbatch.study.study import Study
 from kbatch.study.trial import Objective, TrialRecord
 

@@ -2,6 +2,7 @@
 
 import operator
 from collections.abc import Iterable
+from typing import Literal
 
 # Beyond it a float does not hold every integer, and indices of the rows overflow.
 LARGEST_SIZE = 2**53
@@ -82,6 +83,18 @@ def check_size(size: int, name: str, *, unit: str = ", in examples") -> int:
     if whole > LARGEST_SIZE:
         raise ValueError(f"`{name}` must be at most 2**53. Received: {name}={size!r}.")
     return whole
+
+
+def check_auto(
+    size: int | str | None, name: str, *, unit: str = ", in examples"
+) -> int | Literal["auto"] | None:
+    if not isinstance(size, str):
+        return None if size is None else check_size(size, name, unit=unit)
+    if size == "auto":
+        return "auto"
+    raise ValueError(
+        f'`{name}` must be "auto", a positive integer or None. Received: {name}={size!r}.'
+    )
 
 
 def equal_parts(batch_size: int, largest: int) -> int:

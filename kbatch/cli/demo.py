@@ -36,7 +36,7 @@ def add_demo(commands: Any) -> None:
 
 def _demo(options: argparse.Namespace) -> None:
     from kbatch.plotting.canvas import save_figure
-    from kbatch.records.search import RECORD_NAME
+    from kbatch.records.training_run import RECORD_NAME
 
     options.output.mkdir(parents=True, exist_ok=True)
     folder = options.output / "demo-search"

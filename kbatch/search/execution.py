@@ -92,7 +92,14 @@ class Execution:
         except BaseException as error:
             ended = self._record(failures.failure_status(error), failures.failure_text(error))
             self._write(dataclasses.replace(ended, traceback=failures.failure_traceback(error)))
-            if self._ran_out(error) and self._halve():
+            size, rows = self._micro_batch_size, self._facts.rows(self._settings.batch_size)
+            # In a train step: not in validation, not in a callback.
+            if (
+                size is not None
+                and self._fit.clock.in_step
+                and failures.ran_out_of_memory(error, smaller_worked=True)
+                and self._settings.search.halve(self._facts, rows, size)
+            ):
                 raise PlanHalved(
                     f"Memory ran out in training: trials have smaller micro-batches from now on. "
                     f"Received: {failures.failure_text(error)}"
@@ -130,14 +137,6 @@ class Execution:
             self._micro_batch_size = size
         self._described = described
         return plan.micro_batch_size if search.micro_batch_size == "auto" else None
-
-    def _ran_out(self, error: BaseException) -> bool:
-        """Return whether a train step ran out of memory: not validation, not a callback."""
-        return self._fit.clock.in_step and failures.ran_out_of_memory(error, smaller_worked=True)
-
-    def _halve(self) -> bool:
-        size, rows = self._micro_batch_size, self._facts.rows(self._settings.batch_size)
-        return size is not None and self._settings.search.halve(self._facts, rows, size)
 
     def _completed(self, results: Any) -> Any:
         """Add what was measured to what `fit` returned, where keras-tuner is to have it."""
@@ -180,9 +179,7 @@ class Execution:
         self, status: str, failure: str | None, reported: Mapping[str, float | None] | None = None
     ) -> ExecutionRecord:
         fit, started, plan = self._fit, self._started, self._settings.search.plan
-        clock = fit.clock
-        scaling = scaling_of(self._model)  # Layers may have been built since it began.
-        notes = (*started.notes, *self._search_notes)
+        clock, notes = fit.clock, [*started.notes, *self._search_notes]
         record = dataclasses.replace(
             started,
             status=status,
@@ -195,18 +192,18 @@ class Execution:
             usage=fit.monitor and fit.monitor.usage,
             budget=fit.budget,
             target=fit.target,
-            notes=notes,
             steps_per_execution=fit.steps_per_execution,
         )
         if clock.first_step_s is None:
-            end = () if status == "running" else (Note.of("nothing_timed"),)
-            return dataclasses.replace(record, notes=(*notes, *end))
-        ruled, seen, notes = started.learning_rate, clock.first_learning_rate, (*notes, *fit.notes)
+            notes += [] if status == "running" else [Note.of("nothing_timed")]
+            return dataclasses.replace(record, notes=tuple(notes))
+        notes += fit.notes
+        ruled, seen = started.learning_rate, clock.first_learning_rate
         if ruled is not None and seen is not None and not math.isclose(ruled, seen, rel_tol=1e-5):
-            notes = (*notes, Note.of("first_learning_rate", used=seen, built=ruled))
+            notes.append(Note.of("first_learning_rate", used=seen, built=ruled))
         reading, (examples, durations_s) = clock.reading, clock.windows
         if not examples and status != "running":
-            notes = (*notes, Note.of("too_short_to_time"))
+            notes.append(Note.of("too_short_to_time"))
         updates = sum(epoch.updates for epoch in clock.epochs)
         overflowed = None
         # A step of the user's own may make none or several updates of a batch.
@@ -215,7 +212,7 @@ class Execution:
         return dataclasses.replace(
             record,
             learning_rate=seen,
-            scaling=scaling,
+            scaling=scaling_of(self._model),  # Layers may have been built since it began.
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),
@@ -228,7 +225,7 @@ class Execution:
             data_wait_s=reading.wait_s,
             total_s=fit.total_s,
             epochs=tuple(clock.epochs),
-            notes=notes,
+            notes=tuple(notes),
             averages_validated=fit.averages_validated,
             initial_weights=fit.best_epoch.initial_weights,
             first_order=fit.first_order,

@@ -1,6 +1,7 @@
 """Batch size as a hyperparameter: the HyperModel that wraps a person's own."""
 
 import contextlib
+import copy
 import functools
 import weakref
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -10,7 +11,7 @@ from typing import Any, Literal
 import keras
 import keras_tuner
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size
+from kbatch.analysis.batch_sizes import check_auto, check_batch_sizes, check_size
 from kbatch.analysis.learning_rate import (
     FACTOR_NAME,
     FACTORS,
@@ -27,10 +28,10 @@ from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search import BASE_BATCH_SIZE
 from kbatch.search.execution import Execution, give_own_paths
-from kbatch.search.identity import fit_facts, model_facts, objective_facts
+from kbatch.search.identity import model_facts
 from kbatch.search.plan import MOMENTS_EVERY, Build, PolicyChosen, SearchPlan, check_new
-from kbatch.search.steps_per_execution import Steps, check_steps
-from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
+from kbatch.search.steps_per_execution import Steps
+from kbatch.search.timed_fit import ExecutionSettings
 from kbatch.search.trial_files import (
     TrialFiles,
     completed_trials,
@@ -140,14 +141,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._chosen_base = base_batch_size
         smallest, largest = self._given_sizes[0], self._given_sizes[-1]
         self._set_base(base_batch_size or min(max(BASE_BATCH_SIZE, smallest), largest))
-        if isinstance(micro_batch_size, str) and micro_batch_size != "auto":
-            raise ValueError(
-                '`micro_batch_size` must be "auto", a positive integer or None. '
-                f"Received: micro_batch_size={micro_batch_size!r}."
-            )
-        if micro_batch_size not in (None, "auto"):
-            micro_batch_size = check_size(micro_batch_size, "micro_batch_size")
-        self.micro_batch_size = micro_batch_size
+        self.micro_batch_size: Steps = check_auto(micro_batch_size, "micro_batch_size")
         self.memory_limit_bytes = check_memory_limit(memory_limit_bytes)
         self.dtype_policies = () if dtype_policy is None else check_dtype_policies(dtype_policy)
         self.learning_rate_scaling = check_rule(
@@ -159,18 +153,24 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # Examples of a validation batch, equal in all trials; under "auto" at most.
         moderate = [size for size in self.batch_sizes if size <= _LARGEST_VALIDATION_BATCH]
         self.validation_batch_size = max(moderate, default=_LARGEST_VALIDATION_BATCH)
-        if isinstance(micro_batch_size, int):
-            self.validation_batch_size = micro_batch_size
-        self.steps_per_execution = check_steps(steps_per_execution)
+        if isinstance(self.micro_batch_size, int):
+            self.validation_batch_size = self.micro_batch_size
+        self.steps_per_execution: Steps = check_auto(
+            steps_per_execution, "steps_per_execution", unit=""
+        )
+        self.seed = check_seed(seed)
+        self._begin()
+
+    def _begin(self) -> None:
+        """Begin as if nothing had been searched."""
         self._search = SearchPlan(
             self.batch_sizes,
-            micro_batch_size,
+            self.micro_batch_size,
             self.dtype_policies,
             self.steps_per_execution,
             self.memory_limit_bytes,
             stock_fit=self.stock_fit,
         )
-        self.seed = check_seed(seed)
         # The first model that was built: its hyperparameters, and what it is.
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # The model that trained last, where it still lives.
@@ -178,10 +178,15 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
-        # The identity of a search of one of keras-tuner's own tuners, by its project.
-        self._known_identity: tuple[Path, tuple[dict[str, str], dict[str, Any]]] | None = None
         self.graph = self._search.graph  # Of all trials whose models train alike.
-        self._feed = SearchFeed()
+
+    def of_search(self) -> "BatchSizeHyperModel":
+        """Return one with the same settings for a search of its own, which shares nothing."""
+        found = copy.copy(self)
+        del vars(found)["build"]  # keras-tuner's way to this one's.
+        keras_tuner.HyperModel.__init__(found, self.name)
+        found._begin()
+        return found
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_trained": None}
@@ -292,7 +297,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
     def _train(self, hp: keras_tuner.HyperParameters, model: keras.Model, call: FitCall) -> Any:
         """Train a model as the plan of the search says, and record it."""
         files, number, policy = trial_files(call.callbacks), self._number(hp), self._declare(hp)[1]
-        files.check_search(self.settings, *self._identity(files, hp, call))
+        files.check_search(self.settings)
         notes = give_own_paths(call.callbacks, trial_id=files.trial_id, execution=number)
         search = self._search
         search.batch_sizes = self.batch_sizes  # Those of a search that goes on may be more.
@@ -312,7 +317,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             objective_parts=files.objective_parts,
             notes=notes,
             search=search,
-            feed=self._feed,
         )
         try:
             results = self._execute(hp, model, files, settings, call)
@@ -386,10 +390,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         if self._chosen_base is None:
             self._set_base(settings.get("base_batch_size", self.base_batch_size))
 
-    def _begin_execution(self, hp: keras_tuner.HyperParameters, number: int) -> None:
-        """Set which execution of its trial, from 0, `hp` comes to next."""
-        self._executed = hp, number
-
     def _number(self, hp: keras_tuner.HyperParameters) -> int:
         """Return the number of the execution that `hp` comes to next, from 0."""
         known, number = self._executed
@@ -416,19 +416,6 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         whole = not isinstance(self.micro_batch_size, int)
         whole = whole and self.learning_rate_scaling in (None, "auto")
         return whole and not self.stock_fit and getattr(model, "compiled", None) is False
-
-    def _identity(
-        self, files: TrialFiles, hp: Any, call: FitCall
-    ) -> tuple[dict[str, str], dict[str, Any]]:
-        """Return the facts of the search, and the hyperparameters of the model that they are of."""
-        if files.of_kbatch_tuner:
-            return files.tuner._identity
-        if self._known_identity is None or self._known_identity[0] != files.project:
-            values, facts = self._described(files.project)
-            given = fit_facts(call, scheduled="tuner/epochs" in hp.values)
-            objective = objective_facts(files.tuner.oracle.objective)
-            self._known_identity = files.project, (objective | facts | given, values)
-        return self._known_identity[1]
 
     def _declare(self, hp: keras_tuner.HyperParameters) -> tuple[int, str | None]:
         """Declare what a search adds; return the batch size, and the policy where it is given."""

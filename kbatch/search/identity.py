@@ -9,7 +9,6 @@ import dataclasses
 import hashlib
 import inspect
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,40 +18,33 @@ import tensorflow as tf
 
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
-from kbatch.training.fingerprint import config_of, model_description, name_of
+from kbatch.training.fingerprint import config_of, described, model_description
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")
-_SCHEDULED = ("epochs", "initial_epoch")
-# They write what training showed; keras-tuner's own have the hyperparameters of their trial.
+# They write what training showed.
 _WRITERS = (
     keras.callbacks.TensorBoard,
     keras.callbacks.CSVLogger,
     keras.callbacks.ModelCheckpoint,
-    keras.callbacks.ProgbarLogger,
-    keras.callbacks.History,
 )
-_OF_THE_SEARCH = ("keras_tuner.", "tensorboard.", "kbatch.search.")
-_SHOWS = (
-    *("filepath", "filename", "log_dir", "backup_dir", "path", "directory", "folder", "file"),
-    "verbose",
-)
+_SHOWS = ("filepath", "filename", "log_dir", "path", "directory", "folder", "file", "verbose")
 # Arrays up to this size are read whole, larger ones at some rows.
 _MOST_BYTES, _MOST_ROWS = 16 * 2**20, 256
 _LONGEST_TEXT = 100
 
 
 def model_facts(model: keras.Model, *, with_policy: bool = True) -> dict[str, str]:
-    described = model_description(model, without=() if with_policy else ("dtype", "policy"))
+    found = model_description(model, without=() if with_policy else ("dtype", "policy"))
     optimizer: Any = getattr(model.optimizer, "inner_optimizer", model.optimizer)
-    del described["optimizer"]  # Here without the loss scaling around it.
+    del found["optimizer"]  # Here without the loss scaling around it.
     # A `fit` of the user's own may compile the model.
     config = {} if optimizer is None else config_of(optimizer) or {}
-    compiled = described.pop("compiled")
+    compiled = found.pop("compiled")
     weights = sum(int(np.prod(weight.shape)) for weight in model.weights)
     size = f"{len(model.layers)} layers and {weights:,} weights"
     facts = {
-        "model": f"{type(model).__name__} of {size} ({_digest(described)})",
+        "model": f"{type(model).__name__} of {size} ({_digest(found)})",
         "optimizer": type(optimizer).__name__,
     }
     facts |= {f"optimizer.{name}": _text(v) for name, v in config.items() if name != "name"}
@@ -71,15 +63,17 @@ def space_facts(space: Any) -> dict[str, str]:
     return {f"hyperparameter {name!r}": " or ".join(each) for name, each in found.items()}
 
 
-def fit_facts(call: FitCall, *, scheduled: bool = False) -> dict[str, str]:
+def fit_facts(call: FitCall) -> dict[str, str]:
     """Describe what `fit` is given: data, their lengths, callbacks and other arguments."""
-    left_out = (*_DECIDES_NOTHING, *(_SCHEDULED if scheduled else ()))
-    given = {name: value for name, value in call.named.items() if name not in left_out}
-    facts = {name: _text(value) for name, value in given.items() if value is not None}
+    facts = {
+        name: _text(value)
+        for name, value in call.named.items()
+        if name not in _DECIDES_NOTHING and value is not None
+    }
     for callback in call.callbacks:
         kind = type(callback)
-        if kind not in _WRITERS and not kind.__module__.startswith(_OF_THE_SEARCH):
-            name, given = f"callback {kind.__name__}", _text(_given_to(callback)) or "given"
+        if kind not in _WRITERS and not kind.__module__.startswith("kbatch.search."):  # A plot.
+            name, given = f"callback {kind.__name__}", _text(_given_to(callback) or "given")
             facts[name] = f"{facts[name]}; {given}" if name in facts else given
     return facts
 
@@ -103,34 +97,24 @@ def _given_to(callback: Any) -> dict[str, Any]:
 
 def _text(value: Any) -> str:
     """Return a value as text that is equal in any process, cut to a readable length."""
-    text = value if isinstance(value, str) else _value_text(value)
+    plain = described(keras.tree.map_structure(_leaf, value), {}, ("name",))
+    text = plain if isinstance(plain, str) else repr(plain)
     if len(text) <= _LONGEST_TEXT:
         return text
     return f"{text[: _LONGEST_TEXT - 30]}... ({_digest(text)})"
 
 
-def _value_text(value: Any) -> str:
-    value = value.item() if isinstance(value, np.generic) else value
-    if value is None or isinstance(value, (bool, int, float, str)):
-        return repr(value)
-    if isinstance(value, Mapping):
-        each = sorted((str(key), _value_text(item)) for key, item in value.items())
-        return ", ".join(f"{key}={text}" for key, text in each)
-    if isinstance(value, (tuple, list)):
-        return f"[{', '.join(map(_value_text, value))}]"
+def _leaf(value: Any) -> Any:
+    """Return what is described of a value: of data a text, of other things what they hold."""
+    if isinstance(value, np.generic):
+        return value.item()
     if isinstance(value, tf.data.Dataset):
         length = int(value.cardinality())
         elements = "an unknown number of" if length < 0 else f"{length:,}"
         return f"a dataset of {elements} elements {value.element_spec}"
     if hasattr(value, "iloc") or (hasattr(value, "shape") and hasattr(value, "dtype")):
         return _array_text(value)
-    kind, config = value if isinstance(value, type) else type(value), None
-    if dataclasses.is_dataclass(kind):
-        config = vars(value)
-    elif hasattr(kind, "get_config") and kind is not value:
-        known = config_of(value)  # Of a part of the user's without one its class is left.
-        config = known and {key: item for key, item in known.items() if key != "name"}
-    return name_of(value) if config is None else f"{kind.__name__}({_value_text(config)})"
+    return vars(value) if dataclasses.is_dataclass(value) else value
 
 
 def _array_text(leaf: Any) -> str:

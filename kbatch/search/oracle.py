@@ -1,10 +1,11 @@
-"""The oracle: which trial comes next, known from the trials on disk alone.
+"""Which trial comes next, of a grid or of a race, known from the trials on disk alone.
 
 The record of a trial says what its executions gave. keras-tuner's own file adds how the trial
 ended, and the space of its hyperparameters, of which training may have declared more than building
 did.
 """
 
+import dataclasses
 import json
 import math
 import sys
@@ -17,12 +18,15 @@ import keras_tuner
 from keras_tuner.engine.metrics_tracking import infer_metric_direction
 from keras_tuner.engine.trial import Trial, TrialStatus
 
+from kbatch.analysis.learning_rate import FACTOR_NAME
+from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.library_internals import keras_metric_kind, project_directory
+from kbatch.page.numbers import format_number, setting
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.records.training_run import COST_NAMES
-from kbatch.search.trial_files import ENDED, STATE_NAME, trial_record
-from kbatch.study.comparison import other_hyperparameters
+from kbatch.search.trial_files import ENDED, STATE_NAME, readable_trials, trial_record
+from kbatch.study.comparison import other_hyperparameters, runs_of, tolerance_in_units
 from kbatch.study.trial import Objective, TrialRecord
 
 Values = dict[str, Any]
@@ -43,8 +47,7 @@ def in_grid(space: keras_tuner.HyperParameters, values: Mapping[str, Any]) -> Ke
     for parameter in space.space:
         if parameter.name not in found and _active(parameter, found):
             found[parameter.name] = values.get(parameter.name, parameter.default)
-    # By their text True differs from 1, which are equal as values.
-    return frozenset((name, repr(value)) for name, value in found.items())
+    return _key(found)
 
 
 def grid(space: keras_tuner.HyperParameters) -> Iterator[Values]:
@@ -109,7 +112,7 @@ class BatchSizeOracle(keras_tuner.Oracle):
     def __init__(
         self,
         objective: Any,
-        race: Any = None,  # A `RaceStrategy`; None for the whole grid.
+        race: "RaceStrategy | None" = None,  # None for the whole grid.
     ):
         # No count of failures in a row ends the search.
         super().__init__(_with_direction(objective), max_consecutive_failed_trials=sys.maxsize)
@@ -290,3 +293,173 @@ def _with_direction(objective: Any) -> Any:
             f"Received: objective={objective!r}."
         )
     return keras_tuner.Objective(objective, direction)
+
+
+# Executions a batch size on average, where no number is given.
+_EXECUTIONS_PER_SIZE = 6
+# Combinations of other hyperparameters that a race tries at the base size.
+_MOST_SETTINGS = 4
+_ENDS = {
+    "certain": "the answer is certain",
+    "certified": "a size is certified, and no other is likely to be preferred",
+    "out of reach": "certainty would take more executions than are left",
+    "executions": "no further round fits in `max_executions`",
+    "alone": "only one batch size can be trained",
+    "diverged": (
+        "every learning rate diverged, the smallest at {smallest} of the rule's: build the model "
+        "with a smaller one"
+    ),
+    "failed": "no execution has a value of the objective",
+}
+
+
+class RaceStrategy:
+    """Looks for the learning rate of each size, then repeats what may be the answer."""
+
+    def __init__(self, tolerance: float | None, confidence: float, max_executions: int | None):
+        self._tolerance, self._confidence, self._most = tolerance, confidence, max_executions
+        # `begin` sets these.
+        self._project, self._base = Path(), 0
+        self._sizes: list[int] = []
+        self._searches_rate = self._larger_is_better = False
+        self._asked: dict[Key, int] = {}  # Executions of the trials that were proposed.
+        # What followed from the trials so far, and the smallest factor of the rate among them.
+        self._last: RaceStep | None = None
+        self._smallest = 1.0
+
+    def begin(self, project: Path, oracle: Any, base_batch_size: int) -> str:
+        """Check that the search can lead to an answer, and describe how it begins."""
+        objective, space = oracle.objective, oracle.get_space()
+        name = getattr(objective, "name", "")
+        timed = name in ("samples_per_second", *COST_NAMES)
+        if hasattr(objective, "objectives") or name == "default_objective" or timed:
+            raise InputError(
+                "A race compares batch sizes by one metric that training reports: give its name, "
+                f'such as "val_accuracy". Received: objective={name!r}.'
+            )
+        several = len(list(settings_in_grid(space)))
+        if several > _MOST_SETTINGS:
+            raise InputError(
+                f"A race tries at most {_MOST_SETTINGS} combinations of other hyperparameters, at "
+                "the base batch size: give fewer values, or tune them first by keras-tuner's "
+                f"tuners at one batch size. Received: {several} combinations."
+            )
+        self._project, self._base = project, base_batch_size
+        self._larger_is_better = objective.direction == "max"
+        declared = {one.name: one for one in space.space}
+        self._sizes = sorted(declared["batch_size"].values)
+        self._searches_rate = FACTOR_NAME in declared
+        self._most = self._most or _EXECUTIONS_PER_SIZE * len(self._sizes)
+        what = "Batch size and learning rate are" if self._searches_rate else "The batch size is"
+        return (
+            f"{what} raced: {len(self._sizes)} sizes, at most {self._most} executions "
+            "(`max_executions`)."
+        )
+
+    def propose(self, space: Any, pending: list[Values]) -> Values | None:
+        """Return the values to try next, those of an earlier trial to execute it once more."""
+        following = self._next(space, pending)
+        if following is None or following[0] in pending:
+            return None
+        values, number = following
+        self._asked[_key(values)] = number + 1
+        return values
+
+    def executions(self, trial_id: str, values: Values) -> int:
+        """Return how many executions a trial is to have: what completed, and what was asked for."""
+        record = trial_record(self._project / f"trial_{trial_id}")
+        runs = record.executions if record else ()
+        completed = sum(run.status == "completed" for run in runs)
+        return max(1, completed, self._asked.get(_key(values), 0))
+
+    def ending(self) -> str | None:
+        """Describe why nothing more was proposed."""
+        step = self._last
+        if step is None or step.ended is None:
+            return None
+        end = _ENDS[step.ended].format(smallest=setting(self._smallest))
+        found = step.judgement
+        if step.ended == "out of reach" and found is not None:
+            smallest = found.smallest_tolerance
+            if found.executions_needed is not None:
+                end += f"; about {found.executions_needed:,} of each size would settle it"
+            elif smallest is not None and smallest > (self._tolerance or 0.0):
+                end += f"; with more a tolerance of {format_number(smallest, 2)} would do"
+                if found.examples_needed is not None:
+                    end += f", or {found.examples_needed:,} validation examples"
+        return f"The race has ended: {end}."
+
+    def _next(self, space: Any, pending: list[Values]) -> tuple[Values, int] | None:
+        """Return what to run next, with the number of its execution."""
+        trials = list(readable_trials(self._project))
+        if self._searches_rate:  # Trials of a grid before are at the rule's rate.
+            at_rule = {FACTOR_NAME: 1.0}
+            trials = [
+                dataclasses.replace(one, hyperparameters=at_rule | dict(one.hyperparameters))
+                for one in trials
+            ]
+        factors: list[Any] = [one.hyperparameters.get(FACTOR_NAME, 1.0) for one in trials]
+        self._last, self._smallest = None, min(factors, default=1.0)
+        settings = list(settings_in_grid(space))
+        chosen, others = settings[0]
+        if len(settings) > 1:
+            # The best at the base size, by one execution each, is raced.
+            first = [self._at(values, self._base, 1.0) for values, _ in settings]
+            begun = [t.hyperparameters for t in trials] + pending
+            if lacking := [values for values in first if values not in begun]:
+                return lacking[0], 0
+            if any(values in pending for values in first):
+                return None
+            chosen, others = settings[self._best_of(first, trials)]
+        same = [t for t in trials if other_hyperparameters(t.hyperparameters) == others]
+        runs = runs_of(same)[0] if same else []
+        scored = [t for t in same if t.objective_value is not None]
+        tolerance = tolerance_in_units(scored, self._tolerance) if scored else 0.0
+        made = {_key(t.hyperparameters): _ended(t) for t in same}
+        running = [
+            NextRun(one["batch_size"], one.get(FACTOR_NAME, 1.0), made.get(_key(one), 0))
+            for one in pending
+            if other_hyperparameters(one) == others
+        ]
+        race = Race(
+            runs,
+            self._sizes,
+            base_batch_size=self._base,
+            larger_is_better=self._larger_is_better,
+            tolerance=tolerance,
+            confidence=self._confidence,
+            max_executions=(self._most or 0) - sum(_ended(t) for t in trials if t not in same),
+            pending=running,
+            search_rate=self._searches_rate,
+        )
+        self._last = race.step()
+        if self._last.run is None:
+            return None
+        size, factor, number = self._last.run
+        return self._at(chosen, size, factor), number
+
+    def _at(self, values: Values, size: int, factor: float) -> Values:
+        """Return the values at a pair of batch size and factor of the rate."""
+        rate = {FACTOR_NAME: factor} if self._searches_rate else {}
+        return values | {"batch_size": size} | rate
+
+    def _best_of(self, first: list[Values], trials: list[TrialRecord]) -> int:
+        """Return the place of the setting whose trial at the base size has the best value."""
+        by_values = {_key(t.hyperparameters): t.objective_values[0] for t in trials if t.executions}
+        sign = -1 if self._larger_is_better else 1
+        ranked = [
+            (sign * value, place)
+            for place, values in enumerate(first)
+            if (value := by_values.get(_key(values))) is not None
+        ]
+        return min(ranked, default=(0, 0))[1]
+
+
+def _ended(trial: TrialRecord) -> int:
+    """Count the executions that ended, however they did."""
+    return len(runs_of([trial])[0])
+
+
+def _key(values: Mapping[str, Any]) -> Key:
+    # By their text True differs from 1, which are equal as values.
+    return frozenset((name, repr(value)) for name, value in values.items())

@@ -25,7 +25,7 @@ from kbatch.device.worker import Worker, WorkerDied, mapped_pickle
 from kbatch.errors import InputError
 from kbatch.library_internals import fail_at_once_without_memory, move_project
 from kbatch.records.json_codec import load_if_readable, write_whole_file
-from kbatch.records.search import PLAN_NAME, RECORD_NAME, Plan
+from kbatch.records.training_run import PLAN_NAME, RECORD_NAME, Plan
 from kbatch.search.executors import LocalExecutor, Task, TaskResult, run_task
 from kbatch.search.oracle import write_trial
 from kbatch.search.progress import LivePlot

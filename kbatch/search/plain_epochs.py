@@ -12,8 +12,9 @@ import keras
 import numpy as np
 
 from kbatch.device.failures import ran_out_of_memory
+from kbatch.library_internals import build_again
 from kbatch.records.json_codec import write_record
-from kbatch.records.search import PLAIN_NAME, PlainEpochs
+from kbatch.records.training_run import PLAIN_NAME, PlainEpochs
 from kbatch.search.steps_per_execution import set_steps
 from kbatch.study.study import load_study
 from kbatch.study.trial import TrialRecord
@@ -64,7 +65,7 @@ def measure_plain_epochs(
         for trial in trials:
             hp = tuner.oracle.get_space().copy()
             hp.values = dict(trial.hyperparameters)
-            models.append(tuner.hypermodel.graph.model(tuner.hypermodel.build(hp)))
+            models.append(tuner.hypermodel.graph.model(build_again(tuner, hp)))
         if traces := any(model.train_function is None for model in models):
             left_s -= sum(trial.executions[-1].first_step_s or 0.0 for trial in trials)
         turns = int(min(_TURNS, left_s / (fit_s * len(trials)))) + traces

@@ -19,16 +19,17 @@ from kbatch.memory.search import MEMORY_WINDOW, expected_bytes
 from kbatch.memory.workload import Workload
 from kbatch.records.json_codec import load_if_readable
 from kbatch.records.notes import Note
-from kbatch.records.search import PLAN_NAME, Plan
+from kbatch.records.training_run import PLAN_NAME, Plan
 from kbatch.search.first_updates import FEW, HALF, SOME, Updates, check_half
-from kbatch.search.steps_per_execution import Steps, Training, choose_steps, may_choose
+from kbatch.search.steps_per_execution import Steps, Training, steps_within, why_one
 from kbatch.search.trial_files import write_needed
 from kbatch.training import accumulation
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
+from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
 from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.model import ModelFacts, accumulation_of
+from kbatch.training.model import ModelFacts, accumulation_of, replica_count
 from kbatch.training.one_graph import OneGraph
 from kbatch.training.state import kept_seeds
 
@@ -63,7 +64,7 @@ def check_new(model: keras.Model, known: keras.Model | None) -> None:
 
 @dataclasses.dataclass(eq=False)
 class SearchPlan:
-    """The plan of a search, or what it is made by."""
+    """What all executions of a search have in common: its plan, or what that is made by."""
 
     batch_sizes: tuple[int, ...]
     micro_batch_size: int | Literal["auto"] | None = None
@@ -77,18 +78,36 @@ class SearchPlan:
 
     def __post_init__(self):
         self.graph = OneGraph()  # That of its trials.
+        self._data: TrainingData | None = None  # The last ones, with what was read of them.
+        self._meter: InputMeter | None = None
         self._parts_notes: dict[str, Note | None] = {}  # By fingerprint of the model.
         self._chosen: tuple[str, tuple[Note, ...]] | None = None  # Policy, and why.
         self._updates: Updates | None = None  # While a plan is made.
         self._spent_s = 0.0  # On the plan that is being made.
 
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_data": None, "_meter": None}  # No tensor goes elsewhere.
+
+    def data(self, given: TrainingData) -> TrainingData:
+        """Return data with what was read of them before, if the last ones were the same."""
+        if self._data is None or not self._data.is_same(given):
+            self._data = given
+        return self._data
+
+    def meter(self) -> InputMeter:
+        """Return the meter of all executions, traced once, which begins to count again."""
+        self._meter = self._meter or InputMeter()
+        self._meter.reset()
+        return self._meter
+
     def read(self, directory: Path | None) -> Plan | None:
         """Return the plan of the search in a directory, which another process may have changed."""
         if directory != self.directory:
             self.directory, self.plan, self._chosen = directory, None, None
-        kept = load_if_readable(Plan, directory and directory / PLAN_NAME)
-        if kept is not None and (self.plan is None or kept.number >= self.plan.number):
-            self.plan = kept
+        if directory is not None:  # What was there before may have been deleted.
+            kept = load_if_readable(Plan, directory / PLAN_NAME)
+            if kept is None or self.plan is None or kept.number >= self.plan.number:
+                self.plan = kept
         return self.plan
 
     @property
@@ -241,26 +260,37 @@ class SearchPlan:
 
     def steps(self, model: Any, training: Training) -> tuple[int, tuple[Note, ...]]:
         """Return how many steps an execution of a training runs, and what to say of it."""
-        step_s, size = None, training.batch_size
-        if self.plan is not None and self.plan.step_s is not None:
-            parts = -(-size // (self.size_of(size) or size))
-            fixed_s, example_s = self.plan.step_s
-            step_s = parts * fixed_s + size * example_s
-        asked = self.steps_per_execution
-        return choose_steps(asked, model, training, stock_fit=self.stock_fit, step_s=step_s)
+        asked, built = self.steps_per_execution, int(model.steps_per_execution)
+        if asked != "auto" or built > 1:  # What `build` sets wins.
+            return (asked if isinstance(asked, int) and built == 1 else built), ()
+        reason = why_one(model, training.callbacks)
+        if reason is None:
+            if training.epoch_steps is None or replica_count(model) > 1 or not self.stock_fit:
+                return 1, ()
+            if self.plan is not None and self.plan.step_s is not None:
+                size, (fixed_s, example_s) = training.batch_size, self.plan.step_s
+                parts = -(-size // (self.size_of(size) or size))
+                return steps_within(parts * fixed_s + size * example_s, training), ()
+            reason = "no step could be timed apart from the data"
+        return 1, (Note.of("one_step_an_execution", reason=reason),)
+
+    def _chooses_steps(self, model: Any) -> bool:
+        """Return whether steps may be chosen for a model, whatever its training."""
+        asked = self.stock_fit and self.steps_per_execution == "auto"
+        one = asked and int(model.steps_per_execution) == 1 and replica_count(model) == 1
+        return one and why_one(model) is None
 
     def _updates_of(self, model: keras.Model, data: TrainingData) -> Updates:
         """Return the `Updates` of a model, made at the first call."""
         if self._updates is None or self._updates.model is not model:
-            counted = self.stock_fit and may_choose(self.steps_per_execution, model)
-            self._updates = Updates(model, data, counted=counted)
+            self._updates = Updates(model, data, counted=self._chooses_steps(model))
         return self._updates
 
     def _step_s(
         self, model: keras.Model, data: TrainingData, most: int | None
     ) -> tuple[float, float] | None:
         """Return the seconds of a step by itself and of an example, where steps are chosen."""
-        if not (self.stock_fit and may_choose(self.steps_per_execution, model)):
+        if not self._chooses_steps(model):
             return None
         try:
             updates = self._updates_of(model, data)

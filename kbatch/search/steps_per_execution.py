@@ -9,13 +9,11 @@ from typing import Any, Literal, NamedTuple
 
 import keras
 
-from kbatch.analysis.batch_sizes import check_size
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches, validation_steps
-from kbatch.records.notes import Note
 from kbatch.records.training_run import Budget
 from kbatch.training.clock import FEWEST_STEADY, TrainingClock
-from kbatch.training.model import replica_count, user_step
+from kbatch.training.model import user_step
 from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 
 _TRAIN_HOOKS = ("on_train_batch_begin", "on_train_batch_end", "on_batch_begin", "on_batch_end")
@@ -24,18 +22,6 @@ _TEST_HOOKS = ("on_test_batch_begin", "on_test_batch_end")
 _MOST_VALIDATED = 64
 
 Steps = int | Literal["auto"] | None
-
-
-def check_steps(steps: Steps) -> Steps:
-    """Check what a search is given."""
-    if steps is None or (isinstance(steps, str) and steps == "auto"):
-        return steps
-    if isinstance(steps, str):
-        raise ValueError(
-            '`steps_per_execution` must be "auto", a positive integer or None. '
-            f"Received: steps_per_execution={steps!r}."
-        )
-    return check_size(steps, "steps_per_execution", unit="")
 
 
 class Training(NamedTuple):
@@ -48,37 +34,8 @@ class Training(NamedTuple):
     callbacks: Sequence[keras.callbacks.Callback]
 
 
-def choose_steps(
-    asked: Steps,
-    model: Any,
-    training: Training,
-    *,
-    stock_fit: bool,
-    step_s: float | None,  # None where none was timed.
-) -> tuple[int, tuple[Note, ...]]:
-    """Return how many steps an execution of a training runs, and what to say of it."""
-    built: int = int(model.steps_per_execution)
-    if asked is None or asked == built or built > 1:  # Or `build` sets it.
-        return built, ()
-    if isinstance(asked, int):
-        return asked, ()
-    if (reason := _why_one(model, training.callbacks)) is not None:
-        return 1, (Note.of("one_step_an_execution", reason=reason),)
-    if training.epoch_steps is None or replica_count(model) > 1 or not stock_fit:
-        return 1, ()
-    if step_s is None:
-        reason = "no step could be timed apart from the data"
-        return 1, (Note.of("one_step_an_execution", reason=reason),)
-    return steps_within(step_s, training), ()
-
-
-def may_choose(asked: Steps, model: Any) -> bool:
-    """Return whether a number of steps may be chosen for a model, whatever its training."""
-    automatic = asked == "auto" and int(model.steps_per_execution) == 1
-    return automatic and _why_one(model) is None and replica_count(model) == 1
-
-
-def _why_one(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
+def why_one(model: Any, callbacks: Sequence[Any] = ()) -> str | None:
+    """Return why an execution must have one step, None where it may have several."""
     if model.run_eagerly:
         return "the model is run eagerly"
     if user_step(model) is not None:

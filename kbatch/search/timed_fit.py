@@ -14,6 +14,7 @@ import keras
 import psutil
 import tensorflow as tf
 
+from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import DeviceMemory
 from kbatch.errors import InputError
@@ -31,7 +32,7 @@ from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
 from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
 from kbatch.training.clock import TrainingClock, numbers_of
-from kbatch.training.data.batches import InputMeter, StepMeter
+from kbatch.training.data.batches import StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
 from kbatch.training.dtype_policy import check_loss_is_scaled
@@ -39,32 +40,6 @@ from kbatch.training.learning_rate import scale_late_layers
 from kbatch.training.model import can_validate, installed_step, replica_count, waiting_for_data
 from kbatch.training.one_graph import GraphCount
 from kbatch.training.state import kept_variables, seed_of
-
-# Below the folder of a TensorBoard callback.
-_RUN_NAME = "kbatch"
-
-
-class SearchFeed:
-    """What all executions of a search read their data by, traced once: data, and a meter."""
-
-    def __init__(self):
-        self._data: TrainingData | None = None
-        self._meter: InputMeter | None = None
-
-    def data(self, given: TrainingData) -> TrainingData:
-        """Return data with what was read of them before, if the last ones were the same."""
-        if self._data is None or not self._data.is_same(given):
-            self._data = given
-        return self._data
-
-    def meter(self) -> InputMeter:
-        """Return the meter of the search, which begins to count again."""
-        self._meter = self._meter or InputMeter()
-        self._meter.reset()
-        return self._meter
-
-    def __reduce__(self):
-        return SearchFeed, ()  # No tensor travels to another process.
 
 
 class ExecutionSettings(NamedTuple):
@@ -78,7 +53,6 @@ class ExecutionSettings(NamedTuple):
     objective_parts: tuple[Objective, ...]  # Several that are one sum; empty for a single one.
     notes: tuple[Note, ...]  # On the settings, such as where callbacks write.
     search: SearchPlan  # What all executions have in common.
-    feed: SearchFeed
 
 
 class TimedFit:
@@ -100,7 +74,7 @@ class TimedFit:
         self._fits = 0
         self._open = contextlib.ExitStack()
         self._several = replica_count(model) > 1
-        self._meter = StepMeter(settings.batch_size) if self._several else settings.feed.meter()
+        self._meter = StepMeter(settings.batch_size) if self._several else settings.search.meter()
         self.clock = TrainingClock(self._meter, every_shape_compiles=bool(model.jit_compile))
         self.best_epoch = BestEpoch(settings.objective, settings.objective_parts)
         # What training takes, the making of the plan left out.
@@ -140,7 +114,7 @@ class TimedFit:
                     "give the sizes to try as `batch_sizes` of `BatchSizeTuner`. "
                     f"Received: {name}={asked} in a trial of {size}."
                 )
-        data = settings.feed.data(given.data)
+        data = settings.search.data(given.data)
         check_labels(self._model, data.y)
         call = given.without("callbacks", *sizes, "validation_steps")
         most = None if self._prepare is None else self._prepare(data)
@@ -195,7 +169,7 @@ class TimedFit:
         self._find_end(theirs)
         size, meter = self._settings.batch_size, self._meter
         scalars = [
-            _TensorBoardScalars(callback, batch_size=size)
+            _TensorBoardScalars(callback, size)
             for callback in theirs
             if isinstance(callback, keras.callbacks.TensorBoard)
         ]
@@ -217,8 +191,16 @@ class TimedFit:
             ),
         )
         first = keras.callbacks.LambdaCallback(on_test_end=end)
-        # A step begins after the last one.
-        last = [best, _EpochCheck(size, expected, meter), self.clock.last]
+        check = keras.callbacks.LambdaCallback(
+            on_epoch_end=lambda _, logs: _check_epoch_end(
+                self._model,
+                logs,
+                batch_size=size,
+                seen=meter.read().largest_batch,
+                metrics=expected,
+            )
+        )
+        last = [best, check, self.clock.last]  # A step begins after the last one.
         own = [self.clock, first, *theirs, *self._set_steps(batches, call, theirs)]
         started_s = time.perf_counter()
         try:
@@ -350,43 +332,34 @@ def _metrics_of_parts(model: Any, batch_size: int) -> list[str]:
     return sorted(names) if cut else []
 
 
-class _EpochCheck(keras.callbacks.Callback):
-    """Ends training when the batches or metrics of an epoch are not what was asked for."""
-
-    def __init__(self, batch_size: int, metrics: tuple[str, ...], meter: InputMeter):
-        super().__init__()
-        self._batch_size = batch_size
-        self._metrics = metrics
-        self._meter = meter
-
-    def on_epoch_end(self, epoch: int, logs: Any = None):
-        seen = self._meter.read().largest_batch
-        if seen != self._batch_size:
-            raise InputError(
-                f"The largest batch of an epoch had {seen} examples: leave the sizes above the "
-                "training set out of `batch_sizes`, and let a data function batch by the size it "
-                f"is called with. Received: batch_size={self._batch_size}."
-            )
-        parts = _metrics_of_parts(self.model, self._batch_size)
-        if coupled := [name for name in parts if name in self._metrics]:
-            raise InputError(
-                f"The objective {coupled[0]!r} is a function of all rows of a batch together, and "
-                "this batch was cut: its value would be a mean over micro-batches. Choose "
-                f"'val_{coupled[0]}', which nothing cuts, give `micro_batch_size=None`, or write "
-                "the metric as a `keras.metrics.Metric` that sums over rows. "
-                f"Received: objective={coupled[0]!r}."
-            )
-        numbers = numbers_of(logs)
-        missing = [name for name in self._metrics if name not in numbers]
-        if missing:
-            near = difflib.get_close_matches(missing[0], numbers, n=1)
-            advice = f"did you mean {near[0]!r}" if near else "compile the model with it"
-            if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
-                advice = "give `validation_data` or `validation_split`"
-            raise InputError(
-                f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
-                f"Received: metrics {sorted(numbers)}."
-            )
+def _check_epoch_end(
+    model: Any, logs: Any, *, batch_size: int, seen: int, metrics: tuple[str, ...]
+) -> None:
+    """Check that the batches and metrics of an epoch are what was asked for."""
+    if seen != batch_size:
+        raise InputError(
+            f"The largest batch of an epoch had {seen} examples: leave the sizes above the "
+            "training set out of `batch_sizes`, and let a data function batch by the size it "
+            f"is called with. Received: batch_size={batch_size}."
+        )
+    if coupled := [name for name in _metrics_of_parts(model, batch_size) if name in metrics]:
+        raise InputError(
+            f"The objective {coupled[0]!r} is a function of all rows of a batch together, and "
+            "this batch was cut: its value would be a mean over micro-batches. Choose "
+            f"'val_{coupled[0]}', which nothing cuts, give `micro_batch_size=None`, or write "
+            "the metric as a `keras.metrics.Metric` that sums over rows. "
+            f"Received: objective={coupled[0]!r}."
+        )
+    numbers = numbers_of(logs)
+    if missing := [name for name in metrics if name not in numbers]:
+        near = difflib.get_close_matches(missing[0], numbers, n=1)
+        advice = f"did you mean {near[0]!r}" if near else "compile the model with it"
+        if missing[0].startswith("val_") and not any(n.startswith("val_") for n in numbers):
+            advice = "give `validation_data` or `validation_split`"
+        raise InputError(
+            f"Training reports no metric {missing[0]!r} that is one number: {advice}. "
+            f"Received: metrics {sorted(numbers)}."
+        )
 
 
 class _TensorBoardScalars(keras.callbacks.Callback):
@@ -395,35 +368,29 @@ class _TensorBoardScalars(keras.callbacks.Callback):
     # They are a run of their own below its folder: TensorBoard reads one file a run at a time, and
     # takes every run below the hyperparameters of a trial for its metrics.
 
-    def __init__(self, board: keras.callbacks.TensorBoard, *, batch_size: int):
+    def __init__(self, board: keras.callbacks.TensorBoard, batch_size: int):
         super().__init__()
-        self._board = board
         self._batch_size = batch_size
+        self._writer: Any = tf.summary.create_file_writer(str(Path(board.log_dir) / "kbatch"))
         self._memory = DeviceMemory()
-        self._writer: Any = None
-
-    def on_train_begin(self, logs: Any = None):
         self._memory.reset()
-        folder = Path(self._board.log_dir) / _RUN_NAME
-        self._writer = tf.summary.create_file_writer(str(folder))
 
-    def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None):
-        logs = logs or {}
+    def on_epoch_end(self, epoch: int, logs: Any = None):
         how: Any = getattr(installed_step(self.model), "how", None)
-        micro_batch_size = self._batch_size if how is None else how.micro_batch_size
-        scalars = {"batch_size": self._batch_size, "micro_batch_size": micro_batch_size}
+        size = self._batch_size
+        found = {"batch_size": size, "micro_batch_size": how.micro_batch_size if how else size}
         if self._memory.device == "CPU:0":  # Its allocator counts large blocks only.
-            scalars["host_memory_bytes"] = psutil.Process().memory_info().rss
+            found["host_memory_bytes"] = psutil.Process().memory_info().rss
         else:
-            scalars["peak_memory_bytes"] = self._memory.peak_bytes
+            found["peak_memory_bytes"] = self._memory.peak_bytes
         if "samples_per_second" in logs:
-            scalars["samples_per_second"] = logs["samples_per_second"]
-        variance, norm = logs.get("gradient_variance", 0), logs.get("gradient_squared_norm", 0)
+            found["samples_per_second"] = logs["samples_per_second"]
+        variance, norm = (logs.get(name, 0) for name in MOMENT_METRICS)
         # Means over the epoch, divided last; noise may outweigh what there is to see.
         if variance > 0 and norm > 0:
-            scalars["noise_scale"] = float(variance) / float(norm)
+            found["noise_scale"] = variance / norm
         with self._writer.as_default(step=epoch):
-            for name, value in scalars.items():
+            for name, value in found.items():
                 tf.summary.scalar(name, float(value))
         self._writer.flush()
 

@@ -23,8 +23,13 @@ from kbatch.records.json_codec import (
     write_record,
 )
 from kbatch.records.machine import USAGE_METRICS
-from kbatch.records.search import RECORD_NAME, SETTINGS_REMEDY, SearchRecord
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.records.training_run import (
+    COST_NAMES,
+    RECORD_NAME,
+    SETTINGS_REMEDY,
+    ExecutionRecord,
+    SearchRecord,
+)
 from kbatch.study.trial import Objective, TrialRecord
 from kbatch.training.clock import numbers_of
 
@@ -71,10 +76,10 @@ class TrialFiles:
         numbers = numbers_of(trial_metrics(results, self.tuner.oracle.objective))
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 
-    def check_search(
-        self, settings: Mapping[str, Any], facts: Mapping[str, str], values: Mapping[str, Any]
-    ) -> None:
+    def check_search(self, settings: Mapping[str, Any]) -> None:
         """Write what holds for all trials of the search, or compare it with what is there."""
+        # keras-tuner's own tuners may give each trial other arguments of `fit`.
+        facts, values = self.tuner._identity if self.of_kbatch_tuner else ({}, {})
         known = compare_search(self.tuner, settings, facts)
         environment = read_environment() if known is None else known.environment
         # What a tuner of kbatch's decides by is written with what its trials train with.

@@ -26,15 +26,14 @@ from kbatch.library_internals import (
 )
 from kbatch.page.numbers import pluralize
 from kbatch.records.json_codec import RecordError
-from kbatch.records.search import RECORD_NAME
+from kbatch.records.training_run import RECORD_NAME
 from kbatch.search import identity, trial_files, tuner_arguments
 from kbatch.search.hypermodel import BatchSizeHyperModel
-from kbatch.search.oracle import BatchSizeOracle, trial_result
+from kbatch.search.oracle import BatchSizeOracle, RaceStrategy, trial_result
 from kbatch.search.parallel_search import ParallelTrials, explored_space
 from kbatch.search.plain_epochs import measure_plain_epochs
 from kbatch.search.plan import PlanHalved
 from kbatch.search.progress import FitReporter, LivePlot, SearchProgress
-from kbatch.search.race_strategy import RaceStrategy
 from kbatch.search.trial_files import (
     CHECKPOINT_NAME,
     DRAFT_NAME,
@@ -137,7 +136,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         hypermodel = tuner_arguments.given_hypermodel(build, batch_sizes)
         self._build = as_hypermodel(build)
         tuner_arguments.check_objective(objective, hypermodel or self._build)
-        check_tolerance(tolerance, confidence)
         tuner_arguments.check_strategy(
             strategy,
             search_learning_rate=search_learning_rate,
@@ -147,6 +145,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
             distribution_strategy=distribution_strategy,
         )
         tuner_arguments.check_executor(executor, max_parallel)
+        race = RaceStrategy(tolerance, confidence, max_executions)
+        self._race = race if strategy == "race" else None
+        oracle = BatchSizeOracle(objective, self._race)
+        check_tolerance(tolerance, confidence, oracle.objective.name)
         project = tuner_arguments.check_directory(directory, project_name, overwrite=overwrite)
         # keras-tuner sets it after the reload, which needs it.
         self.executions_per_trial = check_size(
@@ -163,8 +165,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
         self.decides_by = {name: value for name, value in given.items() if value is not None}
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
-        race = RaceStrategy(tolerance, confidence, max_executions)
-        self._race = race if strategy == "race" else None
         self._live: list[LivePlot] = []
         # The facts of the space and the model, and the hyperparameters that it was built with;
         # `_identity` has those of a call of `search` too.
@@ -177,7 +177,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if hypermodel is not None:
             _restore_or_seed(hypermodel, project, overwrite=overwrite)
         super().__init__(
-            BatchSizeOracle(objective, self._race),
+            oracle,
             hypermodel,
             directory=str(project.parent),
             project_name=project.name,
@@ -185,7 +185,6 @@ class BatchSizeTuner(keras_tuner.Tuner):
             executions_per_trial=executions_per_trial,
             distribution_strategy=distribution_strategy,
         )
-        check_tolerance(tolerance, confidence, self.oracle.objective.name)
         if hypermodel is not None:
             self._declare_rates()
 
@@ -221,8 +220,12 @@ class BatchSizeTuner(keras_tuner.Tuner):
             hypermodel = BatchSizeHyperModel(self._build, sizes)
             _restore_or_seed(hypermodel, Path(self.project_dir), overwrite=False)
             self.hypermodel = hypermodel
-            self._populate_initial_space()
-            self._declare_rates()
+            try:
+                self._populate_initial_space()
+                self._declare_rates()
+            except BaseException:  # `build` may be mended, and `search` called again.
+                self.hypermodel = None
+                raise
         self._live = [one for one in call.callbacks if isinstance(one, LivePlot)]
         project = Path(self.project_dir)
         try:
@@ -360,7 +363,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             callbacks = trial_callbacks(self, trial, given, number)
             reporter = FitReporter(self._progress, execution=number, executions=files.executions)
             callbacks += [tuner_callback(self, trial), reporter]
-            self.hypermodel._begin_execution(trial.hyperparameters, number)
+            self.hypermodel._executed = trial.hyperparameters, number
             halved = True
             with contextlib.suppress(PlanHalved):
                 build_and_fit(self, trial, *arguments, callbacks=callbacks, **keywords)

@@ -18,7 +18,7 @@ from kbatch.device.failures import OF_PYTHON
 from kbatch.errors import InputError
 from kbatch.library_internals import is_oracle_elsewhere
 from kbatch.records.json_codec import check_local
-from kbatch.records.search import RECORD_NAME
+from kbatch.records.training_run import RECORD_NAME
 from kbatch.search.hypermodel import BatchSizeHyperModel
 from kbatch.training.build_function import has_stock_fit
 from kbatch.training.callbacks import StopAtTarget
@@ -31,7 +31,7 @@ SMALLEST, LARGEST, FEWEST_BATCHES = 16, 1024, 8
 
 
 def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSizeHyperModel | None:
-    """Return the hypermodel, None where the sizes follow from the data that `search` is given."""
+    """Return a hypermodel for one search; None where its sizes follow from the data later."""
     if not isinstance(build, BatchSizeHyperModel):
         return None if batch_sizes is None else BatchSizeHyperModel(build, batch_sizes)
     if batch_sizes is not None:
@@ -40,7 +40,7 @@ def given_hypermodel(build: Any, batch_sizes: Iterable[int] | None) -> BatchSize
             f"`BatchSizeTuner`. Received: batch_sizes={batch_sizes!r}, and there "
             f"{build.batch_sizes}."
         )
-    return build
+    return build.of_search()
 
 
 def check_objective(objective: Any, hypermodel: keras_tuner.HyperModel) -> None:

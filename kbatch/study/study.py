@@ -16,7 +16,7 @@ from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.records.search import (
+from kbatch.records.training_run import (
     PLAIN_NAME,
     PLAN_NAME,
     RECORD_NAME,

@@ -21,11 +21,11 @@ def model_fingerprint(model: keras.Model) -> str:
 
     It is the same in any process.
     """
-    described = model_description(model, without=_FOLLOWING)
-    del described["other optimizers"]
+    found = model_description(model, without=_FOLLOWING)
+    del found["other optimizers"]
     optimizer: Any = getattr(model, "optimizer", None)
-    described["optimizer"] = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
-    return hashlib.sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()
+    found["optimizer"] = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
 
 
 def model_description(model: keras.Model, *, without: Sequence[str]) -> dict[str, Any]:
@@ -42,39 +42,42 @@ def model_description(model: keras.Model, *, without: Sequence[str]) -> dict[str
     compiled = compile_arguments(target)
     compiled.pop("optimizer", None)
 
-    def described(value: Any) -> Any:
-        return _described(value, names, (*_DRAWN, *without))
+    def own_described(value: Any) -> Any:
+        return described(value, names, (*_DRAWN, *without))
 
     own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
     others = [one for one in optimizers_of(target) if all(one is not known for known in own)]
     found = {
-        "model": described(model),
+        "model": own_described(model),
         "weights": [(tuple(weight.shape), weight.dtype) for weight in target.weights],
         "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
         "policy": target.dtype_policy.name,
-        "optimizer": described(target.optimizer),
-        "other optimizers": sorted(map(described, others), key=json.dumps),
-        "compiled": described(compiled | {"jit_compile": target.jit_compile}),
+        "optimizer": own_described(target.optimizer),
+        "other optimizers": sorted(map(own_described, others), key=json.dumps),
+        "compiled": own_described(compiled | {"jit_compile": target.jit_compile}),
     }
     return {name: value for name, value in found.items() if name not in without}
 
 
-def _described(value: Any, names: dict[str, str], dropped: tuple[str, ...]) -> Any:
-    """Return plain data: never a `repr`, which may hold an address in memory."""
+def described(value: Any, names: dict[str, str], dropped: Sequence[str]) -> Any:
+    """Return plain data: never a `repr`, which may hold an address in memory.
+
+    `names` are others for texts, and of dictionaries the keys in `dropped` are left out.
+    """
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, str):
         return names.get(value, value)
     if isinstance(value, dict):
         kept = {str(key): item for key, item in value.items() if key not in dropped}
-        return {key: _described(item, names, dropped) for key, item in kept.items()}
+        return {key: described(item, names, dropped) for key, item in kept.items()}
     if isinstance(value, (list, tuple)):
-        return [_described(item, names, dropped) for item in value]
+        return [described(item, names, dropped) for item in value]
     if hasattr(value, "get_config") and not isinstance(value, type):
         config = config_of(value)
         if config is None:  # Its weights and layers still describe it.
             config = getattr(value, "layers", [])
-        return [name_of(type(value)), _described(config, names, dropped)]
+        return [name_of(type(value)), described(config, names, dropped)]
     return name_of(value)
 
 

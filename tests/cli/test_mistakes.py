@@ -10,7 +10,7 @@ from records_factory import make_environment, make_trial
 
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
-from kbatch.records.search import SearchRecord
+from kbatch.records.training_run import SearchRecord
 
 INPUT = "input given:build --data given:data --budget 0.3"
 RECOMMEND = "recommend given:build --data given:arrays --budget 2"

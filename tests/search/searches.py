@@ -5,7 +5,7 @@ import small_models as models
 
 import kbatch
 from kbatch.search.plan import SearchPlan
-from kbatch.search.timed_fit import ExecutionSettings, SearchFeed
+from kbatch.search.timed_fit import ExecutionSettings
 from kbatch.study.trial import Objective
 
 
@@ -66,6 +66,5 @@ def plan(batch_size=32, **changed):
         "objective_parts": (),
         "notes": (),
         "search": SearchPlan((batch_size,)),
-        "feed": SearchFeed(),
     }
     return ExecutionSettings(batch_size=batch_size, **(plain | changed))

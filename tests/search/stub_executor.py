@@ -5,7 +5,7 @@ import json
 from records_factory import VAL_ACCURACY, make_execution, make_trial
 
 from kbatch.records.json_codec import record_text
-from kbatch.records.search import RECORD_NAME
+from kbatch.records.training_run import RECORD_NAME
 from kbatch.search.executors import TaskResult
 
 

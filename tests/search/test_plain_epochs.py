@@ -12,7 +12,7 @@ import small_models as models
 import tensorflow as tf
 
 import kbatch
-from kbatch.records.search import PlainEpochs
+from kbatch.records.training_run import PlainEpochs
 from kbatch.search.plain_epochs import EpochPart, measure_plain_epochs
 from kbatch.training.data.training_data import TrainingData
 
@@ -139,6 +139,22 @@ def test_each_size_is_timed_with_its_own_steps_an_execution(ended, monkeypatch):
     monkeypatch.setattr(keras.Model, "fit", watched)
     measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
     assert seen == {(4, 5), (64, 2)}
+
+
+def test_they_train_on_the_devices_of_the_trials(ended, monkeypatch):
+    tuner, (x, y) = ended
+    forget(tuner)
+    tuner.hypermodel.graph.forget()
+    strategy, fit, seen = tf.distribute.OneDeviceStrategy("CPU:0"), keras.Model.fit, []
+
+    def watched(model, *args, **kwargs):
+        seen.append(model.distribute_strategy)
+        return fit(model, *args, **kwargs)
+
+    monkeypatch.setattr(tuner, "distribution_strategy", strategy)
+    monkeypatch.setattr(keras.Model, "fit", watched)
+    measure_plain_epochs(tuner, TrainingData(x, y), most_share=np.inf)
+    assert set(seen) == {strategy}
 
 
 def test_a_part_of_an_epoch_tells_what_all_of_it_takes(monkeypatch):

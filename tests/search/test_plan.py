@@ -14,7 +14,7 @@ import tensorflow as tf
 import kbatch
 from kbatch.errors import OutOfMemoryError
 from kbatch.records.json_codec import read_record, write_record
-from kbatch.records.search import PLAN_NAME, Plan
+from kbatch.records.training_run import PLAN_NAME, Plan
 from kbatch.search.plan import SearchPlan, most_in_memory
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import ModelFacts
@@ -98,6 +98,15 @@ def test_micro_batches_are_equal_parts(tmp_path):
     plant(tmp_path, micro_batch_size=12, reason="cut")
     (run,) = runs(search(tmp_path, sizes=(32,)))
     assert (run.micro_batch_size, run.most_in_memory) == (11, 12)
+
+
+def test_a_search_that_starts_over_makes_its_own(tmp_path):
+    settings = {"micro_batch_size": "auto", "dtype_policy": "float32"}
+    hypermodel = searches.hypermodel(models.stock, (16,), **settings)
+    for _ in range(2):
+        tuner = searches.quick(tmp_path, hypermodel, overwrite=True)
+        (run,) = runs(found := kbatch.load_study(tuner))
+        assert (found.plan.number, run.plan_s) == (1, pytest.approx(found.plan.duration_s))
 
 
 def test_larger_sizes_than_it_knows_make_another(tmp_path):
@@ -221,6 +230,8 @@ def planned(directory=None, **changed):
     """The plan of a search as another process has it."""
     found = SearchPlan((8, 64), "auto", directory=directory)
     found.plan = dataclasses.replace(PLAN, micro_batch_size=64, largest_batch_size=64, **changed)
+    if directory is not None:
+        write_record(found.plan, directory / PLAN_NAME)
     return found
 
 

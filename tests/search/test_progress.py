@@ -82,6 +82,12 @@ def test_the_live_line_has_time_left_throughput_memory_and_the_last_metrics(show
     assert re.match(r"25 %, 0:38 left, search \d:\d\d left, 8,123", line.live[-1])
 
 
+def test_a_small_loss_is_not_shown_as_none(shown, line):
+    shown.trial_begins({"batch_size": 64}, ended=0, left=3)
+    shown.show(0.5, {"val_loss": 0.0000123, "val_mae": 0.0})
+    assert line.live[-1] == "50 %, val_loss 1.23e-05, val_mae 0.0000"
+
+
 def test_what_the_plan_took_is_not_taken_again(clock):
     line = Keeps()
     line.changes = False

@@ -98,6 +98,16 @@ def test_a_search_without_rates_does_not_go_on_with_those_of_a_race(changed, wit
         )
 
 
+def test_one_hypermodel_serves_several_searches(tmp_path):
+    """Nothing of one is left in the next: rates, the base size, the seed, the plan."""
+    hypermodel = searches.stock(batch_sizes=(8, 32), base_batch_size=None, seed=None)
+    settings = hypermodel.settings
+    race(tmp_path / "race", hypermodel, max_executions=4)
+    grid = race(tmp_path / "grid", hypermodel, strategy="grid", tolerance=None)
+    assert [len(t.executions) for t in kbatch.load_study(grid).trials] == [1, 1]
+    assert hypermodel.settings == settings
+
+
 def line():
     """Learns a slope best at its own rate in two updates: at others it is slow, or diverges."""
     model = keras.Sequential([keras.Input((1,)), keras.layers.Dense(1, use_bias=False)])

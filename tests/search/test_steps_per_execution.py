@@ -13,8 +13,7 @@ import tensorflow as tf
 
 import kbatch
 from kbatch.errors import InputError
-from kbatch.records.search import PLAN_NAME, Plan
-from kbatch.records.training_run import Budget
+from kbatch.records.training_run import PLAN_NAME, Budget, Plan
 from kbatch.search.plan import SearchPlan
 from kbatch.search.steps_per_execution import Training, acts_on_batches, steps_within
 from kbatch.search.timed_fit import TimedFit

@@ -240,6 +240,31 @@ def test_a_build_function_is_searched_over_the_sizes_that_the_data_fill(tmp_path
     assert again.get_best_hyperparameters()[0].get("batch_size") in (16, 32)
 
 
+def test_a_build_function_that_is_mended_is_searched_by_the_next_call(tmp_path):
+    mended, data = [], models.rows(400)
+    build = {"build": lambda: models.stock() if mended else None, "max_executions": 2}
+    tuner = kbatch.BatchSizeTuner(
+        **build, objective="accuracy", strategy="race", directory=tmp_path
+    )
+    with pytest.raises(ValueError, match="return model"):
+        tuner.search(*data, verbose=0)
+    mended.append(True)
+    tuner.search(*data, verbose=0)
+    study = tuner.study
+    assert [trial.batch_size for trial in study.trials] == [16, 32]
+    # What it is, and that its rate is looked for, is known as after a first call.
+    assert "model" in study.search.facts
+    assert all("learning_rate_factor" in trial.hyperparameters for trial in study.trials)
+
+
+def test_what_was_found_is_kept_where_an_argument_is_refused(found):
+    folder = Path(found[0].project_dir)
+    given = {"directory": folder.parent, "project_name": folder.name, "overwrite": True}
+    with pytest.raises(ValueError, match="tolerance=1"):
+        kbatch.BatchSizeTuner(two_sizes(), "val_accuracy", tolerance=1, **given)
+    assert kbatch.load_study(folder).trials == found[1].trials
+
+
 def zeros(count):
     return np.zeros((count, 8), "float32"), np.zeros(count, int)
 

@@ -7,8 +7,7 @@ import pytest
 from matplotlib.text import Text
 from records_factory import make_execution, make_search, make_study, make_trial
 
-from kbatch.records.search import PlainEpochs
-from kbatch.records.training_run import REASONS, Budget, Outcomes, Target
+from kbatch.records.training_run import REASONS, Budget, Outcomes, PlainEpochs, Target
 from kbatch.study.figures.trials import named_label, plot_trials
 from kbatch.study.trial import Objective
 

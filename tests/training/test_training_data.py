@@ -10,7 +10,7 @@ import small_models as models
 import tensorflow as tf
 
 from kbatch.errors import InputError
-from kbatch.search.timed_fit import SearchFeed
+from kbatch.search.plan import SearchPlan
 from kbatch.training.data.batches import in_blocks
 from kbatch.training.data.training_data import DataEnded, TrainingData
 
@@ -99,7 +99,7 @@ def test_every_form_gives_batches_of_few_rows_also_in_another_process(form):
 
 
 def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
-    read, feed = [], SearchFeed()
+    read, search = [], SearchPlan((8,))
 
     def rows():
         read.append(None)
@@ -107,12 +107,12 @@ def test_what_was_read_of_a_dataset_serves_all_executions_of_a_search():
 
     signature = (tf.TensorSpec((8,)), tf.TensorSpec((), tf.int64))
     dataset = tf.data.Dataset.from_generator(rows, output_signature=signature).batch(10)
-    found = [feed.data(TrainingData(dataset)).some_rows(models.mlp()) for _ in range(3)]
+    found = [search.data(TrainingData(dataset)).some_rows(models.mlp()) for _ in range(3)]
     assert len(read) == 1
     assert found[0] is found[2]
-    arrays = feed.data(TrainingData(X, Y))
-    assert feed.data(TrainingData(X, Y)) is arrays
-    assert feed.data(TrainingData(X, Y, shuffle=False)) is not arrays
+    arrays = search.data(TrainingData(X, Y))
+    assert search.data(TrainingData(X, Y)) is arrays
+    assert search.data(TrainingData(X, Y, shuffle=False)) is not arrays
 
 
 def test_arrays_have_the_dtypes_and_ranks_that_keras_gives_them():
