@@ -7,6 +7,7 @@ One that runs out of memory leaves, and the others go on.
 
 import abc
 import dataclasses
+import functools
 import gc
 import itertools
 import math
@@ -14,7 +15,7 @@ import numbers
 import random
 import statistics
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar
 
 from kbatch.analysis.batch_sizes import powers_of_two
@@ -57,18 +58,16 @@ class WarmUp(NamedTuple):
 def warm_up_calls(call: Call, *, clock: Clock = time.perf_counter) -> WarmUp:
     """Call a contender until two calls in a row agree, of which none is the first."""
     durations_s: list[float] = []
-    returned = None
-    while len(durations_s) <= _MOST_WARM_UP_CALLS:
+    returned, warm = None, False
+    while not warm and len(durations_s) <= _MOST_WARM_UP_CALLS:
         returned = None  # Never two of them in memory.
         began_s = clock()
         returned = call()
         durations_s.append(clock() - began_s)
         if len(durations_s) >= 3:
             one_s, other_s = durations_s[-2:]
-            if abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s):
-                break
-            if sum(durations_s[1:]) > _LONG_WARM_UP_S:
-                break
+            agree = abs(one_s - other_s) <= _AGREEMENT * max(one_s, other_s)
+            warm = agree or sum(durations_s[1:]) > _LONG_WARM_UP_S
     return WarmUp(durations_s[0], min(durations_s[1:]), returned)
 
 
@@ -127,27 +126,15 @@ class TimingPlan:
     first_calls_count: bool = True  # Whether the budget pays for tracing and compiling.
 
 
-class Block(NamedTuple):
-    """One turn of a setting."""
-
-    round: int  # From 0.
-    durations_s: tuple[float, ...]  # Of each call.
-
-    @property
-    def median_s(self) -> float:
-        """Median seconds of a call, to the nanosecond."""
-        return round(statistics.median(self.durations_s), 9)
-
-
-def timed_enough(blocks: list[Block], plan: TimingPlan) -> bool:
+def timed_enough(blocks: Sequence[Sequence[float]], plan: TimingPlan) -> bool:
     """Return whether a setting has the needed calls, and the precision or many rounds more."""
-    made = itertools.accumulate(len(block.durations_s) for block in blocks)
+    made = itertools.accumulate(map(len, blocks))
     with_calls = next((n for n, calls in enumerate(made, 1) if calls >= plan.needed_calls), None)
     if with_calls is None or len(blocks) < FEWEST_VALUES_OF_A_MEDIAN:
         return False
     if len(blocks) >= with_calls + plan.rounds_beyond:
         return True
-    found = median_interval([block.median_s for block in blocks])
+    found = median_interval([statistics.median(block) for block in blocks])
     assert found is not None and found.ends is not None
     return found.ends[1] - found.ends[0] <= 2 * plan.precision * found.value
 
@@ -160,7 +147,7 @@ LARGER_SIZES = powers_of_two(8192, 65536)
 # again where a setting that compiled was late.
 _SHARE_TO_WARM_UP = 0.5
 # So many are timed whatever the time: without two sizes there is no fit, and no answer.
-_FEWEST_SETTINGS = 2
+_FEWEST_SIZES = 2
 BEYOND_TARGET = "batches beyond the latency target"
 
 
@@ -184,9 +171,10 @@ class Sweep(abc.ABC):
         clock: Clock = time.perf_counter,
     ):
         self.warm_ups: dict[Setting, WarmUp] = {}  # Of those that were called.
-        self.blocks: dict[Setting, list[Block]] = {}  # The turns of each, in order.
+        # The seconds of each call of a turn; each setting has one a round, until it is done.
+        self.blocks: dict[Setting, list[tuple[float, ...]]] = {}
         self.not_run: dict[Setting, str] = {}  # Why; those that ran out of memory among them.
-        self.timing, self._chosen, self._say, self._clock = timing, chosen, say, clock
+        self.timing, self._chosen, self._say, self.clock = timing, chosen, say, clock
         self._order, self._began_s, self._first_calls_s = random.Random(seed), clock(), 0.0
         self._calls: dict[Setting, Call] = {}
         self._ended: dict[Any, tuple[int, str]] = {}  # The last size of a series, and why.
@@ -211,29 +199,25 @@ class Sweep(abc.ABC):
     def spent_s(self) -> float:
         """Seconds since the start, warming up included; first calls where the plan says so."""
         free_s = 0.0 if self.timing.first_calls_count else self._first_calls_s
-        return self._clock() - self._began_s - free_s
+        return self.clock() - self._began_s - free_s
 
     def warm_up(self, settings: Iterable[Setting]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm settings up, and yield each that was called and had memory enough."""
         for setting in settings:
             last, end = self._ended.get(setting.series, (math.inf, None))
-            reason = end if setting.size > last else self._reason_not_to_run(setting)
-            if reason is None:
-                try:
-                    warm_up = self.admit(setting)
-                except DataEnded as ended:
-                    reason = self._end(setting, f"the data function gave {ended.rows} examples")
-                else:
-                    if warm_up is None:
-                        self._end(setting, f"memory ran out at size {setting.size}")
-                        self._say(f"{setting.series}, size {setting.size}: out of memory")
-                        continue
-                    time_ms = format_number(1e3 * self.time_s(setting))
-                    self._say(f"{setting.series}, size {setting.size}: {time_ms} ms when warm")
-                    yield setting, warm_up
-                    self._look_at(setting)
-            if reason is not None:
+            if reason := end if setting.size > last else self._reason_not_to_run(setting):
                 self.not_run[setting] = reason
+            elif (warm_up := self.admit(setting)) is not None:
+                time_ms = format_number(1e3 * self.time_s(setting))
+                self._say(f"{setting.series}, size {setting.size}: {time_ms} ms when warm")
+                yield setting, warm_up
+                self._look_at(setting)
+            else:
+                reason = self.not_run[setting]
+                self._say(f"{setting.series}, size {setting.size}: {reason}")
+                if reason == OUT_OF_MEMORY:
+                    reason = f"memory ran out at size {setting.size}"
+                self._ended[setting.series] = setting.size, reason
 
     def go_on(self, series: Any, sizes: Iterable[int]) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm up larger sizes, until throughput is flat."""
@@ -247,27 +231,27 @@ class Sweep(abc.ABC):
             yield from self.warm_up([setting])
 
     def admit(self, setting: Setting) -> WarmUp | None:
-        """Warm one setting up and let it take part; None where memory ran out."""
-        try:
-            call = self.prepare(setting)
-            warm_up = warm_up_calls(call, clock=self._clock)
-        except Exception as error:
-            self._check_memory(setting, error)
-        else:
-            self._calls[setting], self.blocks[setting] = call, []
-            self.warm_ups[setting] = warm_up._replace(returned=None)
-            self._first_calls_s += warm_up.first_call_s
-            return warm_up
-        gc.collect()  # The frames of the error held what the call had of the device.
-        return None
+        """Warm one setting up and let it take part; None where memory ran out or data ended."""
 
-    def withdraw(self, setting: Setting) -> None:
-        """Take a setting out that was warmed up and is not to be timed."""
-        del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
+        def warmed() -> tuple[Call, WarmUp]:
+            call = self.prepare(setting)
+            return call, warm_up_calls(call, clock=self.clock)
+
+        try:
+            found = self._within_memory(setting, warmed)
+        except DataEnded as ended:
+            self.not_run[setting] = f"the data function gave {ended.rows} examples"
+            return None
+        if found is None:
+            return None
+        self._calls[setting], warm_up = found
+        self.blocks[setting], self.warm_ups[setting] = [], warm_up._replace(returned=None)
+        self._first_calls_s += warm_up.first_call_s
+        return warm_up
 
     def run(self) -> None:
         """Time all in rounds, each until it was timed enough."""
-        live, budget_s = list(self._calls), self.timing.time_budget_s
+        live, budget_s = list(self.warm_ups), self.timing.time_budget_s
         ends_s = max(budget_s, self.spent_s + (1 - _SHARE_TO_WARM_UP) * budget_s)
         for number in itertools.count():
             for setting in self._order.sample(live, len(live)):
@@ -275,7 +259,7 @@ class Sweep(abc.ABC):
                     return
                 durations_s = self.fresh_calls(setting, 1, least_s=self.timing.block_s)
                 if durations_s is not None:
-                    self.blocks[setting].append(Block(number, durations_s))
+                    self.blocks[setting].append(durations_s)
             live = [
                 one
                 for one in live
@@ -292,12 +276,9 @@ class Sweep(abc.ABC):
         self, setting: Setting, calls: int, *, least_s: float = 0.0
     ) -> tuple[float, ...] | None:
         """Time calls of one setting in a row; None where memory ran out."""
-        try:
-            return timed_calls(self._calls[setting], calls, least_s=least_s, clock=self._clock)
-        except Exception as error:
-            self._check_memory(setting, error)
-        gc.collect()
-        return None
+        call = self._calls[setting]
+        timed = functools.partial(timed_calls, call, calls, least_s=least_s, clock=self.clock)
+        return self._within_memory(setting, timed)
 
     def timed(self, series: Any) -> list[Setting]:
         """Return the settings of a series that were warmed up, in order."""
@@ -307,46 +288,48 @@ class Sweep(abc.ABC):
         """Return the seconds that its examples took in the fastest call of its warm-up."""
         return self.warm_ups[setting].call_s / self.shares(setting)
 
-    def outcome(self, setting: Setting) -> str:
-        """Return `MEASURED`, `OUT_OF_MEMORY`, or why it was not run."""
-        measured = MEASURED if self.blocks.get(setting) else "the time budget was spent"
-        return self.not_run.get(setting, measured)
+    def tried(self, series: Any) -> list[Setting]:
+        """Return the settings of a series, by size: those that were warmed up and those not run."""
+        return sorted(one for one in {*self.warm_ups, *self.not_run} if one.series == series)
 
-    def timing_of(self, setting: Setting) -> tuple[dict[str, Any], list[Block]]:
-        """Return the fields of a `Timed`, and the turns behind them; none if not measured."""
-        outcome = self.outcome(setting)
-        blocks = self.blocks[setting] if outcome == MEASURED else []
-        times_s = tuple(round(one.median_s / self.shares(setting), 9) for one in blocks)
-        first_call_s = self.warm_ups[setting].first_call_s if blocks else None
-        known = {"batch_size": setting.size, "outcome": outcome}
-        return {**known, "first_call_s": first_call_s, "times_s": times_s}, blocks
+    def timing_of(self, setting: Setting) -> dict[str, Any]:
+        """Return the fields of a `Timed`: what was measured, or why it was not."""
+        found = {"batch_size": setting.size, "outcome": self.not_run.get(setting, MEASURED)}
+        if setting in self.not_run:
+            return found
+        medians_s = map(statistics.median, self.blocks[setting])
+        times_s = tuple(round(median_s / self.shares(setting), 9) for median_s in medians_s)
+        return {**found, "first_call_s": self.warm_ups[setting].first_call_s, "times_s": times_s}
 
-    def _check_memory(self, setting: Setting, error: Exception) -> None:
-        if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
-            raise error
+    def _within_memory(self, setting: Setting, call: Callable[[], Result]) -> Result | None:
+        """Return what a call returns; None where memory ran out, which ends the setting."""
+        try:
+            return call()
+        except Exception as error:
+            if not ran_out_of_memory(error, smaller_worked=bool(self.warm_ups)):
+                raise
         self.not_run[setting] = OUT_OF_MEMORY
+        gc.collect()  # The frames of the error held what the call had of the device.
+        return None
 
     def _reason_not_to_run(self, setting: Setting) -> str | None:
         late = self.spent_s >= _SHARE_TO_WARM_UP * self.timing.time_budget_s
         spent = "half of the time budget was spent on preparing and warming up others"
-        enough = len(self.warm_ups) >= _FEWEST_SETTINGS
+        enough = len({one.size for one in self.warm_ups}) >= _FEWEST_SIZES
         return self.refusal(setting) or (spent if late and enough else None)
 
     def _look_at(self, setting: Setting) -> None:
         """End a series after a size that nobody chose and that is too slow."""
         if self._chosen:
             return
-        time_s, contenders = self.time_s(setting), len({one.series for one in self.warm_ups})
+        time_s = self.time_s(setting)
+        contenders = sum(one.size == setting.size for one in self.warm_ups)
         rest_s = self.timing.time_budget_s - self.spent_s
         if time_s > self.target_s(setting):
-            self._end(setting, BEYOND_TARGET)
+            self._ended[setting.series] = setting.size, BEYOND_TARGET
             if len(self.timed(setting.series)) > 2:
-                self.withdraw(setting)
+                del self._calls[setting], self.blocks[setting], self.warm_ups[setting]
                 self.not_run[setting] = BEYOND_TARGET
         # Twice the size takes up to twice as long, and so do all smaller ones together.
         elif 4 * time_s * self.timing.needed_calls * contenders > rest_s:
-            self._end(setting, "too slow for the time budget")
-
-    def _end(self, setting: Setting, reason: str) -> str:
-        self._ended[setting.series] = setting.size, reason
-        return reason
+            self._ended[setting.series] = setting.size, "too slow for the time budget"

@@ -19,9 +19,7 @@ def make_timings(n_half=100.0, *, sizes=SIZES):
 
     def timed(size):
         times_s = PER_EXAMPLE_S * (n_half + size) * SPREAD
-        return TimedUpdate(
-            batch_size=size, rounds=tuple(range(len(SPREAD))), times_s=tuple(times_s.tolist())
-        )
+        return TimedUpdate(batch_size=size, times_s=tuple(times_s.tolist()))
 
     return tuple(timed(size) for size in sizes)
 

@@ -69,7 +69,6 @@ OTHER_DOORS = {
     ("kbatch.page.result", "kbatch.page.document"),
     ("kbatch.page.result", "kbatch.page.table"),
     ("kbatch.memory.result", "kbatch.memory.figure"),
-    ("kbatch.throughput.result", "kbatch.throughput.figure"),
     ("kbatch.recommendation.result", "kbatch.recommendation.figure"),
     ("kbatch.study.study", "kbatch.study.figures"),
     ("kbatch.study.study", "kbatch.study.trackers"),

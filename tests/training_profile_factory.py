@@ -11,12 +11,9 @@ HICCUPS = (1.0, 1.01, 0.99, 1.005, 1.0, 0.995, 1.02)
 
 
 def update(size, step_s, *, steps=1, hiccups=HICCUPS):
-    times_s = tuple(step_s * h for h in hiccups)
-    rounds = tuple(range(len(times_s)))
     return TimedUpdate(
         batch_size=size,
-        rounds=rounds,
-        times_s=times_s,
+        times_s=tuple(step_s * h for h in hiccups),
         steps_per_execution=steps,
         first_call_s=steps * step_s + 1.5,
     )

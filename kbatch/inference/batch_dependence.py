@@ -59,8 +59,7 @@ class BatchDependence:
             eager = functools.partial(_run_model, self._models[series[1]])
             self._smallest[series] = size, self._reference(run, eager, series[1], size)
             return
-        found = self._effects(self._smallest[series][1], outputs, examples)
-        if effects := [effect for effect in found if effect]:
+        if effects := [*self._effects(self._smallest[series][1], outputs, examples).values()]:
             difference = max(effect.difference or 0.0 for effect in effects)
             changed = [e.changed_argmax for e in effects if e.changed_argmax is not None]
             self.found[setting] = SizeEffect(
@@ -101,9 +100,8 @@ class BatchDependence:
             return None
         if any(run_names != names[0] for run_names in names):
             return None  # Other layers run in a larger batch.
-        effects = self._effects(reference, outputs, min(size, kept))
-        named = zip(names[0], effects, strict=True)
-        return next((name for name, effect in named if effect and effect.depends), None)
+        effects = self._effects(reference, outputs, min(size, kept)).items()
+        return next((names[0][place] for place, effect in effects if effect.depends), None)
 
     def _reference(self, run: Run, eager: Run, policy: str, size: int) -> _Reference:
         """Run rows in batches of one size, as they are and moved by one eps."""
@@ -123,15 +121,14 @@ class BatchDependence:
             found.append((rows, max(_TIMES_MOVED * max(moves, default=0.0), least)))
         return found
 
-    def _effects(
-        self, reference: _Reference, outputs: Any, examples: int
-    ) -> list[SizeEffect | None]:
-        """Compare each output of a batch, which repeats the rows; None where it cannot be."""
+    def _effects(self, reference: _Reference, outputs: Any, examples: int) -> dict[int, SizeEffect]:
+        """Compare outputs of a batch, which repeats the rows; by place, those that can be."""
         leaves = zip(reference, keras.tree.flatten(outputs), strict=False)
-        return [
-            _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
-            for (rows, tolerance), leaf in leaves
-        ]
+        effects = {
+            place: _effect(rows, _examples(leaf, examples), tolerance, self._repeated)
+            for place, ((rows, tolerance), leaf) in enumerate(leaves)
+        }
+        return {place: effect for place, effect in effects.items() if effect is not None}
 
 
 def eps_of(policy: str) -> float:
@@ -152,7 +149,7 @@ def eps_of(policy: str) -> float:
 
 
 def _in_batches(run: Run, batch: Any, size: int, rows: int) -> list[list[np.ndarray]]:
-    """Return of each output its rows; none where it has not a float or more for each example."""
+    """Return of each output its rows."""
     found = []
     for start in range(0, rows, size):
         part = keras.tree.map_structure(lambda leaf, at=start: leaf[at : at + size], batch)
@@ -161,8 +158,9 @@ def _in_batches(run: Run, batch: Any, size: int, rows: int) -> list[list[np.ndar
 
 
 def _examples(output: Any, examples: int) -> np.ndarray:
+    """Return an output, empty where it has not a float or more for each example."""
     leaf = np.asarray(output)
-    return leaf if _is_float(leaf) and leaf.ndim and len(leaf) == examples else leaf[..., :0][:0]
+    return leaf if _is_float(leaf) and leaf.ndim and len(leaf) == examples else np.empty(0)
 
 
 def _effect(

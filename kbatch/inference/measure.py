@@ -8,9 +8,9 @@ profile.
 
 import contextlib
 import dataclasses
+import itertools
 import math
 import random
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -38,10 +38,8 @@ from kbatch.memory.find import MemoryPass, memory_pass
 from kbatch.memory.probe import open_probes
 from kbatch.memory.workload import Workload
 from kbatch.timing import (
-    BEYOND_TARGET,
     DEFAULT_SIZES,
     LARGER_SIZES,
-    Clock,
     Setting,
     Sweep,
     TimingPlan,
@@ -83,7 +81,7 @@ def profile_inference(
     the host's memory to outputs there, copies to a GPU included. A setting has been timed
     enough when its 95 % interval is within 5 % of the median and the calls that the quantile needs
     were made, or 30 rounds later. Memory is measured before, in a worker process (in this one, with
-    a note, where it holds the GPU), and a batch that is expected to need over 80 % of it is not
+    a note, where it holds the GPU), and a batch that is expected to need over 90 % of it is not
     run.
 
     Example:
@@ -187,8 +185,9 @@ def profile_inference(
             seed=seed,
             say=say,
         )
+        first = next(iter(sweep.runs))  # It answers questions.
         for setting, warm_up in sweep.warm_up_all(sizes, larger):
-            if latency_slo_ms is not None and setting == Setting(sweep.first_series, sizes[0]):
+            if latency_slo_ms is not None and setting == Setting(first, sizes[0]):
                 check_reachable(sweep, setting, latency_slo_ms, quantile)
             examples, run = sweep.examples_per_call(setting), sweep.runs[setting.series]
             dependence.see(setting, warm_up.returned, examples=examples, run=run)
@@ -206,9 +205,7 @@ def profile_inference(
         )
         if latency_slo_ms is None:
             return profile
-        return verify_target(
-            profile, sweep, sweep.largest_allowed, time_budget_s=time_budget_s, say=say
-        )
+        return verify_target(profile, sweep, first, time_budget_s=time_budget_s, say=say)
 
 
 def measure_predict_memory(
@@ -225,21 +222,16 @@ def measure_predict_memory(
     why_here = "model on the GPU" if gpu_in_use() else None
     say(f"measuring memory in {'this process' if why_here else 'a worker process'}")
     rows, policy = TrainingData(inputs.rows), keras.config.dtype_policy().name
-    passes = []
+    found = MemoryPass((), 0, ())
     for name, model in models.items():
-        workload = Workload(lambda model=model: model, rows, policy, training=False)
-        with open_probes(
-            workload,
-            memory_limit_bytes=memory_limit_bytes,
-            why_here=why_here,
-        ) as probes:
-            found = memory_pass(
-                probes, sizes, dtype_policy=name, time_budget_s=time_budget_s, say=say
-            )
-            passes.append(found)
-    records = tuple(record for one in passes for record in one.records)
-    notes = tuple(note for one in passes for note in one.notes)
-    return MemoryPass(records, passes[0].limit_bytes, notes)
+        load = Workload(lambda model=model: model, rows, policy, training=False)
+        with open_probes(load, memory_limit_bytes=memory_limit_bytes, why_here=why_here) as probes:
+            given = {"dtype_policy": name, "time_budget_s": time_budget_s, "say": say}
+            one = memory_pass(probes, sizes, **given)
+        found = MemoryPass(
+            (*found.records, *one.records), one.limit_bytes, (*found.notes, *one.notes)
+        )
+    return found
 
 
 class Series(NamedTuple):
@@ -262,17 +254,12 @@ class InferenceSweep(Sweep):
         memory: MemoryPass,
         timing: TimingPlan,
         *,
-        chosen: bool,
         bulk_examples: int,
         target_ms: float | None = None,  # Larger sizes than two are not timed if they take longer.
-        seed: int = 0,
-        say: Callable[[str], None] = lambda line: None,
-        clock: Clock = time.perf_counter,
+        **settings: Any,
     ):
-        super().__init__(timing, chosen=chosen, seed=seed, say=say, clock=clock)
-        self.runs = runs
-        self.first_series = next(iter(runs))  # It answers questions.
-        self._inputs, self._memory = inputs, memory
+        super().__init__(timing, **settings)
+        self.runs, self._inputs, self._memory = runs, inputs, memory
         self._bulk_examples, self._target_ms = bulk_examples, target_ms
 
     def prepare(self, setting: Setting) -> Callable[[], Any]:
@@ -305,8 +292,7 @@ class InferenceSweep(Sweep):
         self, sizes: Sequence[int], larger: Sequence[int]
     ) -> Iterator[tuple[Setting, WarmUp]]:
         """Warm all settings up, small sizes first, and yield each."""
-        # The first series answers questions, whatever the time leaves to the others.
-        first, *others = self.runs
+        first, *others = self.runs  # It answers questions, whatever the time leaves to the others.
         yield from self.warm_up(Setting(first, size) for size in sizes)
         yield from self.warm_up(Setting(one, size) for size in sizes for one in others)
         for series in self.runs:
@@ -314,22 +300,15 @@ class InferenceSweep(Sweep):
             if Setting(series, sizes[-1]) in self.warm_ups:
                 yield from self.go_on(series, (size for size in larger if size <= most))
 
-    @property
-    def largest_allowed(self) -> Setting:
-        """The largest of the first series by memory and time; it may miss the target."""
-        first = self.first_series
-        beyond = [s for s, reason in self.not_run.items() if reason == BEYOND_TARGET]
-        return max(self.timed(first) + [s for s in beyond if s.series == first][:1])
-
     def records(self, dependence: BatchDependence) -> tuple[TimingRecord, ...]:
         """Return what was timed of each series and size, or why it was not."""
-        tried, series = {*self.warm_ups, *self.not_run}, list(self.runs)
-        ordered = sorted(tried, key=lambda one: (series.index(one.series), one.size))
-        return tuple(self._record(setting, dependence) for setting in ordered)
+        settings = itertools.chain.from_iterable(map(self.tried, self.runs))
+        return tuple(self._record(setting, dependence) for setting in settings)
 
     def _record(self, setting: Setting, dependence: BatchDependence) -> TimingRecord:
-        (path, policy), (timing, blocks) = setting.series, self.timing_of(setting)
-        durations_s = [duration_s for block in blocks for duration_s in block.durations_s]
+        (path, policy), timing = setting.series, self.timing_of(setting)
+        blocks = [] if setting in self.not_run else self.blocks[setting]
+        durations_s = list(itertools.chain.from_iterable(blocks))
         # Any of them is as likely: the first call of a block is slower than the others, and slow
         # blocks have fewer calls.
         most = max(_KEPT_CALLS * len(blocks), self.timing.needed_calls)

@@ -155,10 +155,14 @@ class InferenceProfile(Result):
     def answer(self) -> str:
         """The batch size for the latency target, or else for the throughput."""
         series = "nothing" if not self.series else " under ".join(self.series[0])
-        if self.target_ms is not None and (check := self.verified) is not None:
+        if self.target_ms is not None:
+            within = (
+                f"{100 * self.quantile:g} % of the calls within {self.target_ms:g} ms ({series})"
+            )
+            if (check := self.verified) is None:
+                return f"No batch size was verified to have {within}."
             return (
-                f"Batch size {check.batch_size:,} is the largest with {100 * self.quantile:g} % of "
-                f"the calls within {self.target_ms:g} ms ({series}), verified by "
+                f"Batch size {check.batch_size:,} is the largest with {within}, verified by "
                 f"{len(check.latencies_s):,} fresh calls."
             )
         for name, found in self.answers.items():
@@ -171,7 +175,9 @@ class InferenceProfile(Result):
         import pandas as pd
 
         peaks = {(m.dtype_policy, m.batch_size): m.peak_bytes for m in self.memory}
-        named = self.verified or next(iter(self.answers.values()), None)
+        named = self.verified
+        if self.target_ms is None:
+            named = next(iter(self.answers.values()), None)
         rows, answer = [], []
         for place, timing in enumerate(self.timings):
             path, policy, size = timing.call_path, timing.dtype_policy, timing.batch_size

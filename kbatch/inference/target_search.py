@@ -18,6 +18,7 @@ import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 from scipy import special
@@ -26,7 +27,7 @@ from kbatch.analysis.intervals import calls_for_quantile, quantile_upper_bound
 from kbatch.analysis.scaling_curve import Latency, batch_size_within, fit_line
 from kbatch.inference.result import InferenceProfile, TargetCheck, TargetTooLow, TimingRecord
 from kbatch.records.notes import Note
-from kbatch.timing import Setting, Sweep
+from kbatch.timing import BEYOND_TARGET, Setting, Sweep, warm_up_calls
 
 # A guess keeps this far below the target: half the time a guess at it would fail.
 _AIM = 0.92
@@ -184,23 +185,18 @@ _LEAST_DRIFT = 0.2
 
 def check_reachable(sweep: Sweep, smallest: Setting, target_ms: float, quantile: float) -> None:
     """Check that the fastest call of one example is within a target, before all is measured."""
-    found_ms = 0.0
-    for setting in dict.fromkeys((smallest, smallest._replace(size=1))):
-        known = setting in sweep.warm_ups
-        if not known and sweep.admit(setting) is None:
-            return  # Memory ran out, which the rounds will record.
-        found_ms = 1000 * sweep.time_s(setting)
-        if not known:
-            sweep.withdraw(setting)  # Not one of the sizes to sweep.
-        if found_ms <= target_ms:
-            return
-    raise TargetTooLow(target_ms, quantile, 1, found_ms)
+    found_ms = 1000 * sweep.time_s(smallest)
+    if found_ms > target_ms and smallest.size > 1:
+        one = sweep.prepare(smallest._replace(size=1))
+        found_ms = 1000 * warm_up_calls(one, clock=sweep.clock).call_s
+    if found_ms > target_ms:
+        raise TargetTooLow(target_ms, quantile, 1, found_ms)
 
 
 def verify_target(
     profile: InferenceProfile,
     sweep: Sweep,
-    largest: Setting,  # The largest to try.
+    series: Any,  # That answers the target.
     *,
     time_budget_s: float,
     say: Callable[[str], None],
@@ -208,21 +204,18 @@ def verify_target(
     """Look for the largest batch within the target, and add the checks to a profile."""
     target_ms = profile.target_ms or math.inf
     if profile.answering:
+        beyond = [one for one in sweep.tried(series) if sweep.not_run.get(one) == BEYOND_TARGET]
         search = LatencyTargetSearch(
             _guess(profile),
             target_s=target_ms / 1000,
             quantile=profile.quantile,
-            largest=largest.size,
+            largest=max(sweep.timed(series) + beyond[:1]).size,  # By memory and time.
             drift=expected_drift(profile.answering),
-            earlier=[
-                [block.durations_s for block in blocks]
-                for setting, blocks in sweep.blocks.items()
-                if setting.series == largest.series and blocks
-            ],
+            earlier=[blocks for one, blocks in sweep.blocks.items() if one.series == series],
         )
         while look := search.ask(more_sizes=sweep.spent_s < time_budget_s):
             (size, calls), latencies_s = look, None
-            setting = largest._replace(size=size)
+            setting = Setting(series, size)
             if setting in sweep.warm_ups or sweep.admit(setting) is not None:
                 latencies_s = sweep.fresh_calls(setting, calls, least_s=_LEAST_CHECK_S)
             found = "memory ran out"

@@ -61,8 +61,8 @@ class Result(ABC):
       names. `kbatch.page.table` writes it.
     - `notes`: `most_important` of the notes in the field `noted` and of those that follow from the
       data. The texts stand in `kbatch.records.notes`.
-    - `figures()`: the one that shows the decision first. A module `figure` beside the result draws
-      them; it imports the result for its annotations only, so the result can import it.
+    - `figures()`: the one that shows the decision first. A function below the result draws
+      them, or a module `figure` beside it, which imports the result for its annotations only.
     - `settings`: what it was measured with, a text each, ready to be read.
     - `environment`: the machine, None if it was not recorded.
     """

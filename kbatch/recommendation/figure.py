@@ -17,36 +17,6 @@ HEIGHT_IN = 4.4
 _SHORTEST_OCTAVES = 2
 # A limit further out than this many times the largest size that was timed is named at the edge.
 _WIDEST = 4
-# The curves: what an example is worth is that over its worth at the smallest size, and progress
-# that over the best size's.
-THROUGHPUT, WORTH, PROGRESS = "samples/s", "worth of an example", "progress a second"
-
-# By batch size: a value, and its 95 % interval where there is one.
-Curve = dict[int, tuple[float, tuple[float, float] | None]]
-
-
-def limit_curves(found: "Recommendation") -> dict[str, Curve]:
-    """Return throughput, worth of an example and progress, each as a share of its largest."""
-    noise, speeds = found.noise_scale, {size: size / s for size, s in found.times_s.items()}
-    if not speeds:
-        return {}
-    most, smallest = max(speeds.values()), min(speeds)
-    curves: dict[str, Curve] = {
-        THROUGHPUT: {size: (speed / most, None) for size, speed in speeds.items()}
-    }
-    if noise.value is None:
-        return curves
-
-    def worth(scale: float, size: int) -> float:
-        return (scale + smallest) / (scale + size) if scale < math.inf else 1.0
-
-    low, high = noise.low or 0.0, math.inf if noise.high is None else noise.high
-    worths = {size: worth(noise.value, size) for size in speeds}
-    progress = {size: min(speed, found.input_rate) * worths[size] for size, speed in speeds.items()}
-    return curves | {
-        WORTH: {size: (one, (worth(low, size), worth(high, size))) for size, one in worths.items()},
-        PROGRESS: {size: (one / max(progress.values()), None) for size, one in progress.items()},
-    }
 
 
 def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axes:
@@ -60,7 +30,7 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
         ax: Axes to draw on, whose label then describes the figure in sentences; a new figure if
             None.
     """
-    found, curves = recommendation, limit_curves(recommendation)
+    found = recommendation
     (panel,) = canvas.panels(ax, HEIGHT_IN)
     # The axis holds the sizes that were timed, and powers of two around the limits.
     begins = [
@@ -74,10 +44,9 @@ def plot_limits(recommendation: "Recommendation", ax: Axes | None = None) -> Axe
     if len(sizes) == 1:
         sizes.add(min(sizes) * 2**_SHORTEST_OCTAVES)
     batch_axis(panel, sorted(sizes), "Batch size (examples)")
-    for index, (label, curve) in enumerate(curves.items()):
-        values, intervals = zip(*curve.values(), strict=True)
-        color, marker = series_style(index)
-        draw.band(panel, list(curve), intervals, color)
+    for index, (label, curve) in enumerate(found.curves.items()):
+        values, (color, marker) = [one.value for one in curve.values()], series_style(index)
+        draw.band(panel, list(curve), [one.ends for one in curve.values()], color)
         draw.points(panel, list(curve), values, color, marker, size=5, line="-", label=label)
     panel.set_ylim(0, 1)
     panel.set_yticks([0, 0.25, 0.5, 0.75, 1], ["0 %", "25 %", "50 %", "75 %", "100 %"])

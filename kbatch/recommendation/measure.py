@@ -4,7 +4,7 @@ import contextlib
 import functools
 import math
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import keras
@@ -37,15 +37,15 @@ from kbatch.recommendation.result import (
     useful_stretches,
 )
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.throughput.measure import ALONE, update_sweep
-from kbatch.throughput.result import TimedUpdate
-from kbatch.timing import Setting, TimingPlan, check_seconds
+from kbatch.throughput.measure import timed_updates
+from kbatch.throughput.result import fastest_ways
+from kbatch.timing import TimingPlan, check_seconds
 from kbatch.training.accumulation import Accumulation, sum_sparse_gradients
 from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.build_function import BuildFunction, model_builder
 from kbatch.training.data.forms import arrays_of, gives_batches
 from kbatch.training.data.training_data import DataEnded, TrainingData
-from kbatch.training.learning_rate import Schedule, peak_learning_rate
+from kbatch.training.learning_rate import Schedule, automatic_rule, peak_learning_rate
 from kbatch.training.model import check_one_device, user_step
 from kbatch.training.state import (
     check_seed,
@@ -76,7 +76,8 @@ def recommend(
 
     Four limits are measured: how many examples fit in memory at once, beyond how many the gradient
     noise wastes them, from how many on the device is saturated, and what the input pipeline
-    delivers. The size to start with is where they let expect the shortest way to a goal. Which
+    delivers. Updates are timed as a search runs them, several an execution where that is faster.
+    The size to start with is where they let expect the shortest way to a goal. Which
     size trains best, and at which learning rate, a search answers. What is not known is None, with
     the reason in `unknown`.
 
@@ -138,19 +139,34 @@ def recommend(
             run = load.start()
             model, examples = run.model, run.examples
             check_one_device(model)
-            sizes = _sizes(asked, examples)
+            sizes = _sizes(asked, examples, fits)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
             pilot, part_s = None, begin(NOISE)
             with reason_kept(NOISE, unknown):
-                pilot = run_pilot(model, data, batch_size=base, budget_s=part_s, seed=seed)
+                given = {"batch_size": base, "at_once": fits, "budget_s": part_s, "seed": seed}
+                pilot = run_pilot(model, data, **given)
         pipeline = None
         with kept_state(model):
             sum_sparse_gradients(model)  # As a search trains.
-            model.make_train_function()  # All that is timed shares its graphs.
             fitting = [size for size in sizes if fits is None or size <= fits]
-            updates = time_updates(model, data, fitting, budget_s=begin(SATURATION), first=base)
-            timings = {one.batch_size: one.median_s for one in updates if one.measured}
+            timing = TimingPlan(
+                begin(SATURATION),
+                needed_calls=12,
+                block_s=0.03,
+                precision=0.02,
+                # XLA may take a minute for each shape; without it the second one serves all.
+                first_calls_count=bool(model.jit_compile),
+            )
+            updates = timed_updates(
+                model,
+                functools.partial(data.sample, model=model),
+                sorted(fitting, key=lambda size: (size != base, size)),  # That one for sure.
+                timing,
+                examples=examples,
+                chosen=False,
+            )
+            timings = {one.batch_size: one.median_s for one in fastest_ways(updates)}
             # Larger ones go through in parts, unless the model has a step of its own.
             cut = sizes[len(fitting) :] if timings and user_step(model) is None else ()
             if timings:
@@ -170,7 +186,7 @@ def recommend(
         base_batch_size=base,
         base_learning_rate=peak_learning_rate(optimizer),
         scheduled=isinstance(rate_of(optimizer), Schedule),
-        learning_rate_rule="linear" if isinstance(optimizer, keras.optimizers.SGD) else "sqrt",
+        learning_rate_rule=automatic_rule(optimizer),
         updates=updates,
         cut=cut,
         memory=memory.records,
@@ -184,11 +200,14 @@ def recommend(
     )
 
 
-def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
-    """Return the sizes to time, which the data must fill."""
+def _sizes(
+    asked: tuple[int, ...] | None, examples: int | None, fits: int | None = None
+) -> tuple[int, ...]:
+    """Return the sizes to time, which the data must fill; small ones where no other fits."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
-        return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
+        few = min(largest, fits or largest) < _SMALLEST
+        return powers_of_two(1 if few else _SMALLEST, largest)
     if examples is not None and asked[-1] > examples:
         raise InputError(
             "A batch cannot be larger than the data set: leave the sizes above "
@@ -268,7 +287,13 @@ _FEWEST_STRETCHES = 24
 
 
 def run_pilot(
-    model: Any, data: TrainingData, *, batch_size: int, budget_s: float, seed: int
+    model: Any,
+    data: TrainingData,
+    *,
+    batch_size: int,
+    at_once: int | None = None,  # Examples that memory holds.
+    budget_s: float,
+    seed: int,
 ) -> PilotRecord:
     """Train until the later half of the updates brought little, or the time is spent.
 
@@ -276,7 +301,7 @@ def run_pilot(
     """
     if batch_size < 2:
         raise InputError(
-            "A pilot measures the noise between the two halves of a batch: give a "
+            "A pilot measures the noise between the parts of a batch: give a "
             "`base_batch_size` of two examples at least, and the learning rate that suits it. "
             f"Received: base_batch_size={batch_size}."
         )
@@ -292,7 +317,8 @@ def run_pilot(
     watch = _Stretches(ends_s=ends_s, budget_s=budget_s)
     with kept_state(model):
         # What looks at a batch as a whole is measured in parts, and said to be.
-        Accumulation((batch_size + 1) // 2, moments_every=1).apply(model)
+        half = (batch_size + 1) // 2
+        Accumulation(min(half, at_once or half), moments_every=1).apply(model)
         # All of it is one epoch to Keras: starting one takes as long as tens of updates.
         model.fit(
             dataset.repeat(), steps_per_epoch=2**31, callbacks=[watch], verbose=0, shuffle=False
@@ -347,34 +373,6 @@ class _Stretches(keras.callbacks.Callback):
 def _finite(value: Any) -> float | None:
     number = math.nan if value is None else float(np.asarray(value))
     return number if math.isfinite(number) else None
-
-
-def time_updates(
-    model: keras.Model,
-    data: TrainingData,
-    batch_sizes: Sequence[int],
-    *,
-    budget_s: float,
-    first: int,
-) -> tuple[TimedUpdate, ...]:
-    """Time updates on whole batches, `first` before the others.
-
-    Those that were not timed have the reason as their outcome.
-    """
-    timing = TimingPlan(
-        budget_s,
-        needed_calls=12,
-        block_s=0.03,
-        precision=0.02,
-        # XLA may take a minute for each shape. Without it the second that is traced serves all.
-        first_calls_count=bool(model.jit_compile),
-    )
-    batch_of = functools.partial(data.sample, model=model)
-    with update_sweep(model, batch_of, timing, chosen=False) as sweep:
-        ordered = sorted(batch_sizes, key=lambda size: (size != first, size))
-        list(sweep.warm_up(Setting(ALONE, size) for size in ordered))
-        sweep.run()
-        return tuple(sweep.found(Setting(ALONE, size)) for size in batch_sizes)
 
 
 # The pipeline is read in batches of at most so many times the base size.

@@ -28,6 +28,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
+from kbatch.analysis.batch_sizes import LARGEST_SIZE
+from kbatch.analysis.goodput import goodput, statistical_efficiency
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
 from kbatch.analysis.noise_scale import noise_scale_of_runs
@@ -43,7 +45,7 @@ from kbatch.page.numbers import format_number, memory_text, setting
 from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note, most_important
-from kbatch.throughput.result import TimedUpdate
+from kbatch.throughput.result import TimedUpdate, fastest_ways
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -56,6 +58,8 @@ LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
 # Where the learning rate is not the best one of each size, or under Adam, sizes turn out as if the
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
+# A noise scale above all batch sizes, where nothing shows an end.
+_ENDLESS = float(LARGEST_SIZE)
 
 # Seconds of an update by batch size, ascending.
 UpdateTimes = Mapping[int, float]
@@ -82,21 +86,18 @@ def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | Non
 def times_to_goal(
     times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf
 ) -> dict[int, float]:
-    """Compute the time to a goal of each batch size, all in the same unit.
+    """Compute the time to a goal of each batch size, all in the same unit: one over its goodput.
 
     `rate` is what the input pipeline delivers, in examples/s.
     """
-    found = {}
-    for size, update_s in times_s.items():
-        wait_s = max(update_s, size / rate)
-        noisy = noise_scale == math.inf
-        found[size] = wait_s * (1 / size if noisy else (1 + noise_scale / size) / (1 + noise_scale))
-    return found
+    sizes = {"noise_scale": min(noise_scale, _ENDLESS), "base_batch_size": 1}
+    waits_s = {size: max(update_s, size / rate) for size, update_s in times_s.items()}
+    return {size: 1 / goodput(size, wait_s, **sizes) for size, wait_s in waits_s.items()}
 
 
 def noise_bounds(noise: Estimate[float | None]) -> tuple[float, float]:
     """Return the least and the largest noise scale that the measurement allows, in examples."""
-    return noise.low or 0.0, math.inf if noise.high is None else noise.high
+    return noise.low or 0.0, _ENDLESS if noise.high is None else noise.high
 
 
 def starting_size(times_s: UpdateTimes, *, noise_scale: float, rate: float = math.inf) -> int:
@@ -171,7 +172,7 @@ _FEWEST_STRETCHES = 6
 class PilotRecord:
     """A short training at the base batch size, in stretches of some updates."""
 
-    batch_size: int  #: Examples of an update; half of them make each gradient that was measured.
+    batch_size: int  #: Examples of an update, in two parts or more that show the noise.
     updates: tuple[int, ...]  #: Of each stretch.
     losses: tuple[float, ...]  #: Mean training loss over it.
     #: Mean estimate of tr(Sigma), in squared gradient units; None where it was not measured.
@@ -214,8 +215,10 @@ class Recommendation(Result):
     base_batch_size: int  #: Batch size that the model's own learning rate suits, in examples.
     base_learning_rate: float | None  #: At the first update; None where it is no scalar.
     scheduled: bool  #: Whether a schedule gives it.
-    learning_rate_rule: str  #: `"linear"` or `"sqrt"`: how it follows the batch size.
-    #: Of each batch size that fits at once, all in the same rounds, or why they were not timed.
+    #: `"linear"` or `"sqrt"`: how it follows the batch size; None where it stays.
+    learning_rate_rule: str | None
+    #: Of each batch size that fits at once, all in the same rounds, or why they were not timed;
+    #: where it was timed, several steps an execution behind one.
     updates: tuple[TimedUpdate, ...]
     cut: tuple[int, ...]  #: Larger sizes, which go through in parts of the largest that was timed.
     memory: tuple[MemoryRecord, ...]  #: Of some batch sizes, ascending.
@@ -290,7 +293,7 @@ class Recommendation(Result):
             "optimizer": self.optimizer,
             "learning rate of the model": "a schedule" if self.scheduled else rate_text,
             "batch size that it suits": f"{self.base_batch_size:,}",
-            "learning-rate rule": self.learning_rate_rule,
+            "learning-rate rule": self.learning_rate_rule or "none",
             "dtype policy": self.dtype_policy,
             "budget": f"{setting(self.budget_s)} s",
             **{
@@ -353,7 +356,7 @@ class Recommendation(Result):
 
     @functools.cached_property
     def _whole_s(self) -> dict[int, float]:
-        timings = [one for one in self.updates if one.measured]
+        timings = fastest_ways(self.updates)
         rounds = without_slow_rounds([one.times_s for one in timings])
         kept = ((one, own or one.times_s) for one, own in zip(timings, rounds, strict=True))
         return {one.batch_size: statistics.median(times_s) for one, times_s in kept}
@@ -375,11 +378,36 @@ class Recommendation(Result):
 
         Read off single times of each size it has no interval, and is no more than a guess.
         """
-        timings = [one for one in self.updates if one.measured]
+        timings = fastest_ways(self.updates)
         if len(timings) < 2 or sum(len(one.times_s) for one in timings) < 3:
             return None
         found = efficient_batch_size(fit_rounds(timings))
         return None if found.value is not None and found.ends is None else found
+
+    @property
+    def curves(self) -> dict[str, dict[int, Estimate[float]]]:
+        """Throughput, worth of an example and progress by size, as shares of the largest."""
+        times_s, noise = self.times_s, self.noise_scale
+        if not times_s:
+            return {}
+        curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
+        if noise.value is not None:
+            scales, smallest = (noise.value, *noise_bounds(noise)), min(times_s)
+
+            def worth(size: int) -> Estimate[float]:
+                given = {"base_batch_size": smallest}
+                return Estimate(
+                    *(statistical_efficiency(size, noise_scale=n, **given) for n in scales)
+                )
+
+            curves["worth of an example"] = {size: worth(size) for size in times_s}
+            goal = times_to_goal(times_s, noise_scale=noise.value, rate=self.input_rate)
+            curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
+        most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
+        return {
+            name: {size: one.times(1 / most[name]) for size, one in curve.items()}
+            for name, curve in curves.items()
+        }
 
     @property
     def input_rate(self) -> float:

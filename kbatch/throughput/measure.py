@@ -102,9 +102,7 @@ def profile_training(
     if measure_memory:
         say("measuring memory in a worker process")
         with open_probes(
-            workload,
-            memory_limit_bytes=limit_bytes,
-            model=lambda: start().model,
+            workload, memory_limit_bytes=limit_bytes, model=lambda: start().model
         ) as probes:
             facts = probes.facts
             memory = memory_pass(
@@ -119,9 +117,10 @@ def profile_training(
     if not chosen and run.examples is not None:
         most = memory.largest_sure(policy)
         larger = (size for size in filled(LARGER_SIZES, run.examples) if size <= most)
-    with update_sweep(
+    updates = timed_updates(
         run.model,
         run.batch,
+        measured,
         TimingPlan(
             time_budget_s,
             needed_calls=_ROUNDS,
@@ -129,26 +128,18 @@ def profile_training(
             precision=0.03,
             first_calls_count=False,
         ),
-        together=True,
+        larger=larger,
         examples=run.examples,
         refused=lambda size: memory.refusal(policy, size),
         chosen=chosen,
         seed=seed,
         say=say,
-    ) as sweep:
-        list(sweep.warm_up(Setting(ALONE, size) for size in measured))
-        list(sweep.go_on(ALONE, larger))
-        alone = sweep.timed(ALONE)
-        list(sweep.warm_up(Setting(TOGETHER, one.size) for one in alone))
-        sweep.run()
-        sizes = dict.fromkeys([*measured, *(one.size for one in alone)])
-        asked = [Setting(series, size) for size in sizes for series in (ALONE, TOGETHER)]
-        updates = [sweep.found(s) for s in asked if s.series == ALONE or s in sweep.blocks]
+    )
     return TrainingProfile(
         model_name=run.model.name,
         dtype_policy=policy,
         jit_compile=bool(run.model.jit_compile),
-        updates=tuple(updates),
+        updates=updates,
         memory=memory.records,
         memory_limit_bytes=memory.limit_bytes or None,
         noted=tuple(dict.fromkeys(note for note in (*memory.notes, run.note) if note)),
@@ -158,6 +149,29 @@ def profile_training(
 
 # The series of a sweep; its sizes are micro-batches.
 ALONE, TOGETHER = "one step an execution", "several steps an execution"
+
+
+def timed_updates(
+    model: keras.Model,
+    batch_of: Callable[[int], Any],
+    sizes: Iterable[int],
+    timing: TimingPlan,
+    *,
+    larger: Iterable[int] = (),  # To go on with while throughput grows.
+    **settings: Any,
+) -> tuple[TimedUpdate, ...]:
+    """Time updates by size, one an execution and as many as a search would run, where it would."""
+    with update_sweep(model, batch_of, timing, **settings) as sweep:
+        # Both of a size in turn: where time ends them, it ends them at about the same size.
+        list(sweep.warm_up(Setting(one, size) for size in sizes for one in (ALONE, TOGETHER)))
+        list(sweep.warm_up(Setting(TOGETHER, s.size) for s, _ in sweep.go_on(ALONE, larger)))
+        sweep.run()
+        return tuple(
+            sweep.found(setting)
+            for one in sweep.tried(ALONE)
+            for setting in (one, Setting(TOGETHER, one.size))
+            if setting == one or setting in sweep.blocks
+        )
 
 
 @contextlib.contextmanager
@@ -183,8 +197,6 @@ class UpdateSweep(Sweep):
         batch_of: Callable[[int], Any],  # Returns a batch of so many examples, on the device.
         timing: TimingPlan,
         *,
-        # Whether to time executions of as many steps as in a search too. All then read a dataset.
-        together: bool = False,
         examples: int | None = None,  # Of the data, which end an epoch.
         refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
         **settings: Any,
@@ -194,8 +206,8 @@ class UpdateSweep(Sweep):
         self._batch_of, self._examples, self._refused = batch_of, examples, refused
         if accumulation_of(model) is not None:
             uninstall_step(model)
-        self._count = None
-        if together and not model.run_eagerly and user_step(model) is None:
+        self._count = None  # Where a Python loop runs the step, one by one.
+        if not model.run_eagerly and user_step(model) is None:
             self._count = model.steps_per_execution = counted_steps(model, 1)
             model.train_function = None
         self._model.make_train_function()
@@ -234,6 +246,5 @@ class UpdateSweep(Sweep):
 
     def found(self, setting: Setting) -> TimedUpdate:
         """Return what was timed of a setting, or why it was not."""
-        timing, blocks = self.timing_of(setting)
-        rounds, steps = tuple(block.round for block in blocks), int(self.shares(setting))
-        return TimedUpdate(**timing, rounds=rounds, steps_per_execution=steps)
+        steps = int(self.shares(setting))
+        return TimedUpdate(**self.timing_of(setting), steps_per_execution=steps)

@@ -1,4 +1,4 @@
-"""The profile of a model's training: step time and memory by micro-batch size."""
+"""The profile of a model's training by micro-batch size, and its figure."""
 
 import dataclasses
 import functools
@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.scaling_curve import (
+    OUT_OF_MEMORY,
     Latency,
     Timed,
     efficient_batch_size,
@@ -15,13 +16,21 @@ from kbatch.analysis.scaling_curve import (
     timed_columns,
 )
 from kbatch.memory.result import MemoryRecord, peaks_under
-from kbatch.page.numbers import format_number, in_brackets, memory_text, percent
+from kbatch.page.numbers import (
+    count_range,
+    format_number,
+    in_brackets,
+    memory_text,
+    percent,
+    where_measured,
+)
 from kbatch.page.result import Figure, Result
 from kbatch.records.machine import EnvironmentRecord
 from kbatch.records.notes import Note
 
 if TYPE_CHECKING:
     import pandas as pd
+    from matplotlib.axes import Axes
 
 # A gain below this share is not worth a smaller micro-batch.
 _NEGLIGIBLE = 0.02
@@ -31,7 +40,6 @@ _NEGLIGIBLE = 0.02
 class TimedUpdate(Timed):
     """Updates on batches that go through the device at once."""
 
-    rounds: tuple[int, ...] = ()  #: Number of each round that it was timed in.
     steps_per_execution: int = 1  #: Updates that Keras started at once.
 
 
@@ -103,11 +111,9 @@ class TrainingProfile(Result):
         """Return the figure of throughput, time and memory by micro-batch size."""
         if not self.measured:
             return ()
-        from kbatch.throughput.figure import HEIGHT_IN, plot_training_profile
-
         draw = functools.partial(plot_training_profile, self)
         title = "Throughput, time and memory by micro-batch size"
-        return (Figure("training-profile", title, HEIGHT_IN, draw),)
+        return (Figure("training-profile", title, _HEIGHT_IN, draw),)
 
     @property
     def settings(self) -> dict[str, str]:
@@ -144,10 +150,7 @@ class TrainingProfile(Result):
     @property
     def fastest_ways(self) -> tuple[TimedUpdate, ...]:
         """Of each micro-batch size the number of steps an execution that is fastest, ascending."""
-        ways: dict[int, TimedUpdate] = {}
-        for update in sorted(self.measured, key=lambda one: (one.batch_size, one.median_s)):
-            ways.setdefault(update.batch_size, update)
-        return tuple(ways.values())
+        return fastest_ways(self.updates)
 
     @property
     def micro_batch_size(self) -> int:
@@ -172,7 +175,7 @@ class TrainingProfile(Result):
     def has_fit(self) -> bool:
         """Whether enough was measured for a fit: two sizes, and three rounds in all."""
         ways = self.fastest_ways
-        return len(ways) >= 2 and sum(len(way.rounds) for way in ways) >= 3
+        return len(ways) >= 2 and sum(len(way.times_s) for way in ways) >= 3
 
     @property
     def efficient(self) -> Estimate[float | None]:
@@ -190,6 +193,15 @@ class TrainingProfile(Result):
         return peaks_under(self.dtype_policy, self.memory)
 
 
+def fastest_ways(updates: Sequence[TimedUpdate]) -> tuple[TimedUpdate, ...]:
+    """Choose of each size that was timed the fastest number of steps an execution, ascending."""
+    timed = (update for update in updates if update.measured)
+    ways: dict[int, TimedUpdate] = {}
+    for update in sorted(timed, key=lambda one: (one.batch_size, one.median_s)):
+        ways.setdefault(update.batch_size, update)
+    return tuple(ways.values())
+
+
 def choose_micro_batch(
     ways: Sequence[TimedUpdate],
 ) -> tuple[TimedUpdate, Estimate[float] | None]:
@@ -199,16 +211,14 @@ def choose_micro_batch(
     round. A larger size that the noise, or less than 2 %, parts from the fastest is preferred: it
     makes fewer micro-batches of a batch, and the whole batch at once needs no accumulation.
     """
-    common = set.intersection(*(set(way.rounds) for way in ways)) if ways else set()
+    # All begin in the first round, and some leave before the last.
+    common = min((len(way.times_s) for way in ways), default=0)
     if not common:
         raise ValueError(
             "A choice needs sizes with at least one round that all have: measure longer. "
-            f"Received: rounds={[(way.batch_size, way.rounds) for way in ways]}."
+            f"Received: rounds={[(way.batch_size, len(way.times_s)) for way in ways]}."
         )
-    times_s = [  # Seconds of an example.
-        [s / way.batch_size for n, s in zip(way.rounds, way.times_s, strict=True) if n in common]
-        for way in ways
-    ]
+    times_s = [[s / way.batch_size for s in way.times_s[:common]] for way in ways]  # Of an example.
     medians_s = [statistics.median(each) for each in times_s]
     fastest = medians_s.index(min(medians_s))
     larger = range(len(ways) - 1, fastest, -1)
@@ -222,3 +232,69 @@ def _slower(times_s: Sequence[float], reference_s: Sequence[float]) -> bool:
     """Return whether it is slower for certain; with too few rounds nothing is."""
     ratio = ratio_over_rounds(times_s, reference_s)
     return ratio is not None and (ratio.low or 0.0) > 1 and ratio.value > 1 + _NEGLIGIBLE
+
+
+_HEIGHT_IN = 7.0
+
+
+def plot_training_profile(profile: TrainingProfile, ax: "Axes | None" = None) -> "Axes":
+    """Plot samples/s, the time of a micro-batch and the peak memory of training by its size.
+
+    One series for one step an execution, another for as many as a search would run. The line is
+    the fit t = a + b B where it holds; elsewhere lines join the points. The size from which 90 % of
+    the peak throughput is reached and the one to take are marked, sizes that ran out of memory
+    stand at the bottom edge. The uppermost Axes are returned, whose label describes it.
+
+    >>> profile = kbatch.profile_training(build, x, y)
+    >>> kbatch.plot_training_profile(profile).figure.savefig("training.png")
+
+    Args:
+        profile: A profile, from `profile_training`.
+        ax: Axes whose place the panels take; a new figure if None.
+
+    Raises:
+        ValueError: If nothing was timed.
+    """
+    if not profile.measured:
+        raise ValueError(
+            "The profile holds no time, so there is nothing to plot: measure smaller micro-batches "
+            f"or longer. Received: {len(profile.updates)} updates, none measured."
+        )
+    from kbatch.memory.figure import draw_peaks
+    from kbatch.plotting import canvas, draw
+
+    memory_bytes = profile.memory_bytes
+    timed = [way.batch_size for way in profile.fastest_ways]
+    failed = [u.batch_size for u in profile.updates if u.outcome == OUT_OF_MEMORY]
+    sizes = sorted({*timed, *failed, *memory_bytes})
+    panels = canvas.panels(ax, _HEIGHT_IN, (1, 1, 1) if memory_bytes else (1, 1))
+    upper, middle, lowest = panels[0], panels[1], panels[-1]
+    draw.batch_axis(lowest, sizes, "Micro-batch size (examples at once)")
+    alone = [update for update in profile.measured if update.steps_per_execution == 1]
+    several = [update for update in profile.measured if update.steps_per_execution > 1]
+    # The fit is that of the fastest way of each size.
+    line_s = profile.latency.drawn if profile.has_fit else []
+    label = "one step an execution" if several else "training"
+    draw.rates_and_times(upper, middle, 0, alone, label=label, line_s=[] if several else line_s)
+    if several:
+        label = "as many as a search runs"
+        draw.rates_and_times(upper, middle, 1, several, label=label, line_s=line_s)
+    draw.rate_and_time_axes(upper, middle, "micro-batch")
+    if memory_bytes:
+        draw_peaks(lowest, {"memory": memory_bytes}, profile.memory_limit_bytes)
+    for size in failed:
+        draw.missing(lowest, size, words="out of memory")
+    marked = [("take", profile.micro_batch_size, True)]
+    if profile.has_fit and (efficient := profile.efficient.value) is not None:
+        measured = timed[0] <= efficient <= timed[-1]
+        marked.insert(0, ("90 % of peak", int(efficient), measured))
+    draw.answers(upper, marked, sizes[0], sizes[-1])
+    title = f"{profile.model_name}, {profile.dtype_policy}"
+    canvas.write_title(upper, title, columns=2, fewest=2)
+    parts = where_measured(profile.environment)
+    parts.append("XLA" if profile.jit_compile else "without XLA")
+    number = count_range((len(update.times_s) for update in profile.measured), "round")
+    parts.append(f"{number} a point, bars: 95 % interval of the median")
+    fit = f"Fit: t = {profile.line_text}." if profile.has_fit else ""
+    canvas.write_caption(panels, " · ".join(parts), fit)
+    return upper

@@ -179,10 +179,7 @@ def scale_model(
     rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
         second_moment = _second_moment_decay(optimizer)
-        own_rule = rule
-        if rule == "auto":  # For SGD, for Adam and its kin, and for others none.
-            sgd = isinstance(optimizer, _optimizers.SGD)
-            own_rule = "linear" if sgd else "sqrt" if second_moment else None
+        own_rule = automatic_rule(optimizer) if rule == "auto" else rule
         follows = own_rule is not None
         apart = _settings_apart(optimizer, base)
         fitted |= apart & set(follow_batch_size)
@@ -229,6 +226,13 @@ def scale_model(
                 optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
     scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
     return _scale_momenta(model, scaling, rates)
+
+
+def automatic_rule(optimizer: Any) -> str | None:
+    """Return the rule for SGD, or for Adam and its kin; for others there is none."""
+    if isinstance(optimizer, _optimizers.SGD):
+        return "linear"
+    return "sqrt" if _second_moment_decay(optimizer) else None
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:

@@ -86,6 +86,16 @@ def overflow_at_large_sizes():
     return functional(lambda x: scaled(share(layers.Dense(1)(x))))
 
 
+def scaled_by_the_batch():
+    """By an operation that returns one number of the whole batch, as does the second output."""
+
+    def call(x):
+        hidden = layers.Dense(3)(x)
+        return [hidden / ops.max(hidden), ops.max(hidden)]
+
+    return functional(call)
+
+
 PLANTED = {
     "batch norm in training": (batch_norm_in_training, NUMBERS, None),
     "softmax over axis 0": (softmax_over_examples, NUMBERS, None),
@@ -107,6 +117,13 @@ def test_planted_dependence_is_named_with_its_layer(name):
     (note,) = seen.notes()
     assert "layer planted (" in note.values["more"]
     assert note.values["size"] == differing[0]
+
+
+def test_what_returns_one_number_for_a_batch_is_no_output_of_its_examples():
+    seen = dependence(scaled_by_the_batch(), NUMBERS, sizes=(1, 8))
+    assert seen.found[Setting(("compiled", "float32"), 8)].depends
+    (note,) = seen.notes()
+    assert "(Divide)" in note.values["more"]
 
 
 def deep():

@@ -3,7 +3,7 @@ import math
 
 import numpy as np
 import pytest
-from inference_factory import make_profile, make_timing, time_s
+from inference_factory import make_check, make_failed, make_profile, make_timing, time_s
 
 from kbatch.inference.call_paths import InferenceInputs
 from kbatch.inference.measure import InferenceSweep, Series
@@ -47,9 +47,7 @@ class Machine(InferenceSweep):
 def verified(profile, machine):
     asked = dataclasses.replace(profile, target_ms=machine.target)
     budget_s = machine.time_budget_s
-    return verify_target(
-        asked, machine, machine.largest_allowed, time_budget_s=budget_s, say=lambda line: None
-    )
+    return verify_target(asked, machine, FIRST, time_budget_s=budget_s, say=lambda line: None)
 
 
 @pytest.mark.parametrize("room", [3, 50])
@@ -64,6 +62,18 @@ def test_memory_that_runs_out_in_a_check_leaves_a_smaller_answer(tmp_path, room)
     assert 1 <= answer.batch_size <= room
     found.save(tmp_path / "p.json")
     assert type(found).load(tmp_path / "p.json") == found
+
+
+def test_where_nothing_was_timed_no_size_is_verified_and_the_answer_says_so():
+    found = verified(make_profile(make_failed(64)), Machine(sizes=(), target_ms=100.0))
+    assert found.checks == ()
+    assert [note.code for note in found.notes] == ["target_not_verified"]
+    assert "100 ms" in found.answer
+    # Other questions have answers, which are none to this one.
+    missed = make_profile(target_ms=5.0, checks=(make_check(33, outcome="missed"),))
+    assert missed.efficient.batch_size != 33
+    assert "5 ms" in missed.answer
+    assert missed.table().attrs["answer"] == []
 
 
 def test_the_smallest_size_may_lie_above_the_answer():

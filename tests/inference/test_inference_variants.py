@@ -106,6 +106,16 @@ def test_a_copy_has_what_its_layers_hold_beside_weights():
     np.testing.assert_array_equal(outputs_of(model, batch), expected)
 
 
+def test_outputs_are_compared_where_inputs_and_outputs_are_texts():
+    words = keras.Input((1,), dtype="string")
+    known = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
+    named = keras.layers.StringLookup(vocabulary=["a", "b"], invert=True)(known)
+    model = keras.Model(words, [keras.layers.Dense(2)(keras.layers.Embedding(4, 3)(known)), named])
+    rows = np.array([["a"], ["b"], ["c"]], dtype=object)
+    _, changes, _ = variants_of(model, inference_inputs(model, rows), ("float32", "bfloat16"))
+    assert 0 < changes["bfloat16"] < 0.1
+
+
 def test_layers_that_are_not_quantised_are_told():
     layers = keras.layers
     model = keras.Sequential(

@@ -49,7 +49,10 @@ def test_it_ends_when_its_later_half_brought_little(found):
     assert len(slow.losses) == 2 * useful_stretches(slow.losses) > 24
 
 
-def test_its_moments_are_those_of_the_gradient(found):
+@pytest.mark.parametrize("at_once", [None, 5])
+def test_its_moments_are_those_of_the_gradient(found, at_once):
+    """In halves, or in as many parts as memory asks for."""
+    found = found if at_once is None else pilot(at_once=at_once)
     # At the optimum of y = x w + e the mean gradient vanishes and tr(Sigma) = 4 E|x|^2 E e^2 = 16.
     assert np.mean(found.gradient_variances[-12:]) == pytest.approx(16, rel=0.3)
     assert found.gradient_squared_norms[0] > found.gradient_squared_norms[-1]

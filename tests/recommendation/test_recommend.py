@@ -48,6 +48,29 @@ def test_every_limit_is_measured_at_powers_of_two_that_the_data_fill(found, told
     assert {32, found.batch_size} <= set(found.batch_sizes)
 
 
+def long_rows():
+    """A megabyte for each example, which grows by another few."""
+    layers = keras.layers
+    parts = [layers.RepeatVector(2**15), layers.Dense(8), layers.GlobalAveragePooling1D()]
+    model = keras.Sequential([layers.Input((8,)), *parts, layers.Dense(3)])
+    loss = keras.losses.SparseCategoricalCrossentropy(from_logits=True)
+    model.compile(keras.optimizers.Lion(1e-3), loss, run_eagerly=True)
+    return model
+
+
+def test_where_few_examples_fit_the_rest_goes_through_in_parts():
+    found = recommend(
+        models.Locked(long_rows), learnable(64), memory_limit_bytes=24 * 2**20, budget_s=6.0
+    )
+    most = max(one.batch_size for one in found.updates)
+    assert 1 <= most < 8
+    assert found.micro_batch_size <= most
+    assert found.batch_size in found.batch_sizes
+    assert found.pilot.batch_size == 32
+    assert found.learning_rate_rule is None  # A search knows no rule for Lion.
+    assert found.learning_rate == pytest.approx(1e-3)
+
+
 @pytest.mark.parametrize(
     ("arguments", "error", "words"),
     [

@@ -14,7 +14,7 @@ from recommendation_factory import (
 )
 
 from kbatch.analysis.noise_scale import noise_scale_of_runs
-from kbatch.recommendation.figure import PROGRESS, THROUGHPUT, WORTH, limit_curves, plot_limits
+from kbatch.recommendation.figure import plot_limits
 from kbatch.recommendation.result import times_to_goal, useful_stretches
 from kbatch.throughput.result import TimedUpdate
 
@@ -68,6 +68,8 @@ def test_the_learning_rate_follows_by_its_rule():
     assert root.learning_rate == pytest.approx(0.001 * kappa**0.5)
     assert linear.learning_rate == pytest.approx(0.001 * kappa)
     assert make_recommendation(base_learning_rate=None).learning_rate is None
+    # Where it follows by no rule it stays, as in a search.
+    assert make_recommendation(learning_rate_rule=None).learning_rate == pytest.approx(0.001)
 
 
 @pytest.mark.parametrize("pilot", [UNRESOLVED, None])
@@ -160,20 +162,32 @@ def test_a_noise_scale_of_which_only_the_least_is_known_is_a_start():
 
 def test_progress_is_throughput_times_worth():
     found = make_recommendation()
-    curves = limit_curves(found)
     throughput, worth, progress = (
-        [value for value, _ in curves[name].values()] for name in (THROUGHPUT, WORTH, PROGRESS)
+        [one.value for one in curve.values()] for curve in found.curves.values()
     )
-    assert all(tuple(curve) == tuple(SIZES) for curve in curves.values())
+    assert all(tuple(curve) == tuple(SIZES) for curve in found.curves.values())
     product = np.array(throughput) * worth
     np.testing.assert_allclose(progress, product / product.max())
     assert max(throughput) == worth[0] == 1
-    for value, (low, high) in curves[WORTH].values():
-        assert low <= value <= high
+    for one in found.curves["worth of an example"].values():
+        assert one.low <= one.value <= one.high
     # Without a noise scale throughput is drawn alone.
-    curves = limit_curves(make_recommendation(pilot=UNRESOLVED))
-    assert [len(curve) for curve in curves.values()] == [len(SIZES)]
-    assert limit_curves(make_recommendation(**NOTHING)) == {}
+    assert [len(c) for c in make_recommendation(pilot=UNRESOLVED).curves.values()] == [len(SIZES)]
+    assert make_recommendation(**NOTHING).curves == {}
+
+
+def test_of_each_size_the_fastest_number_of_steps_an_execution_counts():
+    """As a search trains: much of what large batches gain by single steps is what these cost."""
+    alone = make_timings(100)
+    together = [
+        dataclasses.replace(one, steps_per_execution=8, times_s=tuple(0.5 * s for s in one.times_s))
+        for one in make_timings(20, sizes=SIZES[:4])
+    ]
+    found = make_recommendation(updates=(*alone, *together))
+    expected = make_recommendation(updates=(*together, *alone[4:]))
+    assert found.times_s == expected.times_s
+    assert found.times_s[SIZES[0]] < make_recommendation().times_s[SIZES[0]] / 2
+    assert found.saturation == expected.saturation
 
 
 def test_the_drawing_has_the_limits_the_start_and_the_range():
