@@ -77,9 +77,9 @@ def recommend(
     Four limits are measured: how many examples fit in memory at once, beyond how many the gradient
     noise wastes them, from how many on the device is saturated, and what the input pipeline
     delivers. Updates are timed as a search runs them, several an execution where that is faster.
-    The size to start with is where they let expect the shortest way to a goal. Which
-    size trains best, and at which learning rate, a search answers. What is not known is None, with
-    the reason in `unknown`.
+    The size to start with is where they let expect the shortest way to a goal. Which size trains
+    best, and at which learning rate, a search answers. What is not known is None, with the reason
+    in `unknown`.
 
     Example:
 

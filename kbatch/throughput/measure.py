@@ -218,15 +218,16 @@ class UpdateSweep(Sweep):
 
     def call(self, batch: Any, steps: int) -> Callable[[], None]:
         """Make an execution of steps on a batch; the first call of a shape compiles."""
-        batches = None
-        if self._count is not None:
-            batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+        count = self._count
+        if count is None:
+            return lambda: wait_for(self._model.train_function(iter((batch,))))
+        # A Python iterator gives one step, a dataset's as many as the model is set to. It holds the
+        # batch, and nothing else does: on a GPU those of all sizes would lie there.
+        batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
 
         def run() -> None:
-            if self._count is not None:
-                self._model.steps_per_execution = self._count.changed(steps)
-            # A Python iterator gives one step, a dataset's as many as the model is set to.
-            wait_for(self._model.train_function(batches or iter((batch,))))
+            self._model.steps_per_execution = count.changed(steps)
+            wait_for(self._model.train_function(batches))
 
         return run
 

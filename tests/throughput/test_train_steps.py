@@ -1,6 +1,8 @@
 """Train steps of every batch size: what they do, and the model is left as it was."""
 
 import contextlib
+import gc
+import weakref
 
 import keras
 import numpy as np
@@ -59,6 +61,17 @@ def test_executions_are_steps_of_training_whatever_was_run_before(before, eager)
             for one, other in zip(model.get_weights(), expected.get_weights(), strict=True):
                 np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-6)
     assert model.steps_per_execution == 1
+
+
+def test_batches_of_all_sizes_are_not_held_on_the_device():
+    """A dataset holds them in the host's memory."""
+    batch = (tf.constant(X), tf.constant(Y))
+    with train_steps(network()) as sweep:
+        run, held = sweep.call(batch, 1), weakref.ref(batch[0])
+        del batch
+        gc.collect()
+        assert held() is None
+        run()
 
 
 @pytest.mark.parametrize("before", ["trained", "accumulating"])
