@@ -163,7 +163,7 @@ MUTATIONS = [
     ),
     Mutation("or most < plan.micro_batch_size:", "or most > plan.micro_batch_size:", "plan"),
     Mutation("half_s(rows) / full_s(rows)", "full_s(rows) / half_s(rows)", "chosen_policy"),
-    Mutation("round(_EXECUTION_S / step_s)", "round(_EXECUTION_S * step_s)", "steps_per_execution"),
+    Mutation("round(execution_s / step_s)", "round(execution_s * step_s)", "steps_per_execution"),
     Mutation(
         "self._budget.updates - self._clock.updates", "self._budget.updates", "steps_per_execution"
     ),

@@ -139,7 +139,9 @@ def recommend(
             run = load.start()
             model, examples = run.model, run.examples
             check_one_device(model)
-            sizes = _sizes(asked, examples, fits)
+            sizes = _sizes(asked, examples)
+            if fits is not None and fits < sizes[0]:  # What they go through in parts of.
+                sizes = (*powers_of_two(1, fits), *sizes)
             if examples is None or base <= examples:
                 sizes = tuple(sorted({*sizes, base}))  # The pilot trains at it.
             pilot, part_s = None, begin(NOISE)
@@ -164,6 +166,7 @@ def recommend(
                 sorted(fitting, key=lambda size: (size != base, size)),  # That one for sure.
                 timing,
                 examples=examples,
+                execution_s=timing.block_s,  # Which hides most of what starting it takes.
                 chosen=False,
             )
             timings = {one.batch_size: one.median_s for one in fastest_ways(updates)}
@@ -200,14 +203,11 @@ def recommend(
     )
 
 
-def _sizes(
-    asked: tuple[int, ...] | None, examples: int | None, fits: int | None = None
-) -> tuple[int, ...]:
-    """Return the sizes to time, which the data must fill; small ones where no other fits."""
+def _sizes(asked: tuple[int, ...] | None, examples: int | None) -> tuple[int, ...]:
+    """Return the sizes to time, which the data must fill."""
     if asked is None:
         largest = min(_LARGEST, examples or _LARGEST)
-        few = min(largest, fits or largest) < _SMALLEST
-        return powers_of_two(1 if few else _SMALLEST, largest)
+        return powers_of_two(1 if largest < _SMALLEST else _SMALLEST, largest)
     if examples is not None and asked[-1] > examples:
         raise InputError(
             "A batch cannot be larger than the data set: leave the sizes above "
@@ -266,9 +266,11 @@ def _memory(
             raise InputError("The data have one example: give more rows. Received: 1 example.")
         last = _sizes(asked, facts.examples)[-1]
         sizes = {min(_SMALLEST * _GROWTH**k, last) for k in range(last.bit_length())}
+        # In this process a size is run where the line through smaller ones shows that it fits.
+        first = {1} if probes.isolated else {1, min(2, last)}
         found = memory_pass(
             probes,
-            sorted({1, *sizes}),
+            sorted(first | sizes),
             dtype_policy=facts.dtype_policy,
             time_budget_s=budget_s,
             say=lambda line: None,

@@ -68,13 +68,16 @@ UpdateTimes = Mapping[int, float]
 def most_at_once(records: Sequence[MemoryRecord], limit_bytes: int) -> int | None:
     """Return up to how many examples fit in memory at once, by the line through those measured.
 
-    None where memory hardly grows with the batch, so that nothing shows an end.
+    None where memory hardly grows with the batch, so that nothing shows an end. Where one size was
+    run and the next one was refused, it is that size.
     """
     most_bytes = MEMORY_WINDOW[1] * limit_bytes
     peaks = {one.batch_size: one.peak_bytes for one in records if one.peak_bytes}
     line, ran = fit_memory(peaks), max((b for b, m in peaks.items() if m <= most_bytes), default=1)
     out = [one.batch_size for one in records if one.outcome == "out_of_memory"]
-    if line is None or (line.bytes_per_example <= 0 and not out):
+    if line is None:
+        return ran if peaks and any(one.refusal for one in records) else None
+    if line.bytes_per_example <= 0 and not out:
         return None
     # A line is trusted up to the window only where sizes were measured until memory ended them.
     in_time = all(one.peak_bytes or one.refusal for one in records)

@@ -18,6 +18,7 @@ from kbatch.memory.workload import Workload
 from kbatch.throughput.result import TimedUpdate, TrainingProfile
 from kbatch.timing import DEFAULT_SIZES, LARGER_SIZES, Setting, Sweep, TimingPlan, check_seconds
 from kbatch.training.build_function import BuildFunction, model_builder
+from kbatch.training.data.forms import each_part
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.model import (
     accumulation_of,
@@ -26,7 +27,7 @@ from kbatch.training.model import (
     user_step,
     wait_for,
 )
-from kbatch.training.one_graph import counted_steps, execution_steps
+from kbatch.training.one_graph import EXECUTION_S, counted_steps, execution_steps
 from kbatch.training.state import kept_state
 
 # Rounds that a size is timed in at least, for an interval of their median, and at most.
@@ -198,12 +199,14 @@ class UpdateSweep(Sweep):
         timing: TimingPlan,
         *,
         examples: int | None = None,  # Of the data, which end an epoch.
+        execution_s: float = EXECUTION_S,  # About how long several steps take.
         refused: Callable[[int], str | None] = lambda size: None,  # Why not to run a size.
         **settings: Any,
     ):
         super().__init__(timing, **settings)
         self._model: Any = model
         self._batch_of, self._examples, self._refused = batch_of, examples, refused
+        self._execution_s = execution_s
         if accumulation_of(model) is not None:
             uninstall_step(model)
         self._count = None  # Where a Python loop runs the step, one by one.
@@ -221,9 +224,10 @@ class UpdateSweep(Sweep):
         count = self._count
         if count is None:
             return lambda: wait_for(self._model.train_function(iter((batch,))))
-        # A Python iterator gives one step, a dataset's as many as the model is set to. It holds the
-        # batch, and nothing else does: on a GPU those of all sizes would lie there.
-        batches = iter(tf.data.Dataset.from_tensors(batch).repeat())
+        # A Python iterator gives one step, a dataset's as many as the model is set to.
+        with tf.device("CPU:0"):  # Batches of all sizes would fill a GPU.
+            held = each_part(tf.identity, batch)
+        batches = iter(tf.data.Dataset.from_tensors(held).repeat())
 
         def run() -> None:
             self._model.steps_per_execution = count.changed(steps)
@@ -243,7 +247,7 @@ class UpdateSweep(Sweep):
         if setting.series == ALONE or self._count is None or alone is None:
             return 1
         epoch = None if self._examples is None else -(-self._examples // setting.size)
-        return execution_steps(alone.call_s, epoch)
+        return execution_steps(alone.call_s, epoch, execution_s=self._execution_s)
 
     def found(self, setting: Setting) -> TimedUpdate:
         """Return what was timed of a setting, or why it was not."""

@@ -123,17 +123,19 @@ def counted_steps(model: Any, steps: int) -> GraphCount:
 
 
 # Seconds of an execution of several steps.
-_EXECUTION_S = 0.1
+EXECUTION_S = 0.1
 
 
-def execution_steps(step_s: float, epoch_steps: int | None) -> int:
+def execution_steps(
+    step_s: float, epoch_steps: int | None, *, execution_s: float = EXECUTION_S
+) -> int:
     """Return how many steps take about as long as an execution should, at most those of an epoch.
 
     Keras starts each execution from Python, which takes as long as the step itself where that is
     small. Beyond 100 ms that start no longer counts, and callbacks still act several times a
     second.
     """
-    steps = max(1, round(_EXECUTION_S / step_s))
+    steps = max(1, round(execution_s / step_s))
     return steps if epoch_steps is None else min(epoch_steps, steps)
 
 

@@ -123,7 +123,7 @@ def test_what_returns_one_number_for_a_batch_is_no_output_of_its_examples():
     seen = dependence(scaled_by_the_batch(), NUMBERS, sizes=(1, 8))
     assert seen.found[Setting(("compiled", "float32"), 8)].depends
     (note,) = seen.notes()
-    assert "(Divide)" in note.values["more"]
+    assert "Divide)" in note.values["more"]
 
 
 def deep():

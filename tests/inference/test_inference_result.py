@@ -1,7 +1,5 @@
 """Which batch sizes a profile answers, and what its table says."""
 
-import dataclasses
-
 import numpy as np
 import pytest
 from inference_factory import (
@@ -96,20 +94,6 @@ def test_a_size_that_missed_the_target_is_not_answered_and_an_unsure_one_bounds_
         looked_for(make_check(1, outcome="missed")).batch_for(latency_ms=5)
     unsure = looked_for(make_check(20, outcome="unsure"))
     assert unsure.batch_for(latency_ms=5) == make_profile().batch_for(latency_ms=5)
-
-
-def test_rounds_beside_a_neighbour_do_not_move_the_answers():
-    def slowed(timing):
-        many = timing.batch_size in (1, 4, 16)  # Beside these, the median is the neighbour's.
-        factors = [1, 1, 1, 1.6, 1.9, 2, 2.5, 3] if many else [1] * 8
-        shuffled = np.random.default_rng(timing.batch_size).permutation(factors)
-        blocks = tuple(float(v) for v in shuffled * np.array(timing.times_s))
-        return dataclasses.replace(timing, times_s=blocks)
-
-    quiet = make_profile(*(make_timing(size) for size in (1, 2, 4, 8, 16, 32, 64)))
-    noisy = make_profile(*map(slowed, quiet.timings))
-    assert noisy.knee.batch_size == pytest.approx(HALF_PEAK, abs=1)
-    assert noisy.efficient.batch_size == pytest.approx(9 * HALF_PEAK, rel=0.1)
 
 
 def test_room_grows_with_the_scatter_of_the_rounds_and_is_never_small():

@@ -172,6 +172,7 @@ UNTIMED = MemoryRecord("float32", 64, "not_run", "the time was spent")
         (memory(101, 104, 116, ended=OUT), 63),  # Less than it ran out at.
         (memory(100, 100, 100), None),
         (memory(125), None),
+        (memory(125, ended=GUARDED), 1),
     ],
 )
 def test_what_fits_at_once_follows_from_the_line_and_from_what_ran(records, most):
