@@ -395,15 +395,14 @@ class Recommendation(Result):
             return {}
         curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
         if noise.value is not None:
-            scales, smallest = (noise.value, *noise_bounds(noise)), min(times_s)
-
-            def worth(size: int) -> Estimate[float]:
-                given = {"base_batch_size": smallest}
-                return Estimate(
-                    *(statistical_efficiency(size, noise_scale=n, **given) for n in scales)
+            low, high = noise_bounds(noise)
+            worth = functools.partial(statistical_efficiency, base_batch_size=min(times_s))
+            curves["worth of an example"] = {
+                size: Estimate(
+                    *(worth(size, noise_scale=n) for n in (noise.value, low, high)), None
                 )
-
-            curves["worth of an example"] = {size: worth(size) for size in times_s}
+                for size in times_s
+            }
             goal = times_to_goal(times_s, noise_scale=noise.value, rate=self.input_rate)
             curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
         most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
