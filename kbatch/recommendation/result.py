@@ -395,14 +395,14 @@ class Recommendation(Result):
             return {}
         curves = {"samples/s": {size: Estimate(size / s) for size, s in times_s.items()}}
         if noise.value is not None:
-            low, high = noise_bounds(noise)
-            worth = functools.partial(statistical_efficiency, base_batch_size=min(times_s))
-            curves["worth of an example"] = {
-                size: Estimate(
-                    *(worth(size, noise_scale=n) for n in (noise.value, low, high)), None
+            scales = (noise.value, *noise_bounds(noise))
+            curves["worth of an example"] = {}
+            for size in times_s:
+                value, low, high = (
+                    statistical_efficiency(size, noise_scale=n, base_batch_size=min(times_s))
+                    for n in scales
                 )
-                for size in times_s
-            }
+                curves["worth of an example"][size] = Estimate(value, low, high)
             goal = times_to_goal(times_s, noise_scale=noise.value, rate=self.input_rate)
             curves["progress a second"] = {size: Estimate(1 / time) for size, time in goal.items()}
         most = {name: max(one.value for one in curve.values()) for name, curve in curves.items()}
