@@ -70,16 +70,14 @@ MUTATIONS = [
         NORM,
     ),
     Mutation("scaled_loss = model.optimizer.scale_loss(loss)", "scaled_loss = loss", PRECISION),
-    Mutation("(norm / scale**2 for norm in", "(norm / scale for norm in", MOMENTS),
+    Mutation("micro / scale**2, whole / scale**2,", "micro / scale, whole / scale,", MOMENTS),
     Mutation("* rows / tf.maximum(steps - 1.0, 1.0)", "* rows / tf.maximum(steps, 1.0)", MOMENTS),
     Mutation(
         "tf.stack([variance, whole - variance / rows,",
         "tf.stack([variance, whole + variance / rows,",
         MOMENTS,
     ),
-    Mutation(
-        "tf.where(epoch_begins, tf.zeros([3]), self._sums) + found", "self._sums + found", MOMENTS
-    ),
+    Mutation("tf.where(epoch_begins, tf.zeros([3]), self._sums)", "self._sums", MOMENTS),
     Mutation(
         "return squared_norm(gradients) / rows_share", "return squared_norm(gradients)", MOMENTS
     ),

@@ -24,8 +24,7 @@ update cannot take away more than the whole weight, and a larger share would tur
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Iterable, Mapping
 
 RULES = ("linear", "sqrt")
 # The hyperparameter of a search that holds the factor of the learning rate.
@@ -152,99 +151,13 @@ class LearningRateScaling:
     rule: str | None  #: `"linear"`, `"sqrt"` or None.
     batch_size: int  #: Batch size that was scaled to, in examples.
     base_batch_size: int  #: Batch size that was scaled from, in examples.
-    kappa: float  #: Batch size over base batch size.
     learning_rate_ratio: float  #: Factor of the learning rate.
     learning_rate: float  #: The scaled learning rate, of a schedule the highest.
-    beta_2: float | None  #: Decay of Adam's second moment at the batch size; None without one.
     follow_batch_size: tuple[str, ...] = ()  #: Which other settings followed the batch size.
-    weight_decay: float | None = None  #: Of the optimizer at the batch size; None without one.
-    #: Of BatchNormalization layers at the batch size, ascending.
-    batch_norm_momenta: tuple[float, ...] = ()
-    factor: float = 1.0  #: Of the learning rate beside the rule's, which a race tried.
-    #: Of the optimizer's moving average of the weights at the batch size; None without one.
-    ema_momentum: float | None = None
-    #: What the build function itself fits to the batch size, so that it was left as it is.
-    fitted: tuple[str, ...] = ()
-    #: What a model was left with, in its order: the learning rate of each optimizer, then all
-    #: numbers that may follow. Empty where there was no model.
-    values: tuple[float, ...] = ()
-    #: What the build function gave those that follow, by name.
+    #: What the build function gave of those that may follow, by name, each value once.
     given: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
-
-    def values_of(self, follower: str) -> tuple[float, ...]:
-        """Return what one of `FOLLOWERS` is at the batch size, empty where there is none."""
-        if follower == "batch_norm_momentum":
-            return self.batch_norm_momenta
-        value = getattr(self, follower)
-        return () if value is None else (value,)
-
-
-def learning_rate_scaling(
-    learning_rate: float,
-    beta_2: float | None = None,
-    *,
-    batch_size: int,
-    base_batch_size: int,
-    rule: str | None,
-    weight_decay: float | None = None,
-    batch_norm_momenta: Sequence[float] = (),
-    ema_momentum: float | None = None,
-    follow_batch_size: tuple[str, ...] = FOLLOWERS,
-    factor: float = 1.0,
-    beta_1: float | None = None,
-) -> LearningRateScaling:
-    """Scale the settings of a training from one batch size to another, on record.
-
-    Example:
-
-    >>> learning_rate_scaling(1e-3, 0.99, batch_size=256, base_batch_size=64, rule="sqrt")
-    LearningRateScaling(rule='sqrt', ..., kappa=4.0, learning_rate=0.002, beta_2=0.9606)
-
-    Args:
-        learning_rate: Learning rate that suits `base_batch_size`.
-        beta_2: Decay of the second moment that suits it; None for SGD.
-        batch_size: Batch size to scale to, in examples.
-        base_batch_size: Batch size that they were chosen for, in examples.
-        rule: As in `scale_learning_rate`.
-        weight_decay: Weight decay that suits it; None without one.
-        batch_norm_momenta: Momenta of BatchNormalization layers that suit it.
-        ema_momentum: Momentum of the moving average of the weights that suits it; None without.
-        follow_batch_size: Which of `"beta_2"`, `"weight_decay"`, `"batch_norm_momentum"` and
-            `"ema_momentum"` keep their timescale in examples, under a rule or none; the others
-            stay as they are.
-        factor: What the scaled learning rate is multiplied by, above 0.
-        beta_1: Decay of the first moment, whose square `beta_2` stays above; None without one.
-
-    Raises:
-        ValueError: If the rule is unknown, or a batch size out of range.
-    """
-    sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
-    ratio = factor * learning_rate_ratio(**sizes, rule=rule)
-    one = {"beta_2": beta_2, "weight_decay": weight_decay, "ema_momentum": ema_momentum}
-    given = {"batch_norm_momentum": tuple(sorted(set(batch_norm_momenta)))}
-    given |= {name: (value,) for name, value in one.items() if value is not None}
-    if beta_2 is not None and "beta_2" in follow_batch_size:
-        beta_2 = scale_beta_2(beta_2, beta_1, **sizes)
-    if weight_decay is not None and "weight_decay" in follow_batch_size:
-        weight_decay = scale_weight_decay(
-            weight_decay, **sizes, learning_rate_ratio=ratio, learning_rate=learning_rate
-        )
-    momenta = set(batch_norm_momenta)
-    if "batch_norm_momentum" in follow_batch_size:
-        momenta = {scale_momentum(momentum, **sizes) for momentum in momenta}
-    if ema_momentum is not None and "ema_momentum" in follow_batch_size:
-        ema_momentum = scale_momentum(ema_momentum, **sizes)
-    return LearningRateScaling(
-        rule=rule,
-        **sizes,
-        kappa=batch_size_ratio(**sizes),
-        learning_rate_ratio=ratio,
-        learning_rate=learning_rate * ratio,
-        beta_2=beta_2,
-        follow_batch_size=follow_batch_size,
-        weight_decay=weight_decay,
-        batch_norm_momenta=tuple(sorted(momenta)),
-        factor=factor,
-        ema_momentum=ema_momentum,
-        given={name: given.get(name, ()) for name in follow_batch_size},
-    )
+    #: The same at the batch size.
+    made: Mapping[str, tuple[float, ...]] = dataclasses.field(default_factory=dict)
+    #: What a model was left with, in its order: of each optimizer the learning rate and how many
+    #: times as fast its schedule is read, then all numbers that may follow.
+    values: tuple[float, ...] = ()

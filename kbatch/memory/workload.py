@@ -16,7 +16,7 @@ from kbatch.device.worker import WorkerDied
 from kbatch.errors import InputError
 from kbatch.page.numbers import memory_text
 from kbatch.records.notes import Note
-from kbatch.training.accumulation import Accumulation, check_stock_step
+from kbatch.training.accumulation import Accumulation
 from kbatch.training.data.forms import rows_of
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope
@@ -49,8 +49,6 @@ class Workload:
             if not self.training:
                 return Run(self, model, memory)
             check_trainable(model)
-            if self.accumulate_below:
-                check_stock_step(model)
             # Unless the model computes its loss in a way of its own.
             own = user_step(model) or type(model).compute_loss is not keras.Model.compute_loss
             known = self.data.some_rows(model)

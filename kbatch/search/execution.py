@@ -9,6 +9,7 @@ from typing import Any
 import keras
 import keras_tuner
 
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.device import failures
 from kbatch.device.environment import read_environment
 from kbatch.device.memory import workers_on_device
@@ -21,9 +22,9 @@ from kbatch.search.trial_files import CHECKPOINT_NAME, TrialFiles
 from kbatch.training.accumulation import sum_sparse_gradients
 from kbatch.training.data.training_data import FitCall, TrainingData
 from kbatch.training.dtype_policy import dtype_policy_scope, skips_all_updates
-from kbatch.training.fingerprint import model_fingerprint
-from kbatch.training.learning_rate import peak_learning_rate, scaling_of
+from kbatch.training.learning_rate import peak_learning_rate
 from kbatch.training.model import ModelFacts, uninstall_step
+from kbatch.training.one_graph import model_fingerprint
 from kbatch.training.state import inner_optimizers, seed_of, seeded
 
 
@@ -36,12 +37,13 @@ class Execution:
         settings: ExecutionSettings,
         files: TrialFiles,
         build: Build,
+        scaling: LearningRateScaling | None,
     ):
         self._model: Any = model
         self._settings = settings
         self._files = files
         self._build = build
-        self._fit = TimedFit(model, settings, prepare=self._prepare)
+        self._fit = TimedFit(model, settings, scaling=scaling, prepare=self._prepare)
         self._facts = ModelFacts(model)
         # Examples that go through a device at once; None before it is found.
         self._micro_batch_size = settings.search.size_of(self._facts.rows(settings.batch_size))
@@ -64,7 +66,7 @@ class Execution:
             workers_on_device=workers_on_device(),
             device=here.device.replace("CPU", here.cpu),
             replicas=self._facts.replicas,
-            scaling=scaling_of(model),
+            scaling=scaling,
         )
 
     def run(self, inner: Any, hp: Any, call: FitCall) -> Any:
@@ -212,7 +214,7 @@ class Execution:
         return dataclasses.replace(
             record,
             learning_rate=seen,
-            scaling=scaling_of(self._model),  # Layers may have been built since it began.
+            scaling=fit.scaling,  # Layers may have been built since it began.
             batch_size_seen=reading.largest_batch or None,
             window_examples=tuple(examples),
             window_durations_s=tuple(durations_s),

@@ -16,6 +16,7 @@ from kbatch.analysis.learning_rate import (
     FACTOR_NAME,
     FACTORS,
     FOLLOWERS,
+    LearningRateScaling,
     check_followers,
     check_rule,
 )
@@ -86,7 +87,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             a `train_step` of its own goes through whole.
         dtype_policy: Name of a Keras dtype policy. Several make it a hyperparameter
             (`"dtype_policy"`). None for `"mixed_float16"`, or float32 where an update cannot be
-            made under that, or takes more than twice as long on a processor.
+            made under that, takes more than twice as long on a processor, or several replicas
+            share a batch: Keras looks for overflows on the first of them alone.
         learning_rate_scaling: How the learning rate follows the batch size: `"linear"`, `"sqrt"` or
             None (it does not). `"auto"` takes what suits the optimizer: linear for SGD, the square
             root for Adam and its kin, None for others.
@@ -175,6 +177,8 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         self._first: tuple[dict[str, Any], dict[str, str]] | None = None
         # The model that trained last, where it still lives.
         self._trained: weakref.ref[Any] | None = None
+        # The model that was built last, and what it was scaled by.
+        self._scaled: tuple[weakref.ref[Any], LearningRateScaling | None] | None = None
         # keras-tuner executes a trial several times with one object of hyperparameters, without the
         # number: it follows from that object, as long as all executions before it ended well.
         self._executed: tuple[keras_tuner.HyperParameters | None, int] = None, 0
@@ -189,7 +193,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         return found
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_trained": None}
+        return self.__dict__ | {"_trained": None, "_scaled": None}
 
     @property
     def settings(self) -> dict[str, object]:
@@ -240,7 +244,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             base = hp.copy()
             base.values["batch_size"] = self.base_batch_size
             base_model, _ = self._built(base, policy)
-        scale_model(
+        scaling = scale_model(
             model,
             batch_size=batch_size,
             base_batch_size=self.base_batch_size,
@@ -249,6 +253,7 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             factor=hp.get(FACTOR_NAME) if self.searches_rate else 1.0,
             base_model=base_model,
         )
+        self._scaled = weakref.ref(model), scaling
         facts = ModelFacts(model)
         # Keras averages the first batch over replicas, and ends an execution by one iterator.
         if batch_size % facts.replicas:
@@ -336,8 +341,10 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
         call: FitCall,
     ) -> Any:
         self._trained = weakref.ref(model)
+        built, scaling = self._scaled or (self._trained, None)
+        scaling = scaling if built() is model else None
         model = self.graph.model(model) if self.stock_fit else model
-        execution = Execution(model, settings, files, self._builder(hp))
+        execution = Execution(model, settings, files, self._builder(hp), scaling)
         for callback in call.callbacks:
             if hasattr(callback, "follow_trial"):  # A `LivePlot`, without what it draws by.
                 callback.follow_trial(files, number=settings.number, so_far=execution.so_far)

@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from kbatch.training.data.forms import is_composite
 from kbatch.training.data.training_data import FitCall
-from kbatch.training.fingerprint import config_of, described, model_description
+from kbatch.training.one_graph import config_of, described, model_description
 
 # They change what is shown, or are checked elsewhere.
 _DECIDES_NOTHING = ("verbose", "callbacks", "batch_size", "validation_batch_size")

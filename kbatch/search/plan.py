@@ -28,9 +28,8 @@ from kbatch.training.accumulation.parts_check import parts_note, rows_to_compare
 from kbatch.training.data.batches import InputMeter
 from kbatch.training.data.training_data import TrainingData
 from kbatch.training.dtype_policy import PolicyUnsupported
-from kbatch.training.fingerprint import model_fingerprint
 from kbatch.training.model import ModelFacts, accumulation_of, replica_count
-from kbatch.training.one_graph import OneGraph
+from kbatch.training.one_graph import OneGraph, model_fingerprint
 from kbatch.training.state import kept_seeds
 
 # Reasons of a plan whose model trains batches whole.
@@ -338,6 +337,11 @@ class SearchPlan:
     ) -> tuple[str, tuple[Note, ...]]:
         """Try mixed_float16; take float32 where trials cannot train under it, or too slowly."""
         try:
+            if replica_count(model) > 1:
+                raise PolicyUnsupported(
+                    "on several replicas Keras looks for overflows on the first one alone, and "
+                    "those of another turn the weights into NaN"
+                )
             full = half = self._updates_of(model, data)
             if model.dtype_policy.name != HALF:
                 # Where it is chosen, trials train by the graph that is traced for it here.

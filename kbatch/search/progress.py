@@ -32,7 +32,7 @@ from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
 from kbatch.study.names import outcome, value_text
 from kbatch.study.study import Study, load_study
 from kbatch.study.trial import TrialRecord
-from kbatch.training.clock import numbers_of
+from kbatch.training.callbacks import numbers_of
 
 _SHORTEST_PAUSE_S = 0.2
 # Metrics of an epoch that say nothing of what was learned.

@@ -12,7 +12,7 @@ import keras
 from kbatch.errors import InputError
 from kbatch.library_internals import profiles_batches, validation_steps
 from kbatch.records.training_run import Budget
-from kbatch.training.clock import FEWEST_STEADY, TrainingClock
+from kbatch.training.callbacks import FEWEST_STEADY, TrainingClock
 from kbatch.training.model import user_step
 from kbatch.training.one_graph import GraphCount, counted_steps, execution_steps
 

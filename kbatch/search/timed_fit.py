@@ -14,6 +14,7 @@ import keras
 import psutil
 import tensorflow as tf
 
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.analysis.noise_scale import MOMENT_METRICS
 from kbatch.device.gpu_monitor import GpuMonitor
 from kbatch.device.memory import DeviceMemory
@@ -30,8 +31,13 @@ from kbatch.search.steps_per_execution import (
 )
 from kbatch.search.validation_outcomes import BestEpoch
 from kbatch.study.trial import Objective
-from kbatch.training.callbacks import BudgetCallback, StopAtTarget, joint_budget
-from kbatch.training.clock import TrainingClock, numbers_of
+from kbatch.training.callbacks import (
+    BudgetCallback,
+    StopAtTarget,
+    TrainingClock,
+    joint_budget,
+    numbers_of,
+)
 from kbatch.training.data.batches import StepMeter
 from kbatch.training.data.forms import is_dataset
 from kbatch.training.data.training_data import Batches, FitCall, TrainingData, check_labels
@@ -63,11 +69,13 @@ class TimedFit:
         model: keras.Model,
         settings: ExecutionSettings,
         *,
+        scaling: LearningRateScaling | None = None,
         # Called with the data before batching; returns the most that fit at once, where known.
         prepare: Callable[[TrainingData], int | None] | None = None,
     ):
         self._model: Any = model
         self._settings = settings
+        self.scaling = scaling  # What the model was scaled by.
         self._fit = type(model).fit.__get__(model)
         self._validation_batch_size = settings.validation_batch_size
         self._prepare = prepare
@@ -164,7 +172,7 @@ class TimedFit:
     def _train(
         self, batches: Batches, call: dict[str, Any], theirs: list[Any]
     ) -> keras.callbacks.History:
-        scale_late_layers(self._model, batches.dataset)
+        self.scaling = scale_late_layers(self._model, batches.dataset, self.scaling)
         check_loss_is_scaled(self._model)
         self._find_end(theirs)
         size, meter = self._settings.batch_size, self._meter

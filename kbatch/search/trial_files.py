@@ -31,7 +31,7 @@ from kbatch.records.training_run import (
     SearchRecord,
 )
 from kbatch.study.trial import Objective, TrialRecord
-from kbatch.training.clock import numbers_of
+from kbatch.training.callbacks import numbers_of
 
 if sys.platform != "win32":
     import fcntl

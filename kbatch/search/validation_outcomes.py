@@ -21,7 +21,7 @@ from kbatch.library_internals import metrics_by_name
 from kbatch.records.training_run import Outcomes
 from kbatch.search.trial_files import write_checkpoint
 from kbatch.study.trial import Objective
-from kbatch.training.clock import numbers_of
+from kbatch.training.callbacks import numbers_of
 from kbatch.training.data.forms import is_composite, parts_of
 from kbatch.training.model import replica_count
 from kbatch.training.state import kept_variables

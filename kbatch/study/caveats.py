@@ -183,10 +183,10 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
     norms = "BatchNormalization's moving statistics", "the momentum of the layers"
     weights = "the averages of the weights that were validated", "`ema_momentum`"
     averages: list[tuple[float, tuple[str, str]]] = [
-        (momentum, norms) for momentum in scaling.batch_norm_momenta or ()
+        (momentum, norms) for momentum in scaling.made.get("batch_norm_momentum", ())
     ]
     if execution.averages_validated:
-        averages.append((scaling.ema_momentum or 0.0, weights))
+        averages += [(momentum, weights) for momentum in scaling.made.get("ema_momentum", ())]
     slowest, (what, cure) = max(averages, key=lambda one: one[0], default=(0.0, norms))
     last = execution.epochs[-1]
     pairs = [

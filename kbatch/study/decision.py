@@ -173,7 +173,7 @@ class Decision:
             if scaling.learning_rate_ratio != 1:
                 found["learning_rate"] = self.learning_rate
             for name in scaling.follow_batch_size:
-                values = scaling.values_of(name)
+                values = scaling.made.get(name, ())
                 if values != scaling.given.get(name, ()):
                     found[name] = values if values[1:] else values[0]
         if (run.steps_per_execution or 1) > 1:

@@ -11,7 +11,9 @@ import tensorflow as tf
 from kbatch.analysis.learning_rate import (
     FOLLOWERS,
     LearningRateScaling,
-    learning_rate_scaling,
+    batch_size_ratio,
+    learning_rate_ratio,
+    scale_beta_2,
     scale_momentum,
     scale_weight_decay,
 )
@@ -65,7 +67,7 @@ def scaled_schedule(schedule: Schedule, *, ratio: float, kappa: float) -> Schedu
     if not _is_keras_schedule(schedule):
         return _StretchedSchedule(schedule, ratio, kappa)
     changes = dict.fromkeys(_RATES, lambda rate: rate * ratio)
-    changes |= dict.fromkeys(_STEPS, lambda steps: max(1, round(steps / kappa)))
+    changes |= dict.fromkeys(_STEPS, lambda steps: steps and max(1, round(steps / kappa)))
     config = {name: value for name, value in schedule.get_config().items() if value is not None}
     for name in changes.keys() & config.keys():
         config[name] = keras.tree.map_structure(changes[name], config[name])
@@ -135,16 +137,14 @@ class _StretchedSchedule(Schedule):
 
 _optimizers = keras.optimizers
 # The decay of the second moment, by optimizer. Lion's `beta_2` is one of the first moment.
-_SECOND_MOMENT_DECAYS = (
-    ((_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam), "beta_2"),
-    ((_optimizers.Adadelta, _optimizers.RMSprop), "rho"),
-)
-# Muon trains some variables as AdamW does, with settings of their own.
-_MUON_SECOND_MOMENT_DECAY = "adam_beta_2"
-_FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", _MUON_SECOND_MOMENT_DECAY: "adam_beta_1"}
-_WEIGHT_DECAYS = ("weight_decay", "adam_weight_decay")
+_SECOND_MOMENT_DECAYS = {
+    "beta_2": (_optimizers.Adam, _optimizers.Adamax, _optimizers.Lamb, _optimizers.Nadam),
+    "rho": (_optimizers.Adadelta, _optimizers.RMSprop),
+    # It trains some variables as AdamW does, with settings of their own.
+    "adam_beta_2": (_optimizers.Muon,),
+}
+_FIRST_MOMENT_DECAYS = {"beta_2": "beta_1", "adam_beta_2": "adam_beta_1"}
 _EMA_EVERY = "ema_overwrite_frequency"
-_SCALING = "_kbatch_learning_rate_scaling"
 _REMEMBERED = "_kbatch_momenta"
 _OWN_RATE = "_kbatch_own_rate"
 
@@ -167,7 +167,7 @@ def scale_model(
     layers, optimizers = batch_norms(model), inner_optimizers(model)
     if not optimizers:  # A step of the user's own changes the weights by itself.
         return None
-    sizes = {"batch_size": batch_size, "base_batch_size": base_batch_size}
+    sizes: Any = {"batch_size": batch_size, "base_batch_size": base_batch_size}
     bases, fitted = optimizers, set()
     if base_model is not None:
         found, momenta = inner_optimizers(base_model), map(_own_momentum, batch_norms(base_model))
@@ -175,56 +175,57 @@ def scale_model(
             bases = found
         if list(momenta) != list(map(_own_momentum, layers)):
             fitted |= {"batch_norm_momentum"} & set(follow_batch_size)
+    kappa = batch_size_ratio(**sizes)
+    rates: list[float] = []  # Each with how many times as fast a schedule is read.
     scaling: Any = None  # Of the main one, which comes last; each optimizer follows by itself.
-    rates: list[float] = []
     for optimizer, base in reversed(list(zip(optimizers, bases, strict=True))):
-        second_moment = _second_moment_decay(optimizer)
+        settings = _followers(optimizer)
         own_rule = automatic_rule(optimizer) if rule == "auto" else rule
-        follows = own_rule is not None
-        apart = _settings_apart(optimizer, base)
+        follows, apart = own_rule is not None, _settings_apart(optimizer, base)
         fitted |= apart & set(follow_batch_size)
         if follows:
             fitted |= apart - set(FOLLOWERS)
         follow = tuple(name for name in follow_batch_size if name not in fitted)
-        own, given = peak_learning_rate(optimizer), peak_learning_rate(base)
+        own, rate = peak_learning_rate(optimizer), peak_learning_rate(base)
         by_itself = 1.0  # What the build function multiplies the learning rate by.
         if apart & {"learning_rate", *_RATES}:
-            own_rule, by_itself = None, own / given if own and given else 1.0
-        scaling = learning_rate_scaling(
-            1.0 if given is None else given,
-            getattr(optimizer, second_moment) if second_moment else None,
-            **sizes,
-            rule=own_rule,
-            weight_decay=getattr(optimizer, "weight_decay", None),
-            batch_norm_momenta=[_own_momentum(layer) for layer in layers],
-            ema_momentum=optimizer.ema_momentum if optimizer.use_ema else None,
-            follow_batch_size=follow,
-            factor=factor * by_itself,
-            beta_1=getattr(optimizer, _FIRST_MOMENT_DECAYS.get(second_moment or "", ""), None),
-        )
-        ratio = scaling.learning_rate_ratio
-        rates.insert(0, scaling.learning_rate)
+            own_rule, by_itself = None, own / rate if own and rate else 1.0
+        ratio = factor * by_itself * learning_rate_ratio(**sizes, rule=own_rule)
+        stretch = 1.0
         if follows or factor != 1:
             steps_fit = bool(apart - {*_RATES, *FOLLOWERS})
-            kappa = 1.0 if steps_fit or not follows else scaling.kappa
-            scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=kappa)
-        if second_moment:
-            setattr(optimizer, second_moment, scaling.beta_2)
-        if "weight_decay" in follow:
-            for name in _weight_decays(optimizer):
-                decay = scale_weight_decay(
-                    getattr(optimizer, name),
-                    **sizes,
-                    learning_rate_ratio=ratio,
-                    learning_rate=given,
-                )
-                setattr(optimizer, name, decay)
-        if scaling.ema_momentum is not None:
-            optimizer.ema_momentum = scaling.ema_momentum
-            every = optimizer.ema_overwrite_frequency
-            if every and "ema_momentum" in follow:
-                optimizer.ema_overwrite_frequency = max(1, round(every / scaling.kappa))
-    scaling = dataclasses.replace(scaling, factor=factor, fitted=tuple(sorted(fitted)))
+            stretch = 1.0 if steps_fit or not follows else kappa
+            scale_optimizer(optimizer, ratio=ratio / by_itself, kappa=stretch)
+        rates[:0] = [ratio * (1.0 if rate is None else rate), stretch]
+        given: dict[str, tuple[float, ...]] = {}
+        made: dict[str, tuple[float, ...]] = {}
+        for name, follower in settings.items():
+            value = getattr(optimizer, name)
+            given.setdefault(follower, (value,))
+            if follower in follow:
+                if follower == "beta_2":
+                    beta_1 = getattr(optimizer, _FIRST_MOMENT_DECAYS.get(name, ""), None)
+                    value = scale_beta_2(value, beta_1, **sizes)
+                elif follower == "weight_decay":
+                    value = scale_weight_decay(
+                        value, **sizes, learning_rate_ratio=ratio, learning_rate=rate
+                    )
+                else:
+                    value = scale_momentum(value, **sizes)
+                setattr(optimizer, name, value)
+            made.setdefault(follower, (value,))
+        every = optimizer.use_ema and optimizer.ema_overwrite_frequency
+        if every and "ema_momentum" in follow:
+            optimizer.ema_overwrite_frequency = max(1, round(every / kappa))
+        scaling = LearningRateScaling(
+            rule=own_rule,
+            **sizes,
+            learning_rate_ratio=ratio,
+            learning_rate=rates[0],
+            follow_batch_size=follow,
+            given=given,
+            made=made,
+        )
     return _scale_momenta(model, scaling, rates)
 
 
@@ -232,35 +233,40 @@ def automatic_rule(optimizer: Any) -> str | None:
     """Return the rule for SGD, or for Adam and its kin; for others there is none."""
     if isinstance(optimizer, _optimizers.SGD):
         return "linear"
-    return "sqrt" if _second_moment_decay(optimizer) else None
+    return "sqrt" if "beta_2" in _followers(optimizer).values() else None
+
+
+def _followers(optimizer: Any) -> dict[str, str]:
+    """Return the settings of an optimizer that follow the batch size, each as which of them."""
+    decays = ("weight_decay", "adam_weight_decay")
+    found = {n: "weight_decay" for n in decays if getattr(optimizer, n, None) is not None}
+    moments = (n for n, kinds in _SECOND_MOMENT_DECAYS.items() if isinstance(optimizer, kinds))
+    found |= dict.fromkeys(moments, "beta_2")
+    return found | ({"ema_momentum": "ema_momentum"} if optimizer.use_ema else {})
 
 
 def set_scaling(model: keras.Model, scaling: LearningRateScaling) -> None:
     """Set in a model what `scale_model` left in that of a trial: twice is as once."""
     optimizers, numbers = inner_optimizers(model), _owners_of_numbers(model)
-    if len(scaling.values) != len(optimizers) + len(numbers):
+    if len(scaling.values) != 2 * len(optimizers) + len(numbers):
         raise ValueError(
             "The model must have the optimizers and layers of the trials, all built: call "
             "`model.build(x.shape)` first where its first batch builds it. Received: "
-            f"{len(optimizers) + len(numbers)} settings, the trial had {len(scaling.values)}."
+            f"{len(optimizers)} optimizers with {len(numbers)} settings."
         )
-    # The main optimizer has no rule where the build function fits its rate to the size.
-    fitted = {*scaling.fitted} - set(FOLLOWERS)
-    stretched = not fitted - set(_RATES) and (scaling.rule is not None or fitted)
-    kappa = scaling.kappa if stretched else 1.0
     values = iter(scaling.values)
-    for optimizer, rate in zip(optimizers, values, strict=False):
+    for optimizer in optimizers:
+        rate, stretch = next(values), next(values)
         own, ours = vars(optimizer).get(_OWN_RATE, (None, None))
         if ours is not None and rate_of(optimizer) is ours:
             optimizer.learning_rate = own
         if given := peak_learning_rate(optimizer):
-            scale_optimizer(optimizer, ratio=rate / given, kappa=kappa)
+            scale_optimizer(optimizer, ratio=rate / given, kappa=stretch)
     for (owner, name), value in zip(numbers, values, strict=True):
         layer: Any = owner
         if isinstance(owner, keras.layers.BatchNormalization):
             vars(layer)[_REMEMBERED] = (_own_momentum(layer), value)
         setattr(owner, name, int(value) if name == _EMA_EVERY else value)
-    setattr(model, _SCALING, scaling)
 
 
 def apply_settings(model: Any, run: ExecutionRecord) -> Any:
@@ -294,15 +300,10 @@ def _settings_apart(optimizer: Any, base: Any) -> set[str]:
     """Name what differs between the optimizers that were built for two batch sizes."""
     if optimizer is base:
         return set()
-    names = {
-        "beta_2": [_second_moment_decay(optimizer)],
-        "weight_decay": _weight_decays(optimizer),
-        "ema_momentum": ["ema_momentum"],
-    }
     apart = {
         follower
-        for follower, attributes in names.items()
-        if any(getattr(optimizer, n) != getattr(base, n, None) for n in attributes if n)
+        for name, follower in _followers(optimizer).items()
+        if getattr(optimizer, name) != getattr(base, name, None)
     }
     one, other = rate_of(optimizer), rate_of(base)
     if _is_keras_schedule(one) and type(one) is type(other):
@@ -315,28 +316,22 @@ def _settings_apart(optimizer: Any, base: Any) -> set[str]:
     return apart if alike else {*apart, "learning_rate"}
 
 
-def scale_late_layers(model: keras.Model, dataset: tf.data.Dataset) -> None:
-    """Build a model for its data, and scale BatchNormalization layers made in a `build`."""
-    scaling = scaling_of(model)
+def scale_late_layers(
+    model: keras.Model, dataset: tf.data.Dataset, scaling: LearningRateScaling | None
+) -> LearningRateScaling | None:
+    """Build a model for its data; return what it was scaled by, layers made in a `build` too."""
     if model.built or scaling is not None or user_step(model) is not None:
         build_ahead(model, dataset.element_spec)
-    if scaling is not None and any(_REMEMBERED not in vars(one) for one in batch_norms(model)):
-        _scale_momenta(model, scaling, scaling.values[: len(inner_optimizers(model))])
-
-
-def scaling_of(model: keras.Model) -> LearningRateScaling | None:
-    """Return what `scale_model` did to a model, None if it did nothing."""
-    return vars(model).get(_SCALING)
+    if scaling is None or all(_REMEMBERED in vars(one) for one in batch_norms(model)):
+        return scaling
+    return _scale_momenta(model, scaling, scaling.values[: 2 * len(inner_optimizers(model))])
 
 
 def followed_settings(model: keras.Model) -> list[tuple[Any, str]]:
     """List the settings that follow the batch size, but for the rate: an owner and a name each."""
-    found = [(layer, "momentum") for layer in batch_norms(model)]
-    for optimizer in inner_optimizers(model):
-        names = [*_weight_decays(optimizer), *filter(None, [_second_moment_decay(optimizer)])]
-        names += ["ema_momentum"] if optimizer.use_ema else []
-        found += [(optimizer, name) for name in names]
-    return found
+    optimizers = inner_optimizers(model)
+    of_optimizers = [(one, name) for one in optimizers for name in _followers(one)]
+    return [*((layer, "momentum") for layer in batch_norms(model)), *of_optimizers]
 
 
 def _owners_of_numbers(model: keras.Model) -> list[tuple[Any, str]]:
@@ -348,31 +343,22 @@ def _owners_of_numbers(model: keras.Model) -> list[tuple[Any, str]]:
 def _scale_momenta(
     model: Any, scaling: LearningRateScaling, rates: Sequence[float]
 ) -> LearningRateScaling:
-    """Scale the momenta of all layers, and note in a model all that it was left with."""
-    layers, sizes = batch_norms(model), (scaling.batch_size, scaling.base_batch_size)
+    """Scale the momenta of all layers, and note all that a model was left with."""
+    sizes = {"batch_size": scaling.batch_size, "base_batch_size": scaling.base_batch_size}
+    name, layers = "batch_norm_momentum", batch_norms(model)
     for layer in layers:
         own = momentum = _own_momentum(layer)
-        if "batch_norm_momentum" in scaling.follow_batch_size:
-            momentum = scale_momentum(own, batch_size=sizes[0], base_batch_size=sizes[1])
+        if name in scaling.follow_batch_size:
+            momentum = scale_momentum(own, **sizes)
         layer.momentum = momentum
         vars(layer)[_REMEMBERED] = (own, momentum)
+    given, made = dict(scaling.given), dict(scaling.made)
+    if layers:
+        pairs = zip(*(vars(layer)[_REMEMBERED] for layer in layers), strict=True)
+        given[name], made[name] = (tuple(sorted(set(each))) for each in pairs)
     numbers = [float(getattr(owner, name)) for owner, name in _owners_of_numbers(model)]
-    momenta = tuple(sorted({layer.momentum for layer in layers}))
-    scaling = dataclasses.replace(scaling, batch_norm_momenta=momenta, values=(*rates, *numbers))
     model.train_function = None  # One that was traced before has the former values in it.
-    setattr(model, _SCALING, scaling)
-    return scaling
-
-
-def _second_moment_decay(optimizer: Any) -> str | None:
-    if hasattr(optimizer, _MUON_SECOND_MOMENT_DECAY):
-        return _MUON_SECOND_MOMENT_DECAY
-    kinds = _SECOND_MOMENT_DECAYS
-    return next((name for kind, name in kinds if isinstance(optimizer, kind)), None)
-
-
-def _weight_decays(optimizer: Any) -> list[str]:
-    return [name for name in _WEIGHT_DECAYS if getattr(optimizer, name, None) is not None]
+    return dataclasses.replace(scaling, given=given, made=made, values=(*rates, *numbers))
 
 
 def _own_momentum(layer: Any) -> float:

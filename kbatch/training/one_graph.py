@@ -1,4 +1,4 @@
-"""One traced graph for all batch sizes: a model that trains again like one that was just built.
+"""What distinguishes one model from another, and one traced graph for those that train alike.
 
 To build a small model and trace its step takes longer than some epochs of it. A graph takes batches
 of any size, so that a search needs one, as long as what differs between sizes is read by the graph
@@ -6,8 +6,11 @@ and not written into it. Weights, the optimizer's state and its rate are variabl
 `GraphNumber` and `GraphCount` make variables of the other settings that follow the batch size.
 """
 
+import hashlib
+import json
 import math
 import types
+from collections.abc import Sequence
 from typing import Any
 
 import keras
@@ -15,12 +18,10 @@ import numpy as np
 import tensorflow as tf
 
 from kbatch.library_internals import compile_arguments, excludes_from_decay, layers_of, rate_of
-from kbatch.training.fingerprint import model_description
 from kbatch.training.learning_rate import followed_settings
 from kbatch.training.model import installed_step, replica_count, user_step
+from kbatch.training.state import optimizers_of
 
-# What kbatch leaves in a model and its layers begins so.
-_KBATCH = "_kbatch_"
 _KINDS = keras.optimizers
 # Those whose arithmetic a `GraphNumber` was seen to pass through unchanged.
 _OPTIMIZERS = (
@@ -35,10 +36,100 @@ _OPTIMIZERS = (
     _KINDS.Lion,
     _KINDS.Lamb,
 )
-
-
 # A part of these is described by its kind and configuration.
 _LIBRARIES = ("builtins", "collections", "inspect", "kbatch", "keras", "numpy", "tensorflow")
+
+
+def model_fingerprint(model: keras.Model) -> str:
+    """Return a text that is equal for models that differ at most in their optimizer's settings.
+
+    It is the same in any process.
+    """
+    # These follow the batch size.
+    found = model_description(model, without=("learning_rate", "momentum"))
+    del found["other optimizers"]
+    optimizer: Any = getattr(model, "optimizer", None)
+    found["optimizer"] = name_of(type(getattr(optimizer, "inner_optimizer", optimizer)))
+    return hashlib.sha256(json.dumps(found, sort_keys=True).encode()).hexdigest()
+
+
+def model_description(model: keras.Model, *, without: Sequence[str]) -> dict[str, Any]:
+    """Describe what a compiled model is and how it trains, equal in any process.
+
+    Parts of these names are left out.
+    """
+    target: Any = model
+    parts = layers_of(target)
+    # Operations such as a sum of two tensors are no layers, and counted up as these are.
+    operations = [o for part in parts for o in getattr(part, "operations", ())]
+    counted = dict.fromkeys(part.name for part in (*parts, *operations))
+    names = {name: f"layer {i}" for i, name in enumerate(counted)}
+    compiled = compile_arguments(target)
+    compiled.pop("optimizer", None)
+
+    def own_described(value: Any) -> Any:
+        # Keras counts names up, and draws seeds that are not given.
+        return described(value, names, ("name", "seed", *without))
+
+    own = (target.optimizer, getattr(target.optimizer, "inner_optimizer", None))
+    others = [one for one in optimizers_of(target) if all(one is not known for known in own)]
+    found = {
+        "model": own_described(model),
+        "weights": [
+            (tuple(one.shape), one.dtype, one.trainable, *map(own_described, _rules(one)))
+            for one in target.weights
+        ],
+        "trainable": [tuple(weight.shape) for weight in target.trainable_weights],
+        "policy": target.dtype_policy.name,
+        "optimizer": own_described(target.optimizer),
+        "other optimizers": sorted(map(own_described, others), key=json.dumps),
+        "compiled": own_described(compiled | {"jit_compile": target.jit_compile}),
+    }
+    return {name: value for name, value in found.items() if name not in without}
+
+
+def described(value: Any, names: dict[str, str], dropped: Sequence[str]) -> Any:
+    """Return plain data: never a `repr`, which may hold an address in memory.
+
+    `names` are others for texts, and of dictionaries the keys in `dropped` are left out.
+    """
+    if value is None or isinstance(value, (bool, int, float)):
+        return value
+    if isinstance(value, str):
+        return names.get(value, value)
+    if isinstance(value, dict):
+        kept = {str(key): item for key, item in value.items() if key not in dropped}
+        return {key: described(item, names, dropped) for key, item in kept.items()}
+    if isinstance(value, (list, tuple)):
+        return [described(item, names, dropped) for item in value]
+    if hasattr(value, "get_config") and not isinstance(value, type):
+        config = config_of(value)
+        if config is None:  # Its weights and layers still describe it.
+            config = getattr(value, "layers", [])
+        return [name_of(type(value)), described(config, names, dropped)]
+    return name_of(value)
+
+
+def config_of(part: Any) -> dict[str, Any] | None:
+    """Return the configuration of a part of a model, None where Keras has none."""
+    try:
+        return part.get_config()
+    # Keras refuses with the first to describe a subclass without a `get_config` of its own, and
+    # with the others parts that it cannot serialize.
+    except (NotImplementedError, TypeError, ValueError):
+        return None
+
+
+def name_of(part: Any) -> str:
+    """Return the full name of a function or a class, or that of the class of another object."""
+    # A generator has the one name without the other.
+    whole = hasattr(part, "__qualname__") and hasattr(part, "__module__")
+    named = part if whole else type(part)
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _rules(weight: Any) -> tuple[Any, Any]:
+    return getattr(weight, "regularizer", None), getattr(weight, "constraint", None)
 
 
 class GraphNumber(float):
@@ -143,9 +234,8 @@ class OneGraph:
     """Keeps a model of a search under each policy, with its graphs, and gives it later states."""
 
     def __init__(self):
-        # By policy: a model, what it was when its graphs were not traced yet, and the initial
-        # variables of its optimizer.
-        self._kept: dict[str, tuple[Any, Any, list[np.ndarray]]] = {}
+        # By policy: a model, and what it was when its graphs were not traced yet.
+        self._kept: dict[str, tuple[Any, Any]] = {}
 
     def model(self, fresh: Any) -> Any:
         """Return a model that trains as `fresh` does: the one that is kept, or else `fresh`."""
@@ -153,12 +243,12 @@ class OneGraph:
         if not can_share(fresh):
             self.forget()
             return fresh
-        described = _description(fresh)
-        kept, known, slots = self._kept.get(policy, (None, None, []))
-        if kept is not None and described == known and _is_as_kept(kept, known, fresh):
-            _set_state(kept, fresh, slots)
+        found = _description(fresh)
+        kept, known = self._kept.get(policy, (None, None))
+        if kept is not None and found == known and _is_as_kept(kept, known, fresh):
+            _set_state(kept, fresh)
             return kept
-        self._kept[policy] = fresh, described, _initial_slots(fresh)
+        self._kept[policy] = fresh, found
         for owner, name in followed_settings(fresh):
             setattr(owner, name, GraphNumber(getattr(owner, name)))
         fresh.steps_per_execution = counted_steps(fresh, fresh.steps_per_execution)
@@ -209,7 +299,6 @@ def _description(model: Any) -> Any:
             names,
             [_read_by(one) for one in compiled if isinstance(one, types.FunctionType)],
             [_attributes(layer) for layer in layers_of(model)],
-            [(one.trainable, *map(_configured, _rules(one))) for one in model.weights],
             (keras.config.epsilon(), keras.config.floatx()),
         )
     finally:
@@ -230,7 +319,7 @@ def _attributes(layer: Any) -> dict[str, Any]:
     """Describe the attributes of a layer, of which its configuration holds only a part."""
     found: dict[str, Any] = {}
     for name, value in vars(layer).items():
-        if name in _NOT_DESCRIBED or name.startswith((_KBATCH, "_self_")):
+        if name in _NOT_DESCRIBED or name.startswith(("_kbatch_", "_self_")):
             continue
         if isinstance(value, tf.Tensor) and hasattr(value, "numpy"):  # Not one of a graph.
             value = value.numpy()
@@ -238,14 +327,6 @@ def _attributes(layer: Any) -> dict[str, Any]:
             value = str(value.tolist())
         found[name] = value if isinstance(value, _PLAIN) else ...
     return found
-
-
-def _rules(weight: Any) -> tuple[Any, Any]:
-    return getattr(weight, "regularizer", None), getattr(weight, "constraint", None)
-
-
-def _configured(rule: Any) -> Any:
-    return rule and (type(rule), rule.get_config())
 
 
 # A fresh model is built beside the one that is kept: larger ones would need twice the memory.
@@ -312,7 +393,7 @@ def _read_by(function: Any, *within: Any) -> list[Any] | None:
         return [function]
     names = _names(function.__code__)
     # Its attributes are not told, such as the function that one of `functools.wraps` wraps.
-    if vars(function) or any(word in name for name in names for word in _DRAWING):
+    if vars(function) or any(word in name.lower() for name in names for word in _DRAWING):
         return None
     found = [function.__code__]
     for value in (
@@ -348,45 +429,24 @@ def _is_of_libraries(part: Any) -> bool:
     return module.split(".")[0] in _LIBRARIES
 
 
-def _initial_slots(model: Any) -> list[np.ndarray]:
-    """Return the variables that an optimizer begins with; none where they may follow the model."""
-    optimizer = model.optimizer
-    if optimizer.built or getattr(optimizer, "inner_optimizer", optimizer).use_ema:
-        return []
-    optimizer.build(model.trainable_variables)
-    values = [np.array(one) for one in optimizer.variables]
-    if not all(value.size and (value == value.flat[0]).all() for value in values):
-        return []
-    return [np.broadcast_to(value.flat[0], value.shape) for value in values]  # Of one number each.
-
-
-def _set_state(kept: Any, fresh: Any, slots: list[np.ndarray]) -> None:
+def _set_state(kept: Any, fresh: Any) -> None:
     """Give a model that was trained the state of one that was just built."""
-    for mine, its in zip(layers_of(kept), layers_of(fresh), strict=True):
-        for name in [name for name in vars(mine) if name.startswith(_KBATCH)]:
-            del vars(mine)[name]
-        vars(mine).update({n: value for n, value in vars(its).items() if n.startswith(_KBATCH)})
     settings = zip(followed_settings(kept), followed_settings(fresh), strict=True)
     for (mine, name), (its, _) in settings:
         setattr(mine, name, getattr(mine, name).changed(getattr(its, name)))
     if kept.steps_per_execution != fresh.steps_per_execution:
         kept.predict_function = None  # Its kind follows the number of steps.
     kept.steps_per_execution = kept.steps_per_execution.changed(fresh.steps_per_execution)
-    _assign(kept.variables, [one.value for one in fresh.variables])
     mine, its = kept.optimizer, fresh.optimizer
-    if slots and not its.built:  # To build it takes as long as some steps.
-        _assign(mine.variables, slots)
-        mine, its = (getattr(one, "inner_optimizer", one) for one in (mine, its))
-        rate_of(mine).assign(rate_of(its).value)
-    else:
-        for model in (kept, fresh):
-            if not model.optimizer.built:
-                model.optimizer.build(model.trainable_variables)
-        _assign(mine.variables, [one.value for one in its.variables])  # The rate is among them.
+    if not mine.built:
+        mine.build(kept.trainable_variables)
+    if not its.built:  # The slots of a twin go at once, where `fresh` lives as long as its trial.
+        its = type(its).from_config(its.get_config())
+        its.build(fresh.trainable_variables)
+    variables = zip(
+        (*kept.variables, *mine.variables), (*fresh.variables, *its.variables), strict=True
+    )
+    for variable, other in variables:  # The rate is among them.
+        variable.assign(other.value)
     kept.reset_metrics()
     kept.stop_training = False
-
-
-def _assign(variables: Any, values: Any) -> None:
-    for variable, value in zip(variables, values, strict=True):
-        variable.assign(value)

@@ -6,11 +6,9 @@ import numpy as np
 import pytest
 
 from kbatch.analysis.learning_rate import (
-    FOLLOWERS,
     check_followers,
     check_rule,
     learning_rate_ratio,
-    learning_rate_scaling,
     scale_beta_2,
     scale_learning_rate,
     scale_momentum,
@@ -94,24 +92,7 @@ def test_an_update_takes_no_more_than_the_whole_weight(ratio):
     np.testing.assert_allclose(own, 20 / ratio)
 
 
-@pytest.mark.parametrize("rule", RULES)
-def test_the_record_holds_what_the_rule_gives_and_what_follows(rule):
-    given = {"weight_decay": 0.004, "batch_norm_momenta": (0.99, 0.9, 0.99)}
-    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=rule, **given)
-    expected = scale_learning_rate(0.1, **SIZES, rule=rule)
-    assert (scaling.learning_rate, scaling.kappa, scaling.rule) == (expected, 4, rule)
-    np.testing.assert_allclose(0.1 * scaling.learning_rate_ratio, expected)
-    assert scaling.beta_2 == scale_beta_2(0.99, **SIZES)
-    np.testing.assert_allclose(scaling.weight_decay * scaling.learning_rate, 4 * 0.1 * 0.004)
-    np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**4, 0.99**4])
-    assert scaling.follow_batch_size == FOLLOWERS
-
-
-def test_what_is_not_to_follow_stays():
-    settings = {"weight_decay": 0.004, "batch_norm_momenta": (0.99,)}
-    scaling = learning_rate_scaling(0.1, 0.99, **SIZES, rule=None, **settings, follow_batch_size=())
-    assert (scaling.learning_rate, scaling.beta_2) == (0.1, 0.99)
-    assert (scaling.weight_decay, scaling.batch_norm_momenta) == (0.004, (0.99,))
+def test_followers_have_one_order():
     assert check_followers(["weight_decay", "beta_2", "beta_2"]) == ("beta_2", "weight_decay")
 
 

@@ -25,9 +25,8 @@ def searched(directory, name, strategy, micro_batch_size=3, batch_sizes=(8, 32),
         lambda: models.mlp(optimizer="sgd"),
         batch_sizes,
         micro_batch_size=micro_batch_size,
-        dtype_policy="float32",
         seed=0,
-        **how,
+        **({"dtype_policy": "float32"} | how),
     )
     place = {"directory": directory, "project_name": name}
     tuner = keras_tuner.GridSearch(
@@ -47,7 +46,7 @@ def main(directory):
         "one": searched(directory, "one", None),
         "two": searched(directory, "two", strategy),
         "whole": searched(directory, "whole", strategy, None),
-        "auto": searched(directory, "auto", strategy, "auto", (64,)),
+        "auto": searched(directory, "auto", strategy, "auto", (64,), dtype_policy=None),
     }
     refused = []
     for how in ({"batch_sizes": (5, 8)}, {"steps_per_execution": 3}):
@@ -81,6 +80,13 @@ def test_what_keras_does_not_run_on_replicas_is_refused(found):
     uneven, several = found["refused"]
     assert "multiples of 2" in uneven
     assert "leave out `steps_per_execution`" in several
+
+
+def test_replicas_train_in_float32_unless_they_are_told_otherwise(found):
+    """The loss scale of Keras looks at the gradients of the first replica alone."""
+    (run,) = found["auto"]
+    assert run["dtype_policy"] == "float32"
+    assert any("replicas" in note for note in run["notes"])
 
 
 def test_the_batch_is_that_of_all_replicas_and_the_micro_batch_that_of_each(found):

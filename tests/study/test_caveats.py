@@ -5,7 +5,7 @@ import dataclasses
 import pytest
 from records_factory import make_epochs, make_execution, make_study, make_trial, with_moments
 
-from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.study.caveats import limit_notes
 
 
@@ -98,14 +98,8 @@ def test_noise_binds_where_the_batch_lies_above_the_noise_scale():
 def lagging(
     *, training=0.88, validation=0.20, updates=40, momenta=(0.9, 0.99), scaled=True, averages=False
 ):
-    scaling = learning_rate_scaling(
-        0.1,
-        batch_size=256,
-        base_batch_size=256,
-        rule=None,
-        batch_norm_momenta=momenta,
-        ema_momentum=0.995,
-    )
+    made = {"batch_norm_momentum": momenta, "ema_momentum": (0.995,)}
+    scaling = LearningRateScaling(None, 256, 256, 1.0, 0.1, made=made)
     (epoch,) = make_epochs((validation,))
     epoch.metrics["accuracy"] = training
     trial = make_trial(
@@ -150,7 +144,7 @@ def test_without_a_gap_or_a_lag_there_is_none(changed):
 def test_rates_that_a_callback_set_are_told_where_they_leave_the_rule(last, told):
     trials = []
     for size, rate in ((32, 0.1), (128, 0.2)):
-        scaling = learning_rate_scaling(0.1, batch_size=size, base_batch_size=32, rule="sqrt")
+        scaling = LearningRateScaling("sqrt", size, 32, rate / 0.1, rate)
         # Both end at one rate, or at the half of their own.
         end = last if told else rate / 2
         (epoch,) = make_epochs((0.9,))

@@ -10,7 +10,7 @@ from records_factory import make_diverged, make_epochs, make_execution, make_sea
 from records_factory import make_trial as trial_of
 
 import kbatch
-from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, learning_rate_scaling
+from kbatch.analysis.learning_rate import FACTOR_NAME, FACTORS, LearningRateScaling
 from kbatch.records.training_run import Outcomes
 from kbatch.study.figures.quality import learning_curves, pareto_points
 from kbatch.study.figures.trials import named_label
@@ -21,9 +21,9 @@ BEGINS = ("initial_weights", "first_order")
 def make_trial(size, errors, *, rate=1000.0, factor=None, scatter=8, epochs=1, count=3, **changed):
     """A trial of three executions wrong on so many of 20,000 validation examples."""
     runs = []
-    scaling = learning_rate_scaling(
-        0.001, 0.999, batch_size=size, base_batch_size=32, rule="sqrt", factor=factor or 1.0
-    )
+    ratio = (factor or 1.0) * (size / 32) ** 0.5
+    betas = {"given": {"beta_2": (0.999,)}, "made": {"beta_2": (0.999 ** (size / 32),)}}
+    scaling = LearningRateScaling("sqrt", size, 32, ratio, 0.001 * ratio, ("beta_2",), **betas)
     for seed in range(count):
         wrong = np.random.default_rng((size, seed)).choice(20_000, scatter, replace=False)
         values = np.ones(20_000)
@@ -91,8 +91,9 @@ def test_the_smallest_of_those_about_as_fast_is_taken_and_the_page_shows_all():
 
 def test_what_build_gave_stands_beside_what_is_set():
     # At the base size too, where a race tried another rate.
-    sizes = {"batch_size": 32, "base_batch_size": 32}
-    scaling = learning_rate_scaling(0.01, **sizes, rule="sqrt", weight_decay=0.004, factor=2.0)
+    name = "weight_decay"
+    decays = {"given": {name: (0.004,)}, "made": {name: (0.002,)}}
+    scaling = LearningRateScaling("sqrt", 32, 32, 2.0, 0.02, (name,), **decays)
     found = make_study(trial_of(32, scaling=scaling)).decide()
     assert found.settings["weight_decay"] == pytest.approx(0.002)
     assert "`weight_decay` 0.004 -> 0.002" in found.page.use

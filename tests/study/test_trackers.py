@@ -10,7 +10,7 @@ from records_factory import (
     make_trial,
 )
 
-from kbatch.analysis.learning_rate import learning_rate_scaling
+from kbatch.analysis.learning_rate import LearningRateScaling
 from kbatch.cli import main as cli
 from kbatch.records.json_codec import write_record
 from kbatch.study.study import load_study
@@ -27,9 +27,7 @@ def write_project(folder, *trials, search=True):
 
 
 def two_executions(size=64):
-    scaling = learning_rate_scaling(
-        0.001, 0.999, batch_size=size, base_batch_size=size, rule="sqrt"
-    )
+    scaling = LearningRateScaling("sqrt", size, size, 1.0, 0.001)
     first, second = (
         make_execution(size, seed=n, accuracies=(0.9, 0.95 + n / 100), scaling=scaling)
         for n in (0, 1)

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from kbatch.training.clock import TrainingClock
+from kbatch.training.callbacks import TrainingClock
 from kbatch.training.data.batches import InputReading
 
 

@@ -193,6 +193,11 @@ def _noisy(y_true, y_pred):
     return keras.losses.mean_squared_error(y_true, y_pred + noise)
 
 
+def _noisy_by_an_operation(y_true, y_pred):
+    noise = tf.raw_ops.RandomStandardNormal(shape=tf.shape(y_pred), dtype=tf.float32)
+    return keras.losses.mean_squared_error(y_true, y_pred + noise)
+
+
 def _with_decay_excluded():
     optimizer = keras.optimizers.AdamW()
     optimizer.exclude_from_weight_decay(var_names=["bias"])
@@ -248,6 +253,7 @@ _OF_ITS_OWN = {
     "wrapped": lambda: _functional(loss=functools.wraps(_wrapped)(lambda y, p: 2 * _wrapped(y, p))),
     "array of a loss": lambda: _functional(loss=_weighed_by_rows_of_a_global),
     "draws in a loss": lambda: _functional(loss=_noisy),
+    "draws by an operation": lambda: _functional(loss=_noisy_by_an_operation),
     "eager": lambda: _functional(run_eagerly=True),
 }
 

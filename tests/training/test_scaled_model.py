@@ -12,13 +12,13 @@ from kbatch.training.learning_rate import (
     scale_model,
     scale_optimizer,
     scaled_schedule,
-    scaling_of,
     set_scaling,
 )
 
 layers = keras.layers
 optimizers = keras.optimizers
 SIZES = {"batch_size": 64, "base_batch_size": 16}
+MOMENTUM = "batch_norm_momentum"
 
 
 def normalised(part=None, optimizer="sgd"):
@@ -57,8 +57,7 @@ def test_the_second_moment_keeps_its_half_life_in_examples(optimizer, name):
         before = getattr(model.optimizer.inner_optimizer, name)
         scaling = scaled(model, rule=rule)
         assert getattr(model.optimizer.inner_optimizer, name) == pytest.approx(before**4)
-        assert scaling_of(model) == scaling
-        assert (scaling.rule, scaling.kappa, scaling.beta_2) == (rule, 4, pytest.approx(before**4))
+        assert (scaling.rule, scaling.made["beta_2"]) == (rule, (pytest.approx(before**4),))
         assert peak_learning_rate(model.optimizer) == pytest.approx(scaling.learning_rate)
 
 
@@ -84,7 +83,7 @@ def left_over(optimizer, updates):
 def test_the_second_moment_stays_above_the_square_of_the_first(optimizer):
     sizes = {"batch_size": 8192, "base_batch_size": 16}
     model = models.mlp(optimizer=optimizer())
-    found = scaled(model, sizes=sizes).beta_2
+    (found,) = scaled(model, sizes=sizes).made["beta_2"]
     if optimizer is optimizers.RMSprop:  # It has no first moment.
         assert found == pytest.approx(0.9**512)
         return
@@ -125,7 +124,7 @@ def test_what_a_build_function_fits_is_set_as_it_was_scaled():
 
     model = built(0.04)
     found = scale_model(model, **SIZES, rule="auto", follow_batch_size=(), base_model=built(0.01))
-    assert (found.rule, found.fitted) == (None, ("initial_learning_rate",))
+    assert found.rule is None
     other = built(0.04)
     for _ in range(2):
         set_scaling(other, found)
@@ -158,7 +157,7 @@ def test_decay_takes_no_more_than_the_whole_weight(kind):
     model = models.mlp(optimizer=kind(0.5, weight_decay=0.5))
     scaling = scaled(model, rule="linear", sizes={"batch_size": 4096, "base_batch_size": 64})
     assert left_over(model.optimizer, 1) == pytest.approx(0, abs=1e-6)
-    assert scaling.weight_decay == model.optimizer.weight_decay
+    assert scaling.made["weight_decay"] == (model.optimizer.weight_decay,)
 
 
 def test_a_part_of_several_models_is_scaled_once_in_each():
@@ -168,11 +167,11 @@ def test_a_part_of_several_models_is_scaled_once_in_each():
         scaling = scaled(model, sizes={"batch_size": size, "base_batch_size": 16})
         kappa = size / 16
         np.testing.assert_allclose(sorted(momenta(model)), [0.9**kappa, 0.99**kappa])
-        np.testing.assert_allclose(scaling.batch_norm_momenta, [0.9**kappa, 0.99**kappa])
+        np.testing.assert_allclose(scaling.made[MOMENTUM], [0.9**kappa, 0.99**kappa])
     scaled(model, follow=())
     assert sorted(momenta(model)) == [0.9, pytest.approx(0.99)]
     part.layers[-1].momentum = 0.5  # A person's own.
-    assert min(scaled(model).batch_norm_momenta) == 0.5**4
+    assert min(scaled(model).made[MOMENTUM]) == 0.5**4
 
 
 class Later(layers.Layer):
@@ -196,11 +195,12 @@ ONES = tf.data.Dataset.from_tensors((np.ones((8, 4), "float32"), np.ones((8, 3),
 
 def test_a_layer_that_is_created_when_the_model_is_built_follows_too():
     model = unbuilt()
-    assert scaled(model).batch_norm_momenta == ()
+    scaling = scaled(model)
+    assert MOMENTUM not in scaling.made
     for _ in range(2):
-        scale_late_layers(model, ONES)
+        scaling = scale_late_layers(model, ONES, scaling)
         np.testing.assert_allclose(momenta(model), [0.9**4])
-        np.testing.assert_allclose(scaling_of(model).batch_norm_momenta, [0.9**4])
+        np.testing.assert_allclose(scaling.made[MOMENTUM], [0.9**4])
     model.fit(ONES, verbose=0)
     np.testing.assert_allclose(model.layers[0].norm.moving_mean, np.full(4, 1 - 0.9**4), rtol=1e-5)
 
@@ -211,11 +211,12 @@ def test_what_is_not_named_stays(follower):
     others = tuple(name for name in FOLLOWERS if name != follower)
     scaling = scaled(model, rule="sqrt", follow=others)
     stays = {
-        "beta_2": model.optimizer.beta_2 == scaling.beta_2 == 0.999,
-        "weight_decay": model.optimizer.weight_decay == scaling.weight_decay == 0.004,
+        "beta_2": model.optimizer.beta_2 == 0.999,
+        "weight_decay": model.optimizer.weight_decay == 0.004,
         "batch_norm_momentum": sorted(momenta(model)) == [0.9, 0.99],
-        "ema_momentum": model.optimizer.ema_momentum == scaling.ema_momentum == 0.99,
+        "ema_momentum": model.optimizer.ema_momentum == 0.99,
     }
+    assert {name: scaling.made[name] == scaling.given[name] for name in FOLLOWERS} == stays
     assert stays == {name: name == follower for name in FOLLOWERS}
     assert scaling.follow_batch_size == others
 
@@ -254,6 +255,28 @@ def test_values_that_are_set_are_those_of_the_scaled_model_however_often_and_aft
             np.testing.assert_allclose(values(model), values(as_one), rtol=1e-6)
 
 
+class OwnStep(keras.Sequential):
+    def train_step(self, data):
+        return super().train_step(data)
+
+
+def test_each_of_several_optimizers_is_set_by_its_own_rule():
+    def build():
+        rates = [optimizers.schedules.ExponentialDecay(0.1, 640, 0.5) for _ in range(2)]
+        model = OwnStep([layers.Input((8,)), layers.Dense(3)])
+        model.compile(optimizers.SGD(rates[0]), "mse")
+        model.other = optimizers.Lion(rates[1])
+        return model
+
+    def configs(model):
+        return [rate_of(one).get_config() for one in (model.optimizer, model.other)]
+
+    model, as_one = build(), build()
+    set_scaling(model, scaled(as_one, rule="auto"))
+    assert configs(model) == configs(as_one)
+    assert [config["decay_steps"] for config in configs(model)] == [160, 640]
+
+
 def test_a_model_that_is_not_built_yet_is_refused():
     scaling = scaled(normalised())
     late = keras.Sequential([layers.Dense(4)])
@@ -268,6 +291,7 @@ EXAMPLES = {
     "exponential": schedules.ExponentialDecay(0.1, decay_steps=640, decay_rate=0.5),
     "cosine": schedules.CosineDecay(0.1, decay_steps=640, alpha=0.1),
     "warm-up": schedules.CosineDecay(0.01, decay_steps=640, warmup_target=0.1, warmup_steps=64),
+    "no warm-up": schedules.CosineDecay(0.0, decay_steps=640, warmup_target=0.1, warmup_steps=0),
     "restarts": schedules.CosineDecayRestarts(0.1, first_decay_steps=64),
     "polynomial": schedules.PolynomialDecay(0.1, decay_steps=640, end_learning_rate=0.01),
     "inverse time": schedules.InverseTimeDecay(0.1, decay_steps=64, decay_rate=0.5),

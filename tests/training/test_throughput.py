@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from kbatch.records.training_run import throughput_of_windows
-from kbatch.training.clock import steady_windows
+from kbatch.training.callbacks import steady_windows
 
 
 def steps(seed, n, mean_s):

@@ -2,5 +2,4 @@
 
 from kbatch.training.accumulation.accumulate import Accumulation as Accumulation
 from kbatch.training.accumulation.accumulate import accumulate_gradients as accumulate_gradients
-from kbatch.training.accumulation.accumulate import check_stock_step as check_stock_step
 from kbatch.training.accumulation.train_step import sum_sparse_gradients as sum_sparse_gradients

@@ -34,19 +34,14 @@ class Accumulation(NamedTuple):
         if self.exact:
             check_exact(model, self.loss_denominator, self.moments_every)
             return ExactTrainStep(model, self).install()
-        check_stock_step(model)
+        if user_step(model) is not None:  # What its loss is divided by is not known.
+            raise InputError(
+                "A `train_step` of your own goes through whole: to cut its batches, move the loss "
+                "into `compute_loss`, which Keras's step calls, or let the build function call "
+                "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
+                f"Received: model of class {type(model).__name__}."
+            )
         return AccumulatingTrainStep(model, self).install()
-
-
-def check_stock_step(model: keras.Model) -> None:
-    """Check that a model trains by Keras's own step, whose loss is known to be divided by rows."""
-    if user_step(model) is not None:
-        raise InputError(
-            "A `train_step` of your own goes through whole: to cut its batches, move the loss into "
-            "`compute_loss`, which Keras's step calls, or let the build function call "
-            "`kbatch.accumulate_gradients(model, micro_batch_size, exact=True)`. "
-            f"Received: model of class {type(model).__name__}."
-        )
 
 
 def accumulate_gradients(
@@ -112,12 +107,12 @@ def accumulate_gradients(
         The same model.
 
     Raises:
-        TypeError: If `model` is no Keras model, `micro_batch_size` is no integer, or `exact` is no
-            bool.
-        ValueError: If `micro_batch_size` is not positive; if the model is not compiled, has an
-            optimizer that already accumulates, or a `train_step` of its own without `exact`; if
-            `loss_denominator` is no function, or does not return a scalar in training; or if
-            `exact` is combined with anything that it excludes, as listed above.
+        TypeError: If `model` is no Keras model, `micro_batch_size` or `moments_every` is no
+            integer, or `exact` is no bool.
+        ValueError: If `micro_batch_size` is not positive or `moments_every` negative; if the model
+            is not compiled, has an optimizer that already accumulates, or a `train_step` of its own
+            without `exact`; if `loss_denominator` is no function, or does not return a scalar in
+            training; or if `exact` is combined with anything that it excludes, as listed above.
         tf.errors.InvalidArgumentError: In training, if `loss_denominator` is not positive over a
             batch; XLA leaves this check out.
     """
@@ -126,6 +121,7 @@ def accumulate_gradients(
     if not isinstance(exact, bool):
         raise TypeError(f"`exact` must be True or False. Received: exact={exact!r}.")
     size = check_size(micro_batch_size, "micro_batch_size")
+    moments_every = moments_every and check_size(moments_every, "moments_every", unit="")
     Accumulation(size, loss_denominator, moments_every, exact, by_user=True).apply(model)
     if not exact:
         check_at_first_training(model)

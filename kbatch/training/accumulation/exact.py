@@ -52,6 +52,12 @@ _MOVED = (
     "`exact=True` computes a call again where its gradient is taken, so weights must not change in "
     "between: take the gradient before an optimizer applies another one. Received: a call of"
 )
+# A gradient of these gradients would lack the second passes.
+_ONCE = (
+    "`exact=True` takes first derivatives only: leave out `exact` where a loss is made of "
+    "gradients, such as a gradient penalty, or put `tf.stop_gradient` around those that are used "
+    "as values. Received: the gradient of a gradient."
+)
 _NO_ROWS = (
     "`exact=True` needs outputs with an axis of rows: let the layer return values a row, and "
     "reduce or reshape them in the loss. Received: an output of"
@@ -244,7 +250,11 @@ def _with_gradient(
             pairs = zip(floats, upstream, strict=True)
             given = {i: tf.convert_to_tensor(one) for i, one in pairs if i in reached}
             reached.clear()
-            return [None] * len(floats) + _once(pulled_back(given), sources)
+            found = [
+                one if one is None else tf.raw_ops.PreventGradient(input=one, message=_ONCE)
+                for one in pulled_back(given)
+            ]
+            return [None] * len(floats) + found
 
         return [tf.identity(one) for one in tensors[: len(floats)]], gradient
 
@@ -369,26 +379,6 @@ def _is_differentiable(one: Any) -> bool:
 def _placed(total: tf.Tensor, rows: tf.Tensor, start: tf.Tensor) -> tf.Tensor:
     places = tf.cast(start + tf.range(tf.shape(rows)[0]), tf.int64)[:, None]
     return tf.tensor_scatter_nd_update(total, places, tf.cast(rows, total.dtype))
-
-
-def _once(gradients: list[Any], sources: list[tf.Tensor]) -> list[Any]:
-    """Refuse a gradient of these gradients, which would lack the second passes."""
-    known = [one for one in gradients if one is not None]
-
-    @tf.custom_gradient
-    def last(*tensors: tf.Tensor) -> Any:
-        def gradient(*_: Any) -> Any:
-            raise ValueError(
-                "`exact=True` takes first derivatives only: leave out `exact` where a loss is made "
-                "of gradients, such as a gradient penalty, or put `tf.stop_gradient` around those "
-                "that are used as values. Received: the gradient of a gradient."
-            )
-
-        return [tf.identity(one) for one in tensors[: len(known)]], gradient
-
-    kept: Any = last(*known, *sources) if known else []
-    found = iter(kept)
-    return [None if one is None else next(found) for one in gradients]
 
 
 def _values_of(variables: list[Any]) -> list[tf.Tensor]:

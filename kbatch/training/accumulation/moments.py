@@ -10,7 +10,7 @@ McCandlish et al. (2018), arXiv:1812.06162, appendix A.1. The noise scale is mea
 mean(G2): average first, divide last.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import tensorflow as tf
@@ -28,30 +28,29 @@ class MomentMeans:
         self._updates = tf.Variable(tf.zeros([]), trainable=False)
         self._sums = tf.Variable(tf.zeros([3]), trainable=False)
 
-    def measured(
-        self,
-        model: Any,
-        rows: tf.Tensor,
-        steps: Any,
-        update: Callable[[tf.Tensor], tuple[tf.Tensor, tf.Tensor]],
-    ) -> dict[str, tf.Tensor]:
-        """Report the moments of an update of `rows` examples in `steps` parts, and the metrics."""
-        # `update(due)` makes the update and returns m and M of the scaled gradients: NaN where not
-        # due.
+    def due(self, model: Any) -> tf.Tensor:
+        """Count an update; return whether it is to be measured."""
         epoch_begins = tf.equal(tf.convert_to_tensor(loss_tracker_of(model).count), 0.0)
-        scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
         due = epoch_begins | tf.equal(tf.math.floormod(self._updates, self._every), 0.0)
-        micro, whole = (norm / scale**2 for norm in update(due))
+        self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
+        self._sums.assign(tf.where(epoch_begins, tf.zeros([3]), self._sums))
+        return due
+
+    def add(
+        self, micro: tf.Tensor, whole: tf.Tensor, rows: tf.Tensor, steps: tf.Tensor
+    ) -> dict[str, tf.Tensor]:
+        """Add m and M of an update of `rows` examples in `steps` parts; return the means so far.
+
+        They are NaN where it was not due.
+        """
         rows, steps = tf.cast(rows, tf.float32), tf.cast(steps, tf.float32)
         variance = (micro - whole) * rows / tf.maximum(steps - 1.0, 1.0)
         # A single micro-batch tells nothing about the noise; overflows the optimizer skips too.
         counts = (steps > 1.0) & tf.math.is_finite(micro + whole)
         found = tf.where(counts, tf.stack([variance, whole - variance / rows, 1.0]), tf.zeros([3]))
-        self._updates.assign(tf.where(epoch_begins, 0.0, self._updates) + 1.0)
-        self._sums.assign(tf.where(epoch_begins, tf.zeros([3]), self._sums) + found)
+        self._sums.assign_add(found)
         variance, squared = tf.unstack(self._sums[:2] / self._sums[2])
-        moments = {"gradient_variance": variance, "gradient_squared_norm": squared}
-        return model.get_metrics_result() | moments
+        return {"gradient_variance": variance, "gradient_squared_norm": squared}
 
 
 def squared_norm(gradients: Sequence[Any]) -> tf.Tensor:

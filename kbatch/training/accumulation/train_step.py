@@ -55,24 +55,19 @@ class AccumulatingTrainStep(TrainStep):
         if model.built and not model.trainable_weights:
             return super()._update(data)  # Keras warns of it.
 
-        def accumulated(measured: tf.Tensor | None) -> Sums:
-            update = Update(self.model, batch, measured)
-            sums = update.accumulate()
-            self.batch_metrics = update.batch_metrics
-            self.warn_of_metrics()
-            update.apply(sums)
-            return sums
-
-        def squared_norms(due: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-            sums = accumulated(due)
+        means = self._moments if replicas_in_step() == 1 else None
+        due, found = means and means.due(model), {}
+        update = Update(model, batch, due)
+        sums = update.accumulate()
+        self.batch_metrics = update.batch_metrics
+        self.warn_of_metrics()
+        if means is not None and due is not None:
             micro = tf.where(due, sums.micro_sq_norm, float("nan"))
             whole = tf.cond(due, lambda: squared_norm(sums.gradients), lambda: tf.zeros([]))
-            return micro, whole
-
-        if self._moments is None or replicas_in_step() > 1:
-            accumulated(None)
-            return self.model.get_metrics_result()
-        return self._moments.measured(self.model, batch.rows, batch.count, squared_norms)
+            scale = model.optimizer.scale_loss(tf.ones([]))  # The update may move it.
+            found = means.add(micro / scale**2, whole / scale**2, batch.rows, batch.count)
+        update.apply(sums)
+        return model.get_metrics_result() | found
 
 
 def prepared_batch(model: Any, data: Any, size: int) -> MicroBatches:

@@ -1,7 +1,6 @@
 """The data of a training, in whatever form `fit` takes them: a sample of rows, and batches."""
 
 import dataclasses
-import hashlib
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
@@ -57,8 +56,8 @@ class Batches(NamedTuple):
     validation_batch_size: int
     validation_batches: int | None  # At most, None where that is not known.
     examples: int | None  # At most in an epoch, None where that is not known.
-    # Fingerprint of the order of arrays, None where it is drawn without a seed; of a dataset only
-    # its batches show it.
+    # Tells the order of arrays from others, None where it is drawn without a seed; of a dataset
+    # only its batches show it.
     order: str | None
     of_dataset: bool
     epoch_steps: int | None  # Of a dataset that goes on with the next epoch.
@@ -263,8 +262,7 @@ class TrainingData:
             else:
                 dataset = self._rows.epoch(batch_size, seed=seed)
             if seed is not None or not self.shuffle:
-                drawn = repr(seed if self.shuffle else "as given")
-                order = hashlib.blake2b(drawn.encode(), digest_size=8).hexdigest()
+                order = f"of seed {seed}" if self.shuffle else "as given"
         if examples is not None and examples < largest_batch_size:
             raise InputError(
                 "A batch cannot be larger than the training set: leave out the batch sizes above "
