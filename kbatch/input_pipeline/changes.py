@@ -38,7 +38,7 @@ from kbatch.library_internals import (
     inputs_of_dataset,
 )
 from kbatch.library_internals import dataset_function as function_of
-from kbatch.page.numbers import memory_text, one_line
+from kbatch.page.numbers import format_number, memory_text, one_line
 from kbatch.timing import FEWEST_ROUNDS, interleaved
 from kbatch.training.data.forms import rows_of
 
@@ -61,6 +61,7 @@ def try_changes(
     budget_s: float,
 ) -> tuple[ChangeRecord, ...]:
     """Train on each changed pipeline and on the original, in turn."""
+    budget_s = max(0.0, budget_s)  # The pipeline as it is may have taken more than its part.
     source, end_s = reading.source, time.perf_counter() + budget_s
     if isinstance(given, keras.utils.PyDataset):
         changes = worker_changes(given)
@@ -76,7 +77,7 @@ def try_changes(
     sources = {record.name: changed for record, changed in changes if changed is not None}
     names = list(sources)[: max(0, int(_LONGER * left_s / (FEWEST_ROUNDS * block_s)) - 1)]
     needed_s = FEWEST_ROUNDS * block_s * (len(sources) + 1)
-    short = f"no time: all changes take about {needed_s:.0f} s, half of `budget_s`"
+    short = f"no time: all changes take about {format_number(needed_s, 2)} s, half of `budget_s`"
     reasons = {name: short for name in sources if name not in names}
     length = BlockLength(0.0, reading.duration_s, reading.duration_s, "start")
     if even:

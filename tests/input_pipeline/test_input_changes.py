@@ -266,4 +266,7 @@ def test_as_many_changes_are_tried_as_there_is_time_for(monkeypatch):
     monkeypatch.setattr("time.perf_counter", FakeClock(tick_s=1e-3))
     found = tried(batch_s=0.05, budget_s=0.5)
     assert [name for name, change in found.items() if change.changed is not None] == ["prefetch"]
+    late = tried(batch_s=1e-3, budget_s=-1.0)  # More than its part went before.
+    assert "about 0.018 s" in late["prefetch"].reason
+    assert "after 0 s" in late["cache in memory"].reason
     assert all(change.gain is not None for change in tried(batch_s=1e-3, budget_s=2.0).values())
