@@ -295,7 +295,7 @@ def output_change(outputs: Any, reference: Any) -> float | None:
 
 def outputs_of(model: Any, batch: Any) -> Any:
     """Run a model eagerly on a batch."""
-    return fetched(model(keras.tree.map_structure(tf.constant, batch), training=False))
+    return fetched(model(batch, training=False))
 
 
 def copy_under(model: keras.Model, dtype_policy: str) -> keras.Model:

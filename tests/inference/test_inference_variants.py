@@ -107,11 +107,11 @@ def test_a_copy_has_what_its_layers_hold_beside_weights():
 
 
 def test_outputs_are_compared_where_inputs_and_outputs_are_texts():
-    words = keras.Input((1,), dtype="string")
+    words, numbers = keras.Input((1,), dtype="string"), keras.Input((2,))
     known = keras.layers.StringLookup(vocabulary=["a", "b"])(words)
     named = keras.layers.StringLookup(vocabulary=["a", "b"], invert=True)(known)
-    model = keras.Model(words, [keras.layers.Dense(2)(keras.layers.Embedding(4, 3)(known)), named])
-    rows = np.array([["a"], ["b"], ["c"]], dtype=object)
+    model = keras.Model([words, numbers], [keras.layers.Dense(2)(numbers), named])
+    rows = [np.array([["a"], ["b"], ["c"]], dtype=object), np.ones((3, 2), "float32")]
     _, changes, _ = variants_of(model, inference_inputs(model, rows), ("float32", "bfloat16"))
     assert 0 < changes["bfloat16"] < 0.1
 

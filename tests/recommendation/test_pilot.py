@@ -59,6 +59,23 @@ def test_its_moments_are_those_of_the_gradient(found, at_once):
     assert found.noise_scale.value is None or found.noise_scale.value > 0
 
 
+def test_no_part_is_larger_than_memory_holds():
+    rows = []
+
+    class Seen(keras.layers.Layer):
+        def call(self, x):
+            rows.append(x.shape[0])
+            return x
+
+    def build():
+        model = keras.Sequential([keras.layers.Input((4,)), Seen(), keras.layers.Dense(1)])
+        model.compile("sgd", "mse", run_eagerly=True)
+        return model
+
+    pilot(build=build, at_once=5, budget_s=1e-9)
+    assert max(filter(None, rows)) == 5
+
+
 def test_half_of_the_time_is_left_however_long_the_first_update_took(monkeypatch):
     clock = FakeClock(tick_s=1.0)
     monkeypatch.setattr("time.perf_counter", clock)
