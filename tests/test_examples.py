@@ -52,7 +52,7 @@ def test_mnist(tmp_path, capsys):
     study = module.search(
         x[:500], y[:500], tmp_path, batch_sizes=(64, 256), epochs=2, strategy="grid"
     )
-    assert [trial.accumulation_steps for trial in study.trials] == [1, 2]
+    assert [trial.last.accumulation_steps for trial in study.trials] == [1, 2]
     check(module, study, tmp_path, capsys)
 
 
@@ -80,5 +80,5 @@ def test_film_reviews(tmp_path, capsys):
     x, y = reviews(150, module.LENGTH, module.VOCABULARY)
     study = module.search(x, y, tmp_path, batch_sizes=(100,), epochs=1)
     assert [trial.learning_rate for trial in study.trials] == pytest.approx([3e-4, 1e-3])
-    assert {trial.accumulation_steps for trial in study.trials} == {2}
+    assert {trial.last.accumulation_steps for trial in study.trials} == {2}
     check(module, study, tmp_path, capsys)

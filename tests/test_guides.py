@@ -116,7 +116,7 @@ def test_the_python_of_the_readme_runs(tmp_path, monkeypatch):
     names = {}
     exec(READER, names)
     run_python(ROOT / "README.md", names)
-    assert names["study"].best_trial().metrics["val_accuracy"] > 0.7
+    assert names["study"].decide().best.metrics["val_accuracy"] > 0.7
     assert (tmp_path / "trials.png").stat().st_size > 10_000
     assert names["found"].max_batch_size == 1797
     assert (tmp_path / "throughput.png").stat().st_size > 10_000

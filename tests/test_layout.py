@@ -67,7 +67,6 @@ MOST_LINES_BEHIND = {
 OTHER_DOORS = {
     ("kbatch.study.decision", "kbatch.training.learning_rate"),
     ("kbatch.page.result", "kbatch.page.document"),
-    ("kbatch.page.result", "kbatch.page.table"),
     ("kbatch.memory.result", "kbatch.memory.figure"),
     ("kbatch.recommendation.result", "kbatch.recommendation.figure"),
     ("kbatch.study.study", "kbatch.study.figures"),

@@ -28,7 +28,6 @@ strongly correlated still has an interval that is too narrow.
 """
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -74,7 +73,7 @@ def gradient_noise_scale(
         micro_sq_norms, batch_sq_norms, batch_size=batch_size, accumulation_steps=accumulation_steps
     )
     steps = len(variances)
-    run = _Run(variances, squared_norms, np.ones(steps))
+    run = np.stack([variances, squared_norms, np.ones(steps)])
     return _noise_scale([run], shortest=max(1, int(steps ** (1 / 3))))
 
 
@@ -88,61 +87,44 @@ def noise_scale_of_runs(
     epochs; an epoch without a measured update (NaN) is left out before it is cut. Unresolved for
     fewer than three epochs.
     """
-    return _noise_scale([_late_half(*run) for run in runs])
+    halves = []
+    for each in runs:
+        run = np.stack(np.broadcast_arrays(*(np.asarray(values, float) for values in each)))
+        known = run[:, np.isfinite(run).all(0)]
+        halves.append(known[:, -max(FEWEST_VALUES, (known.shape[1] + 1) // 2) :])
+    return _noise_scale(halves)
 
 
-class _Run(NamedTuple):
-    """Consecutive steps or epochs: tr(Sigma), |G|^2 and a weight of each."""
-
-    variances: np.ndarray
-    squared_norms: np.ndarray
-    weights: np.ndarray
-
-    def blocks(self, number: int) -> "_Run":
-        """Average so many stretches, about as long as each other."""
-        if number == len(self.weights):
-            return self
-        starts = np.arange(number) * len(self.weights) // number
-        weights = np.add.reduceat(self.weights, starts)
-        variances, squared_norms = (
-            np.add.reduceat(values * self.weights, starts) / weights for values in self[:2]
-        )
-        return _Run(variances, squared_norms, weights)
-
-
-def _late_half(variances: ArrayLike, squared_norms: ArrayLike, weights: ArrayLike) -> _Run:
-    variances, squared_norms = np.asarray(variances, float), np.asarray(squared_norms, float)
-    known = np.flatnonzero(np.isfinite(variances) & np.isfinite(squared_norms))
-    late = known[-max(FEWEST_VALUES, (len(known) + 1) // 2) :]
-    counts = np.broadcast_to(np.asarray(weights, float), variances.shape)
-    return _Run(variances[late], squared_norms[late], counts[late])
-
-
-def _noise_scale(runs: Sequence[_Run], *, shortest: int = 1) -> Estimate[float | None]:
-    runs = [run for run in runs if len(run.weights)]
+def _noise_scale(runs: Sequence[np.ndarray], *, shortest: int = 1) -> Estimate[float | None]:
+    """Estimate it from runs of consecutive steps or epochs: tr(Sigma), |G|^2 and weight of each."""
+    runs = [run for run in runs if run.size]
     if not runs:
         return UNRESOLVED
     # Blocks of the length, or shorter ones for three in all.
-    counts, length = [len(run.weights) for run in runs], max(shortest, _block_length(runs))
+    counts, length = [run.shape[1] for run in runs], max(shortest, _block_length(runs))
     numbers = [max(1, count // length) for count in counts]
     for parts in (2, 3):
         if sum(numbers) < FEWEST_VALUES:
             numbers = [min(count, max(1, count * parts // max(counts))) for count in counts]
-    blocks = [run.blocks(number) for run, number in zip(runs, numbers, strict=True)]
-    variances, squared_norms, weights = map(np.concatenate, zip(*blocks, strict=True))
+    blocks = []
+    for run, count, number in zip(runs, counts, numbers, strict=True):
+        starts = np.arange(number) * count // number
+        weights = np.add.reduceat(run[2], starts)
+        blocks.append([*np.add.reduceat(run[:2] * run[2], starts, axis=1) / weights, weights])
+    variances, squared_norms, weights = np.hstack(blocks)
     return ratio_of_means(variances, squared_norms, weights=weights)
 
 
-def _block_length(runs: Sequence[_Run]) -> int:
+def _block_length(runs: Sequence[np.ndarray]) -> int:
     """Return 2 tau - 1, from the correlation of neighbours within the runs."""
-    variances, squared_norms, weights = map(np.concatenate, zip(*runs, strict=True))
+    variances, squared_norms, weights = np.hstack(runs)
     pairs = len(weights) - len(runs)
     if pairs < 2:
         return 1
     shares = weights / weights.sum()
     means = shares @ variances, shares @ squared_norms
     # What the ratio's error consists of, v - r n, without a division by a mean that may be 0.
-    errors = [run.variances * means[1] - run.squared_norms * means[0] for run in runs]
+    errors = [run[0] * means[1] - run[1] * means[0] for run in runs]
     joined = np.concatenate(errors)
     spread = joined @ joined / len(joined)
     if not spread > 0:
@@ -182,16 +164,11 @@ def gradient_moments(
                 f"Received: {name}={values}."
             )
     examples, micros = (np.broadcast_to(np.asarray(v, float), m.shape) for v in sizes.values())
-    if len(m) and not np.any(micros > 1):
+    if len(m) and (np.all(micros <= 1) or np.any(micros > examples)):
         raise ValueError(
-            "The noise scale needs gradients of two sizes: split the update into at least two "
-            f"micro-batches. Received: accumulation_steps={accumulation_steps}."
-        )
-    if np.any(micros > examples):
-        raise ValueError(
-            "A micro-batch holds at least one example: `accumulation_steps` must not exceed "
-            f"`batch_size`. Received: accumulation_steps={accumulation_steps}, "
-            f"batch_size={batch_size}."
+            "The noise scale needs gradients of two sizes: split updates into at least two "
+            "micro-batches, and none into more than it has examples. Received: "
+            f"accumulation_steps={accumulation_steps}, batch_size={batch_size}."
         )
     usable = np.isfinite(m) & np.isfinite(batch) & (micros > 1)
     m, batch, examples, micros = m[usable], batch[usable], examples[usable], micros[usable]

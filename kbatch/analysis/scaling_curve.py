@@ -427,38 +427,31 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     residuals = logs - (np.bincount(sizes, logs) / counts)[sizes]
     spread = max(_LEAST_SPREAD, float(np.std(residuals)))
     alone = np.sum(_log_normal(residuals, spread))
-    # Centres of the fast rounds of each size, how much higher the slow ones lie, how far both
-    # scatter, and the share of the slow ones: by expectation and maximization.
+    # Centres of the fast rounds of each size; and of the fast and of the slow ones how much higher
+    # they lie, how far they scatter, and their shares: by expectation and maximization.
     centres = np.array([np.quantile(logs[sizes == i], 0.25) for i in range(len(groups))])
-    slower = 2 * spread
-    fast_spread = slow_spread = spread / 2
-    share, moved, steps = 0.4, math.inf, 0
-    while True:
-        residuals = logs - centres[sizes]
-        fast = _log_normal(residuals, fast_spread) + math.log(1 - share)
-        slow = _log_normal(residuals - slower, slow_spread) + math.log(share)
-        either = np.logaddexp(fast, slow)
-        if moved < _SAME or steps == _MOST_STEPS:
+    higher, spreads = np.array([[0.0], [2 * spread]]), np.full((2, 1), spread / 2)
+    shares, moved = np.array([[0.6], [0.4]]), math.inf
+    for step in range(_MOST_STEPS + 1):
+        parts = _log_normal(logs - centres[sizes] - higher, spreads) + np.log(shares)
+        either = np.logaddexp(*parts)
+        if moved < _SAME or step == _MOST_STEPS:
             break
-        steps += 1
-        slowness = np.exp(slow - either)
-        calm, late = (1 - slowness) / fast_spread**2, slowness / slow_spread**2
-        pulled = calm * logs + late * (logs - slower)
-        before = centres
-        centres = np.bincount(sizes, pulled) / np.bincount(sizes, calm + late)
+        belongs = np.exp(parts - either)
+        pulls, before = belongs / spreads**2, centres
+        pulled = (pulls * (logs - higher)).sum(0)
+        centres = np.bincount(sizes, pulled) / np.bincount(sizes, pulls.sum(0))
         moved = np.max(np.abs(centres - before))
-        residuals = logs - centres[sizes]
-        share = float(np.mean(slowness))
-        late_count, calm_count = share * len(logs), (1 - share) * len(logs)
-        slower = float(slowness @ residuals) / late_count
-        fast_spread = max(_LEAST_SPREAD, math.sqrt((1 - slowness) @ residuals**2 / calm_count))
-        late_spread = math.sqrt(slowness @ (residuals - slower) ** 2 / late_count)
-        slow_spread = max(fast_spread, late_spread)
-        share = min(max(share, 0.001), 0.999)
+        residuals, counted = logs - centres[sizes], belongs.sum(1, keepdims=True)
+        higher[1] = belongs[1] @ residuals / counted[1]
+        squares = (belongs * (residuals - higher) ** 2).sum(1, keepdims=True)
+        spreads = np.maximum(_LEAST_SPREAD, np.sqrt(squares / counted))
+        spreads[1] = np.max(spreads)
+        shares = np.clip(counted / len(logs), 0.001, 0.999)
     gain = 2 * float(np.sum(either) - alone)
-    scatter = math.sqrt((fast_spread**2 + slow_spread**2) / 2)
-    calm = (fast > slow) | (logs <= centres[sizes])
-    separate = gain >= _LIKELIER and slower > max(_TOLERANCE, _APART * scatter)
+    scatter = math.sqrt(np.mean(spreads**2))
+    calm = (parts[0] > parts[1]) | (logs <= centres[sizes])
+    separate = gain >= _LIKELIER and higher[1, 0] > max(_TOLERANCE, _APART * scatter)
     # A line needs three rounds, and where few are fast the slow ones are the model's own times.
     if not separate or np.sum(calm) < 3 or np.mean(calm) < 1 / 3:
         return everything
@@ -468,5 +461,5 @@ def without_slow_rounds(groups: Sequence[Sequence[float]]) -> list[tuple[float, 
     ]
 
 
-def _log_normal(residuals: np.ndarray, spread: float) -> np.ndarray:
-    return -0.5 * (residuals / spread) ** 2 - math.log(spread)
+def _log_normal(residuals: np.ndarray, spread: np.ndarray | float) -> np.ndarray:
+    return -0.5 * (residuals / spread) ** 2 - np.log(spread)

@@ -7,6 +7,7 @@ passed on where it is given.
 import argparse
 import contextlib
 import functools
+import importlib
 import io
 import os
 import sys
@@ -32,7 +33,11 @@ from kbatch.cli.doctor import add_doctor
 from kbatch.inference import BULK_EXAMPLES, TIME_BUDGET_S
 from kbatch.recommendation import BUDGET_S
 from kbatch.search import BASE_BATCH_SIZE
-from kbatch.study.figures import FIGURES, study_plot
+
+# The functions `kbatch.plot_...`. The last one is of the file that `find_max_batch_size` or
+# `kbatch max-batch --output` left, the others are of a study.
+FIGURES = ("trials", "pareto", "learning-curves", "time-to-target", "noise-scale", "gpu-timeline")
+FIGURES += ("memory",)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -316,10 +321,9 @@ def _plot(options: argparse.Namespace) -> None:
             f"Received: target={options.target} for {name!r}."
         )
     result = (MaxBatchSizeResult.load if name == "memory" else load_study)(options.study)
-    draw = result.plot
-    if name != "memory":
-        given = {} if options.target is None else {"target": options.target}
-        draw = functools.partial(study_plot(name), result, **given)
+    plot = getattr(importlib.import_module("kbatch"), f"plot_{name.replace('-', '_')}")
+    given = {} if options.target is None else {"target": options.target}
+    draw = functools.partial(plot, result, **given)
     save_figure(draw() if options.width is None else draw_so_wide(draw, options.width), output)
     _say_problems(result)
     print(output)

@@ -9,7 +9,6 @@ from urllib.parse import quote
 import jinja2
 from markupsafe import Markup, escape
 
-from kbatch.page.table import answer_rows, shown_columns
 from kbatch.plotting.canvas import WIDTH_IN, detached_axes, figure_bytes, svg_address
 
 if TYPE_CHECKING:
@@ -68,15 +67,9 @@ def templates() -> jinja2.Environment:
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    html, markdown = (glued, prose, in_cell), (plain, plain_prose, fenced)
-    for function in (*html, *markdown, shown_columns, answer_rows):
+    for function in (prose, in_cell, plain, plain_prose, fenced):
         environment.filters[function.__name__] = function
     return environment
-
-
-def glued(text: str) -> str:
-    """Keep a number on the line of its unit."""
-    return _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
 
 
 def in_cell(text: str) -> Markup:
@@ -86,8 +79,9 @@ def in_cell(text: str) -> Markup:
 
 
 def prose(text: str) -> Markup:
-    """Write a sentence as HTML: what stands between back-ticks as code."""
-    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(glued(text)))))
+    """Write a sentence as HTML: code between back-ticks, and a number on the line of its unit."""
+    text = _NUMBER_WITH_UNIT.sub("\N{NO-BREAK SPACE}", text)
+    return Markup(re.sub(r"`([^`]+)`", r"<code>\1</code>", str(escape(text))))
 
 
 def plain_prose(text: str) -> str:

@@ -1,11 +1,19 @@
-"""The one shape of every result: an answer, a table, at most three notes, and figures."""
+"""The one shape of every result: an answer, a table, at most three notes, and figures.
 
+The table is a DataFrame whose column names carry units, such as "step time (ms)". The columns
+"X, low" and "X, high" are the interval of X and are shown behind its value. A column without any
+value is not shown. `table.attrs["answer"]` lists the labels of the rows that the answer names, and
+`table.attrs["digits"]` the significant digits of a column where three are too few.
+"""
+
+import functools
+import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, Any, NamedTuple, Self
 
-from kbatch.page.numbers import environment_texts
+from kbatch.page.numbers import environment_texts, format_number, setting
 from kbatch.records.json_codec import (
     DAMAGED,
     RecordError,
@@ -22,6 +30,11 @@ if TYPE_CHECKING:
     import pandas as pd
     from matplotlib.axes import Axes
 
+# Numbers that somebody chose, which are written without trailing zeros.
+_CHOSEN = {"learning rate", "weight decay"}
+# A column of longer texts is none for a terminal.
+_LONGEST = 60
+
 
 class Figure(NamedTuple):
     """A figure that is yet to be drawn."""
@@ -33,18 +46,37 @@ class Figure(NamedTuple):
     draw: "Callable[[Axes | None], Axes]"
 
 
+class ShownColumn(NamedTuple):
+    """A column of a table as people read it."""
+
+    title: str
+    numeric: bool  # Whether it holds numbers, which stand to the right.
+    texts: list[str]
+    values: list[Any]  # To sort by; None where there is none.
+
+
 class Page(NamedTuple):
     """One result, as all its renderings show it."""
 
     title: str  # What it is a result of, in a few words.
     answer: str  # The decision, in one sentence.
     use: str  # How to act on it, empty where the answer says it.
-    table: "pd.DataFrame"  # As `kbatch.page.table` reads it.
+    table: "pd.DataFrame"
     notes: tuple[str, ...]
     figures: tuple[Figure, ...]  # The one that shows the decision first, wide.
     settings: Mapping[str, str]  # What it was measured with.
     environment: Mapping[str, str]  # Machine and software; empty if not recorded.
     command: str | None  # The command line that measured it, None if it was not recorded.
+
+    @property
+    def columns(self) -> list[ShownColumn]:
+        """The columns of the table that have a value, as texts."""
+        return shown_columns(self.table)
+
+    @property
+    def named_rows(self) -> list[bool]:
+        """Whether the answer names each row of the table."""
+        return _named_rows(self.table)
 
 
 class Result(ABC):
@@ -55,10 +87,8 @@ class Result(ABC):
     - `title`: what it is a result of, in a few words.
     - `answer`: the decision, in one sentence.
     - `use`: how to act on it; empty where the answer says it.
-    - `table()`: what was measured, a row each. Column names carry units ("peak memory (MiB)"), an
-      interval stands in the columns "X, low" and "X, high", what is unknown is None and its reason
-      stands in the column "outcome". `attrs["answer"]` lists the labels of the rows that `answer`
-      names. `kbatch.page.table` writes it.
+    - `table()`: what was measured, a row each, as the head of this module says. What is unknown is
+      None, and its reason stands in the column "outcome".
     - `notes`: `most_important` of the notes in the field `noted` and of those that follow from the
       data. The texts stand in `kbatch.records.notes`.
     - `figures()`: the one that shows the decision first. A function below the result draws
@@ -147,8 +177,6 @@ class Result(ABC):
 
     def __str__(self) -> str:
         """Write the answer, the table and the notes for a terminal."""
-        from kbatch.page.table import table_text
-
         table = table_text(self.table())
         return "\n".join(
             [self.answer, *(["", table, ""] if table else []), *(f"Note: {n}" for n in self.notes)]
@@ -209,3 +237,74 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)
+
+
+def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
+    """Return the columns that have a value, as texts."""
+    columns = {
+        str(name): [
+            None if isinstance(v, float) and math.isnan(v) else v for v in table[name].tolist()
+        ]
+        for name in table.columns
+    }
+    digits, shown = table.attrs.get("digits", {}), []
+    for name, values in columns.items():
+        base, _, end = name.rpartition(", ")
+        if (end in ("low", "high") and base in columns) or all(v in (None, "") for v in values):
+            continue
+        numeric = all(v is None or _is_number(v) for v in values)
+        lows, highs = (columns.get(f"{name}, {end}") for end in ("low", "high"))
+        if not numeric:
+            texts = ["" if v is None else _word(v) for v in values]
+        else:
+            write: Callable[[float], str]
+            write = functools.partial(format_number, digits=digits.get(name, 3))
+            if name in _CHOSEN:
+                write = setting
+            # A count that is missing in some rows is a floating-point number in the others.
+            elif lows is None and all(v is None or float(v).is_integer() for v in values):
+                write = "{:,.0f}".format
+            texts = ["n/a" if v is None else write(v) for v in values]
+            for row, (low, high) in enumerate(zip(lows or (), highs or (), strict=True)):
+                if values[row] is not None and low is not None and high is not None:
+                    texts[row] += f" ({write(low)} to {write(high)})"
+        shown.append(ShownColumn(name, numeric, texts, values))
+    return shown
+
+
+def _named_rows(table: "pd.DataFrame") -> list[bool]:
+    named = set(table.attrs.get("answer", ()))
+    return [label in named for label in table.index]
+
+
+def table_text(table: "pd.DataFrame") -> str:
+    """Write a table for a terminal, with a star before the rows that the answer names.
+
+    Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
+    """
+    columns = shown_columns(table)
+    lines, below = ["  ", *("* " if named else "  " for named in _named_rows(table))], []
+    for column in columns:
+        cells = [column.title, *column.texts]
+        width = max(map(len, cells))
+        if width > _LONGEST and column.title != "outcome":
+            named = zip(columns[0].texts, column.texts, strict=True)
+            below += [f"{name}: {text}" for name, text in named if text]
+            continue
+        side = str.rjust if column.numeric else str.ljust
+        lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
+    return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
+
+
+def _known(value: Any) -> Any:
+    return None if isinstance(value, float) and math.isnan(value) else value
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _word(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return f"{value:,}" if _is_number(value) else " ".join(str(value).split())

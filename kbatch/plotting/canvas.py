@@ -88,11 +88,7 @@ def draw_so_wide(draw: Callable[[Axes | None], Axes], width_in: float) -> Axes:
 
 def figure_of(ax_or_figure: Axes | Figure) -> Figure:
     figure = ax_or_figure.get_figure(root=True)
-    if figure is None:
-        raise ValueError(
-            "The Axes have been removed from their figure: plot again. "
-            f"Received: ax_or_figure={ax_or_figure!r}."
-        )
+    assert figure is not None, "The Axes have been removed from their figure: plot again."
     return figure
 
 
@@ -295,22 +291,14 @@ def series_style(index: int) -> SeriesStyle:
     return _SERIES[index % len(_SERIES)]
 
 
-def ordered_color(share: float) -> tuple[float, float, float]:
-    """Return the colour of a quantity with an order, such as the batch size."""
-    # A piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for every kind
-    # of colour vision; its yellow end would be lost on paper.
-    from matplotlib import colormaps
-
-    red, green, blue, _ = colormaps["viridis"](0.82 * (1 - share))
-    return float(red), float(green), float(blue)
-
-
 def size_color(batch_size: int, sizes: Sequence[int]) -> tuple[float, float, float]:
     """Return the colour of a batch size by its place among those shown, on a log axis."""
-    smallest, largest = sizes[0], sizes[-1]
-    if smallest == largest:
-        return ordered_color(1.0)
-    return ordered_color(math.log(batch_size / smallest) / math.log(largest / smallest))
+    span = math.log(sizes[-1] / sizes[0])
+    share = math.log(batch_size / sizes[0]) / span if span else 1.0
+    # A piece of viridis (van der Walt and Smith 2015), whose lightness falls evenly for every kind
+    # of colour vision; its yellow end would be lost on paper.
+    red, green, blue, _ = matplotlib.colormaps["viridis"](0.82 * (1 - share))
+    return float(red), float(green), float(blue)
 
 
 def save_figure(ax_or_figure: Axes | Figure, path: str | Path) -> None:

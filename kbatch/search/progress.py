@@ -28,8 +28,8 @@ from kbatch.plotting.canvas import (
 from kbatch.records.json_codec import check_local, write_whole_file
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.search.trial_files import TrialFiles
+from kbatch.study.comparison import value_text
 from kbatch.study.figures.trials import HEIGHT_IN, draw_trials
-from kbatch.study.names import outcome, value_text
 from kbatch.study.study import Study, load_study
 from kbatch.study.trial import TrialRecord
 from kbatch.training.callbacks import numbers_of
@@ -275,7 +275,7 @@ def ending(record: TrialRecord | None) -> str:
     if record is None:
         return "failed: nothing was recorded"
     if record.status != "completed":
-        return f"{outcome(record)}: {record.failure}"
+        return f"{record.outcome}: {record.failure}"
     widths = {}
     for name in record.metrics:
         if (interval := record.metric(name)) and (ends := interval.ends):

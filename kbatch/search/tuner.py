@@ -41,8 +41,7 @@ from kbatch.search.trial_files import (
     TrialFiles,
     search_lock,
 )
-from kbatch.study.comparison import check_tolerance
-from kbatch.study.names import at_most, outcome
+from kbatch.study.comparison import at_most, check_tolerance
 from kbatch.study.study import Study, load_study
 from kbatch.training.build_function import BuildFunction, as_hypermodel
 from kbatch.training.data.training_data import FitCall
@@ -451,7 +450,7 @@ class BatchSizeTuner(keras_tuner.Tuner):
             )
         study = self.study
         page = study.decide().page
-        causes = [f"batch size {t.batch_size}: {t.failure or outcome(t)}" for t in study.trials]
+        causes = [f"batch size {t.batch_size}: {t.failure or t.outcome}" for t in study.trials]
         return (
             f"There is no best trial. {page.headline} {page.certainty} Trials that failed are kept "
             "as results: give another `project_name`, or `overwrite=True`, to run them again. "

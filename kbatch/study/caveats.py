@@ -8,8 +8,14 @@ from kbatch.analysis.intervals import Estimate
 from kbatch.page.numbers import format_number, join_words, one_line, percent, pluralize, setting
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
-from kbatch.study.comparison import compared_settings, is_time, rates_of_settings
-from kbatch.study.names import end_text, metric_words, outcome, trained_runs
+from kbatch.study.comparison import (
+    compared_settings,
+    end_text,
+    is_time,
+    metric_words,
+    rates_of_settings,
+    trained_runs,
+)
 from kbatch.study.trial import TrialRecord, device_kinds
 
 if TYPE_CHECKING:
@@ -43,7 +49,7 @@ def limit_notes(best: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[No
     scale = best.noise_scale
     if scale and scale.ends is not None and best.batch_size > scale.ends[1]:
         yield Note.of("noise_binds", scale=format_number(scale.value or 0.0, 2))
-    run, size = best.executions[-1], best.micro_batch_size
+    run, size = best.last, best.last.micro_batch_size
     rows, most = run.replica_batch_size, run.most_in_memory
     if larger and all(trial.status == "out_of_memory" for trial in larger):
         ran_out = f"the next larger batch size, {min(trial.batch_size for trial in larger):,}, ran "
@@ -91,7 +97,7 @@ def still_rising(trial: TrialRecord, tolerance: float) -> Iterator[Note]:
     name, sign = trial.objective.name, 1 if trial.objective.direction == "max" else -1
     curves = [[epoch.finite(name) for epoch in run.epochs] for run in trial.executions]
     count = min(map(len, curves))
-    if count < 3 or trial.target is not None:  # The first epochs always rise.
+    if count < 3 or trial.last.target is not None:  # The first epochs always rise.
         return
     number = max(1, count // 5)
     pairs = [(curve[count - 1 - number], curve[count - 1]) for curve in curves]
@@ -112,7 +118,7 @@ def failures(named: TrialRecord, trials: Sequence[TrialRecord]) -> Iterator[Note
         yield Note.of(
             "failure_rate",
             failed=f"{failed[-1].batch_size:,}",
-            how=outcome(failed[-1]),
+            how=failed[-1].outcome,
             trainings=f"{pluralize(succeeded, 'training')} of {named.batch_size:,}",
             rate=percent(1 - 0.05 ** (1 / succeeded)),
         )
@@ -126,7 +132,7 @@ def caveats(study: "Study") -> Iterator[Note]:
         first = f"{one_line(study.problems[0])}{f' ({more:,} more)' if more else ''}"
         yield Note.of("left_out", first=first)
     for trial in trials:
-        seen = trial.executions[-1].batch_size_seen
+        seen = trial.last.batch_size_seen
         if seen is not None and seen != trial.batch_size:
             yield Note.of("another_batch_size", asked=trial.batch_size, seen=seen)
             break
@@ -154,7 +160,7 @@ def _waiting(trials: Iterable[TrialRecord]) -> Iterator[Note]:
 
 def _rates(trials: Iterable[TrialRecord]) -> Iterator[Note]:
     """Say where callbacks changed learning rates by other factors than those of the rule."""
-    ended = [(t, t.executions[-1]) for t in trials if t.status == "completed"]
+    ended = [(t, t.last) for t in trials if t.status == "completed"]
     changes = sorted(
         (last / given, trial.batch_size, f"from {setting(given)} to {setting(last)}")
         for trial, run in ended
@@ -180,28 +186,25 @@ def _lag(execution: ExecutionRecord) -> tuple[float, dict[str, str]] | None:
     scaling, updates = execution.scaling, execution.updates
     if not (execution.epochs and updates and scaling):
         return None
-    norms = "BatchNormalization's moving statistics", "the momentum of the layers"
-    weights = "the averages of the weights that were validated", "`ema_momentum`"
-    averages: list[tuple[float, tuple[str, str]]] = [
-        (momentum, norms) for momentum in scaling.made.get("batch_norm_momentum", ())
-    ]
-    if execution.averages_validated:
-        averages += [(momentum, weights) for momentum in scaling.made.get("ema_momentum", ())]
-    slowest, (what, cure) = max(averages, key=lambda one: one[0], default=(0.0, norms))
+    slowest = max(scaling.made.get("batch_norm_momentum", ()), default=0.0)
+    what, cure = "BatchNormalization's moving statistics", "the momentum of the layers"
+    of_weights = scaling.made.get("ema_momentum", ()) if execution.averages_validated else ()
+    if max(of_weights, default=0.0) > slowest:
+        slowest = max(of_weights)
+        what, cure = "the averages of the weights that were validated", "`ema_momentum`"
     last = execution.epochs[-1]
-    pairs = [
-        (training, validation)
+    gaps = [
+        (training - validation, training, validation)
         for name in last.metrics
         if "acc" in name
         and (training := last.finite(name)) is not None
         and (validation := last.finite(f"val_{name}")) is not None
     ]
-    if not 0 < slowest < 1 or not pairs or updates >= _AVERAGING_TIMES / (1 - slowest):
+    gap, training, validation = max(gaps, default=(0.0, 0.0, 0.0))
+    many = not 0 < slowest < 1 or updates >= _AVERAGING_TIMES / (1 - slowest)
+    if many or gap <= _FAR_BELOW:
         return None
-    training, validation = max(pairs, key=lambda pair: pair[0] - pair[1])
-    if training - validation <= _FAR_BELOW:
-        return None
-    return training - validation, {
+    return gap, {
         "training": format_number(training),
         "validation": format_number(validation),
         "updates": pluralize(updates, "update"),

@@ -1,4 +1,7 @@
-"""Which trials of a search are compared, one a batch size, and their executions for the judge."""
+"""The trials of a search beside each other: which are compared, and how texts name them.
+
+One a batch size is compared, and its executions go to the judge.
+"""
 
 import dataclasses
 import itertools
@@ -10,7 +13,10 @@ import numpy as np
 
 from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.run_table import Run
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord
+from kbatch.page.numbers import count_range, pluralize, setting, where_measured
+from kbatch.records.machine import EnvironmentRecord
+from kbatch.records.notes import Note
+from kbatch.records.training_run import COST_NAMES, Budget, ExecutionRecord
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 if TYPE_CHECKING:
@@ -20,6 +26,7 @@ if TYPE_CHECKING:
 _DEFAULT_TOLERANCE = 0.01
 # A completed trial that is not compared, and why.
 LeftOut = tuple[TrialRecord, str]
+_MOST_NAMED = 5
 
 
 def refuse_empty(study: "Study") -> None:
@@ -34,29 +41,25 @@ def refuse_empty(study: "Study") -> None:
     )
 
 
-def completed_executions(trials: Iterable[TrialRecord]) -> list[TrialRecord]:
-    """Return the trials that did not fail, with the executions that completed."""
-    found = []
-    for trial in trials:
-        kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
-        if kept and trial.status not in ("failed", "out_of_memory"):
-            whole = len(kept) == len(trial.executions)
-            found.append(trial if whole else dataclasses.replace(trial, executions=kept))
-    return found
-
-
 def as_compared(trials: Iterable[TrialRecord]) -> tuple[TrialRecord, ...]:
     """Return the trials with what is compared: the executions that completed."""
-    trials = tuple(trials)
-    counted = {trial.trial_id: trial for trial in completed_executions(trials)}
-    return tuple(counted.get(trial.trial_id, trial) for trial in trials)
+    return tuple(_completed(trial) or trial for trial in trials)
+
+
+def _completed(trial: TrialRecord) -> TrialRecord | None:
+    """Return a trial that did not fail with the executions that completed, None without any."""
+    kept = tuple(itertools.takewhile(lambda e: e.status == "completed", trial.executions))
+    if not kept or trial.status in ("failed", "out_of_memory"):
+        return None
+    whole = len(kept) == len(trial.executions)
+    return trial if whole else dataclasses.replace(trial, executions=kept)
 
 
 def comparable_trials(
     trials: Sequence[TrialRecord],
 ) -> tuple[tuple[TrialRecord, ...], tuple[LeftOut, ...]]:
     """Find one trial a size with settings and budget of the best mean, and what is left out."""
-    completed = completed_executions(trials)
+    completed = [*filter(None, map(_completed, trials))]
     # Where an execution has no objective, it never met the target, or its metric was not finite.
     scored = [trial for trial in completed if None not in trial.objective_values]
     if not scored:
@@ -97,7 +100,15 @@ def rates_of_settings(trials: Sequence[TrialRecord]) -> list[list[TrialRecord]]:
         alike = repr((trial.batch_size, compared_settings(trial), _budget(trial)))
         groups.setdefault(alike if searched else trial.trial_id, []).append(trial)
     return [
-        sorted(group, key=lambda t: (t.status != "completed", -len(t.executions), t.rank))
+        sorted(
+            group,
+            key=lambda t: (
+                t.status != "completed",
+                None in t.objective_values,  # Then it is not compared.
+                -len(t.executions),
+                t.rank,
+            ),
+        )
         for group in groups.values()
     ]
 
@@ -199,15 +210,19 @@ def is_time(objective: Objective) -> bool:
 
 def compared_settings(trial: TrialRecord) -> tuple[str, dict[str, str]]:
     """Return the policy and the settings that trials share where they are compared."""
-    own = (*OWN_COLUMNS, FACTOR_NAME)
-    others = (n for n in trial.hyperparameters if n not in own and n[:6] != "tuner/")
     # By its text True differs from 1.
-    return trial.dtype_policy, {name: repr(trial.hyperparameters[name]) for name in others}
+    return trial.dtype_policy, {name: repr(value) for name, value in _others(trial).items()}
+
+
+def _others(trial: TrialRecord) -> dict[str, Any]:
+    """Return the hyperparameters beside batch size, policy and rate, which have columns."""
+    own, given = (*OWN_COLUMNS, FACTOR_NAME), trial.hyperparameters.items()
+    return {name: v for name, v in given if name not in own and not name.startswith("tuner/")}
 
 
 def _budget(trial: TrialRecord) -> tuple[object, ...]:
     """Return what ends a trial's training; keras-tuner's Hyperband varies the epochs."""
-    run, rung = trial.executions[-1], ("tuner/initial_epoch", "tuner/epochs")
+    run, rung = trial.last, ("tuner/initial_epoch", "tuner/epochs")
     return (run.budget, run.target, *(trial.hyperparameters.get(name) for name in rung))
 
 
@@ -226,3 +241,101 @@ def _unpaired_reason(runs: Sequence[ExecutionRecord], objective: Objective) -> s
             "without a shuffle, a random split or `drop_remainder`)"
         )
     return ""
+
+
+def differing(trials: Iterable[TrialRecord]) -> tuple[str, ...]:
+    """Name what trials differ in beside the batch size: hyperparameters, and the dtype policy."""
+    trials = tuple(trials)
+    names = dict.fromkeys(name for trial in trials for name in _others(trial))
+    every = (*names, "dtype_policy")
+    return tuple(n for n in every if len({value_of(trial, n) for trial in trials}) > 1)
+
+
+def value_of(trial: TrialRecord, name: str) -> bool | int | float | str | None:
+    """Return a hyperparameter, or the dtype policy that was active."""
+    return trial.dtype_policy if name == "dtype_policy" else trial.hyperparameters.get(name)
+
+
+def setting_texts(trial: TrialRecord, names: Iterable[str]) -> list[str]:
+    """List what a trial has beside its batch size, such as `["units=8", "float32"]`."""
+    texts = ((name, value_text(value_of(trial, name))) for name in names)
+    return [text if name == "dtype_policy" else f"{name}={text}" for name, text in texts]
+
+
+def trial_name(trial: TrialRecord, names: Iterable[str]) -> str:
+    """Name a trial, such as `"64 (units=8)"`."""
+    settings = ", ".join(setting_texts(trial, names))
+    return f"{trial.batch_size:,} ({settings})" if settings else f"{trial.batch_size:,}"
+
+
+def value_text(value: bool | int | float | str | None) -> str:
+    return setting(value) if isinstance(value, float) else str(value)
+
+
+def missing_text(missing: int) -> str:
+    """Say that trials of a study are missing, an empty text where none is."""
+    return Note.of("trials_missing", count=missing) if missing else ""
+
+
+def at_most(names: Sequence[str]) -> list[str]:
+    """Return the first five names, and how many there are more."""
+    more = len(names) - _MOST_NAMED
+    return [*names[:_MOST_NAMED], *([f"{more:,} more"] if more > 0 else [])]
+
+
+def metric_words(name: str) -> str:
+    """Spell out a metric's name, such as "validation accuracy" for `val_accuracy`."""
+    words = name.removeprefix("val_").replace("_", " ")
+    if name == "samples_per_second":
+        return "throughput"
+    if name in COST_NAMES:
+        return words
+    return f"{'validation' if name.startswith('val_') else 'training'} {words}"
+
+
+def trained_runs(trials: Iterable[TrialRecord]) -> list[ExecutionRecord]:
+    """List the executions that completed and have epochs."""
+    return [e for t in trials for e in t.executions if e.status == "completed" and e.epochs]
+
+
+def budget_text(trials: Iterable[TrialRecord]) -> str:
+    """Describe how long the executions that completed trained, an empty text where none did."""
+    runs = trained_runs(trials)
+    if not runs:
+        return ""
+    epochs = count_range((len(run.epochs) for run in runs), "epoch")
+    if ends := dict.fromkeys(filter(None, map(end_text, runs))):
+        return f"{' or '.join(ends)} ({epochs})"
+    return f"{epochs} of {count_range((run.epochs[0].examples for run in runs), 'example')}"
+
+
+def end_text(execution: ExecutionRecord) -> str:
+    """Describe what ends an execution, an empty text where it is the number of epochs."""
+    budget, target, limits = execution.budget or Budget(), execution.target, []
+    if budget.train_s is not None:
+        limits.append(f"{setting(budget.train_s)} s of training")
+    if budget.updates is not None:
+        limits.append(pluralize(budget.updates, "update"))
+    if budget.examples is not None:
+        limits.append(pluralize(budget.examples, "example"))
+    if target is None:
+        return " or ".join(limits)
+    sign = "≥" if target.direction == "max" else "≤"
+    until = f"until {target.metric} {sign} {setting(target.value)}"
+    return f"{until}, at most {' or '.join(limits)}" if limits else until
+
+
+def caption(trials: Sequence[TrialRecord], environment: EnvironmentRecord | None) -> str:
+    """Write where and on what trials were compared, parts separated by a middle dot."""
+    where, kinds = where_measured(environment), device_kinds(trials)
+    if len(kinds) > 1:
+        where[0] = " and ".join(kinds)
+    executions = count_range((len(trial.executions) for trial in trials), "execution")
+    budget = budget_text(trials)
+    parts = [
+        *where,
+        ", ".join(dict.fromkeys(trial.dtype_policy for trial in trials)),
+        f"{pluralize(len(trials), 'trial')}, {executions} each",
+        f"budget: {budget} each" if budget else "",
+    ]
+    return " · ".join(filter(None, parts))

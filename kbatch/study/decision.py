@@ -5,6 +5,7 @@ execution and validation example by validation example: see `kbatch.analysis.jud
 """
 
 import dataclasses
+import functools
 import html
 from collections.abc import Mapping, Sequence
 from statistics import fmean
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 from kbatch.analysis.intervals import Estimate, ratio_over_rounds
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE, Judgement, judge, judge_race
 from kbatch.analysis.run_table import Run, first_seed
-from kbatch.page.table import table_text
+from kbatch.page.result import table_text
 from kbatch.records.notes import Note
 from kbatch.records.training_run import ExecutionRecord
 from kbatch.study.comparison import (
@@ -102,6 +103,8 @@ class Decision:
     #: The fastest certified size, and those that the executions leave open: each may train as fast
     #: as it, or take 1.15 times as long. Empty where there are none.
     alike_in_time: tuple[int, ...] = ()
+    #: Relative training times by plain `fit`, of the sizes whose epochs were timed in turns.
+    plain_s: Mapping[int, float] = dataclasses.field(default_factory=dict)
     #: Completed trials that are not compared, each with the reason.
     left_out: tuple[LeftOut, ...] = ()
     page: Page = dataclasses.field(default=Page("There is no trial."))
@@ -161,7 +164,7 @@ class Decision:
     @property
     def learning_rate(self) -> float | None:
         """Learning rate that the answer holds for, the highest of a schedule; None if not known."""
-        return self.trial and starting_rate(self.trial)
+        return self.trial and self.trial.learning_rate
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -221,7 +224,7 @@ class Decision:
 
     @property
     def _run(self) -> ExecutionRecord | None:
-        return self.trial and self.trial.executions[-1]
+        return self.trial and self.trial.last
 
 
 def decide(
@@ -247,21 +250,18 @@ def decide(
     tolerance = tolerance_in_units(compared, tolerance)
     runs, unpaired = runs_of(compared)
     rounds = max(len(trial.executions) for trial in compared)
-    given = {
-        "larger_is_better": best.objective.direction == "max",
-        "tolerance": tolerance,
-        "confidence": confidence,
-    }
-    judgement = judge_race(runs, raced_sizes, **given) if raced_sizes else None
-    in_rounds = judgement is not None
+    asked: Any = {"tolerance": tolerance, "confidence": confidence}
+    asked["larger_is_better"] = best.objective.direction == "max"
+    judged: Any = functools.partial(judge_race, batch_sizes=raced_sizes, **asked)
+    judgement = judged(runs) if raced_sizes else None
     if judgement is None:
         if raced_sizes:
             # The smallest seed chose the pairs, and is not judged after its rounds.
             first = first_seed(runs)
             runs = [run for run in runs if (run.seed or 0) == first]
             rounds = 1
-        given["over_examples"] = not is_time(best.objective)
-        judgement = judge(runs, **given)
+        judged = functools.partial(judge, over_examples=not is_time(best.objective), **asked)
+        judgement = judged(runs)
     else:
         raced = {size for size, _ in judgement.pairs}
         out = [trial for trial in compared if trial.batch_size not in raced]
@@ -274,11 +274,10 @@ def decide(
             if trial.batch_size in raced
         )
     alike = _alike_in_time(judgement, runs)
-    plain_s = plain_seconds(compared, epoch_s)
+    plain_s = _plain_seconds(compared, epoch_s)
     if alike and set(alike) <= set(plain_s):
         runs = _with_times(runs, {size: plain_s[size] for size in alike})
-        judgement = judge_race(runs, raced_sizes, **given) if in_rounds else judge(runs, **given)
-        assert judgement is not None
+        judgement = judged(runs)
     if rounds == 1 and judgement.obstacle is None:  # By the windows of a throughput.
         judgement = dataclasses.replace(judgement, obstacle="one_execution", certain=False)
     by_size = {trial.batch_size: trial for trial in compared}
@@ -295,6 +294,7 @@ def decide(
         unpaired=unpaired,
         base_batch_size=base and base.batch_size,
         alike_in_time=alike,
+        plain_s=plain_s,
         speedup=None if base is None or base is trial else _speedup(base, trial),
         left_out=left_out,
     )
@@ -321,7 +321,7 @@ def _alike_in_time(judgement: Judgement, runs: Sequence[Run]) -> tuple[int, ...]
     return tuple(sorted(size for size, _ in found)) if found[1:] else ()
 
 
-def plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
+def _plain_seconds(trials: Sequence[TrialRecord], epoch_s: Mapping[int, float]) -> dict[int, float]:
     """Return the relative training time of each size, from the seconds of a plain epoch."""
     found = {}
     for trial in trials:
@@ -344,18 +344,13 @@ def _with_times(runs: Sequence[Run], plain_s: Mapping[int, float]) -> list[Run]:
     ]
 
 
-def starting_rate(trial: TrialRecord) -> float | None:
-    """Return the learning rate of a trial before callbacks, the highest of a schedule."""
-    run = trial.executions[-1]
-    rate = run.scaling.learning_rate if run.scaling else run.learning_rate
-    return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
-
-
 def _speedup(base: TrialRecord, other: TrialRecord) -> Estimate[float] | None:
     """Divide the training time of one trial by that of another, over executions."""
     if len(device_kinds([base, other])) > 1 or any(map(ends_by_time, base.executions)):
         return None
-    seconds = training_seconds if base.target is None else lambda e: e.cost("seconds_to_target")
+    seconds = (
+        training_seconds if base.last.target is None else lambda e: e.cost("seconds_to_target")
+    )
     pairs = zip(base.executions, other.executions, strict=False)
     times = [(t, s) for one, two in pairs if (t := seconds(one)) and (s := seconds(two))]
     return ratio_over_rounds(*zip(*times, strict=True)) if times else None

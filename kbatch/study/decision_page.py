@@ -18,18 +18,21 @@ from kbatch.page.numbers import (
 from kbatch.records.notes import Note
 from kbatch.records.training_run import COST_NAMES, ExecutionRecord
 from kbatch.study.caveats import MUCH_DATA_WAIT, failures, lagging, limit_notes, still_rising
-from kbatch.study.comparison import as_compared, is_share, is_time, rate_factor, rates_of_settings
-from kbatch.study.decision import Decision, Page, Row, plain_seconds, starting_rate
-from kbatch.study.names import (
+from kbatch.study.comparison import (
+    as_compared,
     at_most,
     budget_text,
     differing,
+    is_share,
+    is_time,
     metric_words,
     missing_text,
-    outcome,
+    rate_factor,
+    rates_of_settings,
     trial_name,
     value_of,
 )
+from kbatch.study.decision import Decision, Page, Row
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, device_kinds, is_fraction
 
 # Lines of the table, so that a page has 15 at most.
@@ -46,17 +49,9 @@ _COSTS = {
 
 
 def with_page(
-    found: Decision,
-    trials: Sequence[TrialRecord],
-    search: Mapping[str, Any],
-    *,
-    missing: int,
-    epoch_s: Mapping[int, float],
+    found: Decision, trials: Sequence[TrialRecord], search: Mapping[str, Any], *, missing: int
 ) -> Decision:
-    """Return a decision with its page; `search` are the settings of it.
-
-    `epoch_s` are the seconds of an epoch by plain `fit`, by batch size, where they were measured.
-    """
+    """Return a decision with its page; `search` are the settings of it."""
     if not trials:
         return found
     trial, lost = found.trial, missing_text(missing)
@@ -76,10 +71,10 @@ def with_page(
         headline=_headline(found, trial, trials, race),
         missing=lost,
         certainty=_certainty(found, trials, race),
-        change=_change(found, trial, plain_seconds(found.trials, epoch_s)),
+        change=_change(found, trial),
         rate=_rate(found, trial, search),
         rows=_rows(found, trials),
-        use=_use(found, trial.executions[-1]),
+        use=_use(found, trial.last),
         limits=limits,
         search=_search(trials),
     )
@@ -93,7 +88,7 @@ def _headline(
     rate, budget = found.learning_rate, budget_text(trials)
     text = f"{'Keep' if kept else 'Take'} batch size {trial_name(trial, differing(trials))}"
     text += f" with learning rate {setting(rate)}" if rate else ""
-    text += f", {'' if trial.target else 'for '}{budget}" if budget else ""
+    text += f", {'' if trial.last.target else 'for '}{budget}" if budget else ""
     if not found.certified:
         settled = _settled_by(found, race)
         text += f": nothing is certified{f'; {settled}' if settled else ''}"
@@ -138,7 +133,7 @@ def _certainty(found: Decision, trials: Sequence[TrialRecord], race: bool) -> No
     sure = f"{100 * found.confidence:.3g} % confidence"
     finding = f"every other size that was compared is worse by more than {within} ({sure})"
     if found.tied:
-        tied = sizes_text(found.tied, sorted({trial.batch_size for trial in trials}))
+        tied = sizes_text(found.tied, trials)
         finding = f"{tied} are not told apart within {within} ({sure})"
     best_mean = f"{found.batch_size:,} has the best mean {words}"
     if found.batch_size != best.batch_size:
@@ -195,15 +190,16 @@ def tolerance_text(found: Decision) -> str:
     return setting(tolerance) if share or not best else f"{100 * tolerance / abs(best):.2g} %"
 
 
-def sizes_text(sizes: Sequence[int], among: Sequence[int]) -> str:
+def sizes_text(sizes: Sequence[int], trials: Sequence[TrialRecord]) -> str:
     """Name batch sizes: "16 to 64" where they are three or more neighbours among all."""
+    among = sorted({trial.batch_size for trial in trials})
     places = [among.index(size) for size in sizes]
     if len(sizes) > 2 and places[-1] - places[0] == len(sizes) - 1:
         return f"{sizes[0]:,} to {sizes[-1]:,}"
     return join_words(at_most([f"{size:,}" for size in sizes]))
 
 
-def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -> str:
+def _change(found: Decision, trial: TrialRecord) -> str:
     """Say what the size that is named changes against the base size: of each quantity one number.
 
     The time is that of plain `fit` where it was measured, which is what people get.
@@ -212,7 +208,7 @@ def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -
     compared = next((other for other in found.trials if other.batch_size == base), None)
     if compared is None or base is None or base == size:
         return ""
-    speedup, how = found.speedup, ""
+    speedup, how, plain_s = found.speedup, "", found.plain_s
     if {base, size} <= plain_s.keys():
         speedup, how = Estimate(plain_s[base] / plain_s[size]), " by plain `fit` after `apply`"
     if speedup is not None:
@@ -222,7 +218,7 @@ def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -
             speedup = Estimate(1 / speedup.value, *(ends or (None, None)))
         times = f"{format_number(speedup.value, 2)} times {'longer' if longer else 'sooner'}"
         parts.append(f"{times}{in_brackets(speedup, 2)}{how}")
-    if trial.target is None and not is_time(trial.objective):
+    if trial.last.target is None and not is_time(trial.objective):
         words, within = metric_words(trial.objective.name), f"within {tolerance_text(found)}"
         pairs = found.judgement.certified if found.judgement and found.certified else ()
         if {base, size} <= {certified for certified, _ in pairs}:
@@ -240,7 +236,7 @@ def _change(found: Decision, trial: TrialRecord, plain_s: Mapping[int, float]) -
 
 def _rate(found: Decision, trial: TrialRecord, settings: Mapping[str, Any]) -> str:
     """Say whether the user's learning rate was too small or too large, or was not checked."""
-    scaling = trial.executions[-1].scaling
+    scaling = trial.last.scaling
     if scaling is None:
         return ""
     own, base = scaling.learning_rate / scaling.learning_rate_ratio, scaling.base_batch_size
@@ -268,7 +264,8 @@ def _rows(found: Decision, trials: Sequence[TrialRecord]) -> tuple[Row, ...]:
     """Return a row a batch size; of many those around the answer."""
     if found.judgement is None or len(found.trials) < 2:
         return ()
-    words = objective_column(found.trials[0].objective)
+    name = found.trials[0].objective.name
+    words = _COSTS.get(name) or metric_words(name)
     columns = ("batch size", "learning rate", "samples/s", words, "runs", "outcome")
     rows = rows_of(found, as_compared(trials), None)
     rows.sort(key=lambda row: row["outcome"] in _COMPARED)  # Of a size the last is shown.
@@ -299,7 +296,7 @@ def _use(found: Decision, run: ExecutionRecord) -> str:
     call = f"`model = decision.apply(build())`{also}, then `model.fit(x, y{fit})`."
     texts = [f"Train with it: {policy}{call}"]
     fitted = (*found.trials, *(trial for trial, _ in found.left_out))
-    most = max((trial.micro_batch_size or 0 for trial in fitted), default=0)
+    most = max((trial.last.micro_batch_size or 0 for trial in fitted), default=0)
     if (run.accumulation_steps or 1) > 1:
         texts.append(f"Batches are cut into micro-batches of {run.micro_batch_size:,}.")
     elif most:
@@ -328,7 +325,7 @@ def _search(trials: Sequence[TrialRecord]) -> str:
 
 def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
     """Say why no trial is the best, as the end of a sentence, and what to do."""
-    found, objective = Counter(map(outcome, trials)), trials[0].objective.name
+    found, objective = Counter(trial.outcome for trial in trials), trials[0].objective.name
     if "completed" not in found:
         kinds = join_words(f"{count:,} {word}" for word, count in found.items())
         why = f"none of {pluralize(len(trials), 'trial')} completed ({kinds})"
@@ -337,7 +334,7 @@ def _nothing(trials: Sequence[TrialRecord]) -> tuple[str, str]:
         if found.keys() == {"out of memory"}:
             return why, "Search again with a smaller `micro_batch_size`, which needs less memory."
         if found.keys() == {"diverged"}:
-            rates = [rate for trial in trials if (rate := starting_rate(trial))]
+            rates = [rate for trial in trials if (rate := trial.learning_rate)]
             tried = f", below {setting(min(rates))}" if rates else ""
             return why, f"Search again with a smaller learning rate{tried}."
         cause = "Read why the trials failed (`tuner.study` prints it), fix the cause,"
@@ -363,15 +360,15 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
     rows: list[Row] = []
     names = differing(trials)
     waited = any((trial.data_wait_share or 0.0) > MUCH_DATA_WAIT for trial in trials)
-    cut = any((trial.accumulation_steps or 1) > 1 for trial in trials)
+    cut = any((trial.last.accumulation_steps or 1) > 1 for trial in trials)
     for trial, *others in rates_of_settings(trials):
         objective, judged = trial.objective, found.judged(trial)
         row: Row = {"batch size": trial.batch_size}
         row |= {
             name.replace("dtype_policy", "dtype policy"): value_of(trial, name) for name in names
         }
-        row |= {"micro-batch size": trial.micro_batch_size} if cut else {}
-        row["learning rate"] = starting_rate(trial)
+        row |= {"micro-batch size": trial.last.micro_batch_size} if cut else {}
+        row["learning rate"] = trial.learning_rate
         if FACTOR_NAME in trial.hyperparameters:
             row["rates tried"] = 1 + len(others)
         row |= ranged_columns("samples/s", trial.throughput)
@@ -379,7 +376,7 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
             row |= ranged_columns(metric_words(quality.name), trial.metric(quality.name))
         if not is_time(objective):
             row |= ranged_columns(metric_words(objective.name), judged.metric(objective.name))
-        if trial.target is not None:
+        if trial.last.target is not None:
             costs = dict.fromkeys(("seconds_to_target", "updates_to_target", objective.name))
             row |= {_COSTS[name]: trial.cost(name) for name in costs if name in COST_NAMES}
         row |= _against_best(found, trial)
@@ -395,11 +392,6 @@ def rows_of(found: Decision, trials: Sequence[TrialRecord], quality: Objective |
     every, last = dict.fromkeys(name for row in rows for name in row), ("runs", "outcome")
     columns = [*(name for name in every if name not in last), *last]
     return [{name: row.get(name) for name in columns} for row in rows]
-
-
-def objective_column(objective: Objective) -> str:
-    """Name the column that holds the objective."""
-    return _COSTS.get(objective.name) or metric_words(objective.name)
 
 
 def _pair(found: Decision, trial: TrialRecord) -> tuple[int, float] | None:
@@ -432,9 +424,9 @@ def _outcome(found: Decision, trial: TrialRecord) -> str:
         return "not told apart" if trial.batch_size in found.tied else "best"
     why = {one.trial_id: reason for one, reason in found.left_out}
     if trial.trial_id in why:
-        met = trial.target is None or trial.cost("updates_to_target") is not None
+        met = trial.last.target is None or trial.cost("updates_to_target") is not None
         return why[trial.trial_id] if met else "never met the target"
-    ended = outcome(trial)
+    ended = trial.outcome
     if ended != "failed" or not trial.failure:
         return ended
     return f"{ended}: {one_line(trial.failure)[:_LONGEST_REASON]}"

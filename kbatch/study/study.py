@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from kbatch.analysis.judge import DEFAULT_CONFIDENCE
-from kbatch.page.numbers import count_range
+from kbatch.page.numbers import count_range, pluralize
 from kbatch.page.result import Figure, Page, Result
 from kbatch.records import json_codec
 from kbatch.records.machine import EnvironmentRecord
@@ -26,10 +26,15 @@ from kbatch.records.training_run import (
     SearchRecord,
 )
 from kbatch.study.caveats import caveats
-from kbatch.study.comparison import as_compared, check_tolerance, refuse_empty
+from kbatch.study.comparison import (
+    as_compared,
+    caption,
+    check_tolerance,
+    refuse_empty,
+    trained_runs,
+)
 from kbatch.study.decision import Decision, decide, frame_of
 from kbatch.study.decision_page import rows_of, with_page
-from kbatch.study.names import caption, trained_runs
 from kbatch.study.trial import OWN_COLUMNS, Objective, TrialRecord, trial_row
 
 if TYPE_CHECKING:
@@ -62,7 +67,7 @@ class Study(Result):
         missing = f", {self.missing} missing" if self.missing else ""
         size = self.decide().batch_size
         named = "" if size is None else f", batch size {size}"
-        counts = f"{len(self.trials)} trials, {completed} completed"
+        counts = f"{pluralize(len(self.trials), 'trial')}, {completed} completed"
         return f"<Study {self.name!r}: {counts}{missing}{named}>"
 
     @property
@@ -184,24 +189,13 @@ class Study(Result):
             epoch_s = dict(zip(plain.batch_sizes, plain.epoch_s, strict=True)) if plain else {}
             asked: Any = {"tolerance": tolerance, "confidence": sure}
             found = decide(self.trials, settings, **asked, epoch_s=epoch_s)
-            self._decisions[tolerance, sure] = with_page(
-                found, self.trials, settings, missing=self.missing, epoch_s=epoch_s
-            )
+            found = with_page(found, self.trials, settings, missing=self.missing)
+            self._decisions[tolerance, sure] = found
         return self._decisions[tolerance, sure]
 
     @functools.cached_property
     def _decisions(self) -> dict[tuple[float | None, float], Decision]:
         return {}
-
-    def best_trial(self) -> TrialRecord | None:
-        """Find the completed trial with the best mean objective; of equals the smaller batch size.
-
-        It is what keras-tuner means by the best; `decide` names the one to act on. None if no trial
-        completed.
-        """
-        completed = (trial for trial in self.trials if trial.status == "completed")
-        best = min(completed, key=lambda trial: trial.rank, default=None)
-        return None if best is None or best.objective_value is None else best
 
     def to_dataframe(self, *, executions: bool = False) -> "pd.DataFrame":
         """Make a table of the trials.
@@ -263,10 +257,8 @@ class Study(Result):
             ValueError: If the tracker is another one, or the study is empty.
             ImportError: If the tracker is not installed.
         """
-        from kbatch.study.trackers import check_tracker, log_study
+        from kbatch.study.trackers import log_study
 
-        check_tracker(tracker)
-        refuse_empty(self)
         return log_study(self, tracker)
 
 

@@ -16,12 +16,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from kbatch.study.comparison import refuse_empty
 from kbatch.study.trial import OWN_COLUMNS, TrialRecord, trial_row
 
 if TYPE_CHECKING:
     from kbatch.study.study import Study
 
-TRACKERS = ("mlflow", "wandb")
 # Columns of an execution that were given or found before training; the other numbers were measured.
 _SETTINGS = ("trial_id", "execution", "seed", "batch_size", "micro_batch_size")
 _SETTINGS += ("accumulation_steps", "steps_per_execution", "dtype_policy", "optimizer")
@@ -39,18 +39,6 @@ class TrackedRun(NamedTuple):
     text: str  # The decision of a study, or why training failed.
     took_s: float
     epochs: tuple[tuple[float, dict[str, float]], ...] = ()  # Seconds until its end, and metrics.
-
-
-def check_tracker(tracker: str) -> None:
-    if tracker not in TRACKERS:
-        raise ValueError(
-            f"`tracker` must be one of {', '.join(map(repr, TRACKERS))}. "
-            f"Received: tracker={tracker!r}."
-        )
-    found = importlib.util.find_spec(tracker)
-    # A folder of that name, such as W&B makes for its runs, has no origin.
-    if found is None or found.origin is None:
-        raise ImportError(f"The tracker {tracker!r} is not installed: pip install {tracker}.")
 
 
 def tracked_runs(study: "Study") -> list[TrackedRun]:
@@ -116,6 +104,13 @@ def _allowed(name: str) -> str:
 
 def log_study(study: "Study", tracker: str) -> str:
     """Write what a tracker does not have of a study yet; return where it is shown."""
+    if tracker not in ("mlflow", "wandb"):
+        raise ValueError(f"`tracker` must be 'mlflow' or 'wandb'. Received: tracker={tracker!r}.")
+    found = importlib.util.find_spec(tracker)
+    # A folder of that name, such as W&B makes for its runs, has no origin.
+    if found is None or found.origin is None:
+        raise ImportError(f"The tracker {tracker!r} is not installed: pip install {tracker}.")
+    refuse_empty(study)
     # What no other study has, and what stays when this one goes on. Searches that begin in one
     # second on many hosts may differ in their load alone.
     begun: Any = study.environment

@@ -9,7 +9,7 @@ from statistics import fmean
 
 from kbatch.analysis.intervals import Estimate, mean_interval
 from kbatch.records.notes import Note
-from kbatch.records.training_run import COST_NAMES, ExecutionRecord, Target, noise_scale
+from kbatch.records.training_run import COST_NAMES, ExecutionRecord, noise_scale
 
 # Hyperparameters that stand in columns of their own.
 OWN_COLUMNS = ("batch_size", "dtype_policy")
@@ -87,6 +87,16 @@ class TrialRecord:
         return next((status for status in worst_first if status in statuses), "completed")
 
     @property
+    def diverged(self) -> bool:
+        """Whether it failed because its loss did not stay finite."""
+        return self.status == "failed" and any(e.diverged for e in self.executions)
+
+    @property
+    def outcome(self) -> str:
+        """How it ended: its status, or that the training diverged."""
+        return "diverged" if self.diverged else self.status.replace("_", " ")
+
+    @property
     def failure(self) -> str | None:
         """Why the trial did not complete."""
         return next((e.failure for e in self.executions if e.failure), None)
@@ -97,39 +107,25 @@ class TrialRecord:
         return tuple(dict.fromkeys(note for e in self.executions for note in e.notes))
 
     @property
+    def last(self) -> ExecutionRecord:
+        """The last execution, which has all settings that the executions of a trial share."""
+        return self.executions[-1]
+
+    @property
     def batch_size(self) -> int:
         """Examples of one optimizer update."""
-        return self.executions[-1].batch_size
-
-    @property
-    def micro_batch_size(self) -> int | None:
-        """Examples that went through the device at once, None before they were known."""
-        return self.executions[-1].micro_batch_size
-
-    @property
-    def steps_per_execution(self) -> int | None:
-        """Train steps that Keras started at once, None before they were known."""
-        return self.executions[-1].steps_per_execution
-
-    @property
-    def accumulation_steps(self) -> int | None:
-        """Micro-batches of a full batch, None before they are known."""
-        return self.executions[-1].accumulation_steps
+        return self.last.batch_size
 
     @property
     def dtype_policy(self) -> str:
         """The dtype policy that was active."""
-        return self.executions[-1].dtype_policy
+        return self.last.dtype_policy
 
     @property
     def learning_rate(self) -> float | None:
-        """Learning rate that training ended with, the highest of a schedule."""
-        return self.executions[-1].last_learning_rate
-
-    @property
-    def target(self) -> Target | None:
-        """Where training was to end, None without a target."""
-        return self.executions[-1].target
+        """Learning rate before callbacks, the highest of a schedule; None if not known."""
+        rate = self.last.scaling.learning_rate if self.last.scaling else self.last.learning_rate
+        return rate and float(f"{rate:.7g}")  # Optimizers keep it in single precision.
 
     @functools.cached_property
     def throughput(self) -> Estimate[float] | None:
@@ -245,9 +241,9 @@ def trial_row(trial: TrialRecord, number: int | None = None) -> dict[str, object
         **({} if number is None else {"execution": number, "seed": first.seed}),
         "status": trial.status,
         "batch_size": trial.batch_size,
-        "micro_batch_size": trial.micro_batch_size,
-        "accumulation_steps": trial.accumulation_steps,
-        "steps_per_execution": trial.steps_per_execution,
+        "micro_batch_size": trial.last.micro_batch_size,
+        "accumulation_steps": trial.last.accumulation_steps,
+        "steps_per_execution": trial.last.steps_per_execution,
         "batch_size_seen": first.batch_size_seen,
         "dtype_policy": trial.dtype_policy,
         "optimizer": first.optimizer,

@@ -1,7 +1,9 @@
+"""Batch sizes of a search: powers of two, and what is refused."""
+
 import numpy as np
 import pytest
 
-from kbatch.analysis.batch_sizes import check_batch_sizes, check_size, powers_of_two
+from kbatch.analysis.batch_sizes import check_batch_sizes, powers_of_two
 
 
 @pytest.mark.parametrize("low", [1, 3, 16])
@@ -10,33 +12,23 @@ def test_powers_of_two_are_those_between_the_bounds(low, high):
     assert powers_of_two(low, high) == tuple(2**k for k in range(20) if low <= 2**k <= high)
 
 
-@pytest.mark.parametrize(("low", "high"), [(0, 8), (9, 15), (16, 8)])
-def test_bounds_without_a_power_of_two_are_refused(low, high):
-    with pytest.raises(ValueError, match=f"low={low}, high={high}"):
-        powers_of_two(low, high)
-
-
-@pytest.mark.parametrize("bounds", [(1.0, 8), (1, None), (True, 8)])
-def test_bounds_that_are_no_integers_are_refused(bounds):
-    with pytest.raises(TypeError, match=r"must be an integer, in examples\. Received: (low|high)="):
+@pytest.mark.parametrize(
+    ("bounds", "error", "words"),
+    [
+        ((0, 8), ValueError, "positive.*low=0"),
+        ((9, 15), ValueError, "low=9, high=15"),
+        ((16, 8), ValueError, "low=16, high=8"),
+        ((1.0, 8), TypeError, r"integer.*low=1\.0"),
+        ((1, None), TypeError, "integer.*high=None"),
+        ((True, 8), TypeError, "integer.*low=True"),
+    ],
+)
+def test_bounds_without_a_power_of_two_are_refused(bounds, error, words):
+    with pytest.raises(error, match=words):
         powers_of_two(*bounds)
 
 
-@pytest.mark.parametrize("check", [lambda n: check_batch_sizes((n,)), lambda n: check_size(n, "n")])
-def test_a_size_beyond_all_counters_is_refused(check):
-    check(2**53)
-    with pytest.raises(ValueError, match=r"at most 2\*\*53.*Received: .*9007199254740993"):
-        check(2**53 + 1)
-
-
-@pytest.mark.parametrize(
-    "sizes",
-    [
-        range(16, 33, 16),
-        np.array([16, 32]),
-        iter([16, 32]),
-    ],
-)
+@pytest.mark.parametrize("sizes", [range(16, 33, 16), np.array([16, 32]), iter([16, 32])])
 def test_every_form_of_ascending_integers_gives_python_integers(sizes):
     checked = check_batch_sizes(sizes)
     assert checked == (16, 32)
@@ -44,19 +36,18 @@ def test_every_form_of_ascending_integers_gives_python_integers(sizes):
 
 
 @pytest.mark.parametrize(
-    ("sizes", "error", "message"),
+    ("sizes", "error", "word"),
     [
-        ([], ValueError, "is empty"),
+        ([], ValueError, "ascending"),
         ([0, 8], ValueError, "positive"),
-        ([8, 8], ValueError, "repeats"),
+        ([8, 8], ValueError, "once"),
         ([16, 8], ValueError, "ascending"),
         ([8.0, 16], TypeError, "integers"),
-        (["8"], TypeError, "integers"),
         ([True, 8], TypeError, "integers"),
         ("8, 16", TypeError, "sequence of integers"),
         (None, TypeError, "sequence of integers"),
     ],
 )
-def test_bad_batch_sizes_say_what_to_give_and_what_came(sizes, error, message):
-    with pytest.raises(error, match=f"{message}.*Received: batch_sizes="):
+def test_bad_batch_sizes_say_what_to_give_and_what_came(sizes, error, word):
+    with pytest.raises(error, match=f"{word}.*Received: batch_sizes="):
         check_batch_sizes(sizes)

@@ -61,7 +61,7 @@ def test_the_demo_is_free_of_start_up_noise_and_control_characters(tmp_path, dat
 def test_the_demo_really_accumulates_under_a_policy_that_suits_the_machine(demo):
     directory, told = demo
     study = kbatch.load_study(directory / "demo-search")
-    assert [trial.accumulation_steps for trial in study.trials] == [1, 1, 4]
+    assert [trial.last.accumulation_steps for trial in study.trials] == [1, 1, 4]
     (policy,) = {trial.dtype_policy for trial in study.trials}
     halved = policy == "mixed_float16"
     assert {trial.executions[0].loss_scaled for trial in study.trials} == {halved}

@@ -151,4 +151,4 @@ def test_an_uncompiled_model_trains_whole_and_in_float32(tmp_path):
     codes = {note.code for note in trial.notes}
     assert {"compiled_late", "float32_instead", "nothing_timed"} <= codes
     assert (trial.status, trial.dtype_policy) == ("completed", "float32")
-    assert trial.micro_batch_size == trial.batch_size
+    assert trial.last.micro_batch_size == trial.batch_size

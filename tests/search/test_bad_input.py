@@ -62,7 +62,7 @@ def live(*arguments, **keywords):
 
 
 AT_ONCE = [
-    (hypermodel(batch_sizes=()), ValueError, "empty"),
+    (hypermodel(batch_sizes=()), ValueError, "ascending"),
     (hypermodel(batch_sizes=(0, 8)), ValueError, r"\[0, 8\]"),
     (hypermodel(batch_sizes=(8.5,)), TypeError, "integers"),
     (hypermodel(micro_batch_size=0), ValueError, "micro_batch_size=0"),

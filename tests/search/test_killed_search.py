@@ -203,7 +203,7 @@ def test_a_search_killed_at_any_moment_ends_as_an_undisturbed_one(case, kills, t
         study = kbatch.load_study(tmp_path / f"killed-{number}" / "search")
         assert study.problems == ()
         assert study.to_dataframe()[KEPT].equals(undisturbed.to_dataframe()[KEPT])
-        assert study.best_trial().batch_size == undisturbed.best_trial().batch_size
+        assert study.decide().best.batch_size == undisturbed.decide().best.batch_size
         assert _decided(study) == _decided(undisturbed)
         assert _ran(study) == _ran(undisturbed)
         assert _told(tmp_path / f"killed-{number}") == _told(tmp_path / "undisturbed")

@@ -25,7 +25,7 @@ def test_every_trial_holds_what_really_happened(grid):
     assert (record.settings["batch_sizes"], record.settings["seed"]) == ([8, 32], 0)
     assert record.environment.versions["keras"] == keras.__version__
     assert [trial.batch_size for trial in grid.trials] == [8, 32]
-    assert [trial.accumulation_steps for trial in grid.trials] == [1, 4]
+    assert [trial.last.accumulation_steps for trial in grid.trials] == [1, 4]
     for trial in grid.trials:
         (run,) = trial.executions
         assert trial.hyperparameters["batch_size"] == trial.batch_size
@@ -96,7 +96,7 @@ def test_what_a_fit_of_the_users_returns_is_what_counts(tmp_path):
     hypermodel = searches.stock(Returns(lambda size: -float(size)), (8, 32))
     tuner = searches.quick(tmp_path, hypermodel, objective=None)
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == 32
-    assert kbatch.load_study(tuner).best_trial().batch_size == 32
+    assert kbatch.load_study(tuner).decide().best.batch_size == 32
 
 
 def test_a_loop_of_the_users_is_recorded_as_not_measured(tmp_path):

@@ -199,7 +199,7 @@ def test_a_lost_gpu_ends_the_search_whose_trial_runs_again_later(tmp_path):
 def test_several_objectives_are_weighed_as_keras_tuner_does(tmp_path):
     objective = ["val_accuracy", keras_tuner.Objective("val_loss", "min")]
     tuner = search(tmp_path, objective=objective)
-    best = kbatch.load_study(tuner).best_trial()
+    best = kbatch.load_study(tuner).decide().best
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
 
 

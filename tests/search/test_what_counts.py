@@ -29,7 +29,7 @@ def test_a_trial_without_an_update_has_failed_and_is_never_the_best(tmp_path):
     assert (failed.status, failed.executions[0].updates) == ("failed", 0)
     assert "no update: the gradients of every batch overflowed" in failed.failure
     assert completed.status == "completed" and completed.executions[0].updates > 0
-    assert study.best_trial() == completed
+    assert study.decide().best == completed
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == 8
     statuses = {t.hyperparameters.get("batch_size"): t.status for t in tuner.oracle.trials.values()}
     assert statuses == {8: TrialStatus.COMPLETED, 16: TrialStatus.FAILED}
@@ -107,7 +107,7 @@ def test_the_cost_of_a_target_is_an_objective(tmp_path):
         assert score == trial.objective_value == run.to_target.updates <= 40
         assert run.to_target.examples == len(run.epochs) * 94
     best = min(study.trials, key=lambda trial: trial.objective_value)
-    assert study.best_trial() is best
+    assert study.decide().best is best
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
     frame = study.to_dataframe()
     assert list(frame.updates_to_target) == [trial.objective_value for trial in study.trials]
@@ -120,4 +120,4 @@ def test_a_target_never_met_is_a_result_and_the_search_goes_on(tmp_path):
     found = [(trial.status, trial.executions[0].updates) for trial in study.trials]
     assert found == [("completed", 4)] * 2
     assert [trial.objective_value for trial in study.trials] == [None] * 2
-    assert study.best_trial() is None
+    assert study.decide().best is None

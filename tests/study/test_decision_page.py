@@ -2,6 +2,7 @@
 
 import dataclasses
 import html
+import math
 
 import numpy as np
 import pytest
@@ -130,6 +131,16 @@ def test_of_many_rates_each_size_has_one_line_and_those_not_compared_say_why():
     other = dataclasses.replace(make_trial(128, 700), hyperparameters={"units": 8})
     mixed = pages(make_trial(32, 600), make_trial(64, 600, rate=3000.0), other)
     assert outcomes(mixed)[2] == "other settings"
+
+
+def test_a_rate_that_lost_a_value_has_no_row_in_place_of_the_one_that_is_compared():
+    lost = make_trial(64, 800, factor=4.0, count=4)
+    nan = dataclasses.replace(lost.executions[1], epochs=make_epochs([math.nan]), outcomes=None)
+    lost = dataclasses.replace(lost, executions=(*lost.executions[:3], nan))
+    found = pages(
+        make_trial(32, 800, factor=2.0), make_trial(64, 800, factor=2.0, rate=3000.0), lost
+    )
+    assert outcomes(found) == ["as good", "take"]
 
 
 def test_batches_that_are_cut_need_accumulation():

@@ -2,9 +2,10 @@ import dataclasses
 
 import pytest
 from figure_studies import gpu_study
-from records_factory import make_gpu, make_study, make_usage
+from records_factory import make_gpu, make_study, make_trial, make_usage
 
 import kbatch
+from kbatch.records.machine import GpuSample
 from kbatch.study.figures.gpu_timeline import plot_gpu_timeline, watched_usage
 
 
@@ -34,10 +35,13 @@ def test_several_gpus_have_colours_marks_and_names():
     assert [t.get_text() for t in axes.get_legend().get_texts()] == ["Example GPU (GPU:0)"] * 2
 
 
-def test_a_study_shows_its_best_trial():
+def test_a_study_shows_its_decided_trial():
     study = gpu_study()
-    best = study.best_trial().batch_size
-    assert watched_usage(study)[0] == f"digits: batch size {best}"
+    named = study.decide().batch_size
+    assert watched_usage(study)[0] == f"digits: batch size {named}"
+
+
+SILENT = dataclasses.replace(make_gpu(), samples=(GpuSample(0.0, None, None, None),))
 
 
 @pytest.mark.parametrize(
@@ -46,6 +50,8 @@ def test_a_study_shows_its_best_trial():
         (make_usage(), "its library NVML was not found"),
         (make_study(), "Its trials did not watch any"),
         (kbatch.GpuMonitor(), "has not ended"),
+        (make_usage(SILENT), "answered nothing"),
+        (make_study(make_trial(64, usage=make_usage(SILENT))), "did not watch any"),
     ],
 )
 def test_without_a_gpu_it_says_why(data, reason):

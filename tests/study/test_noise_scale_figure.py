@@ -48,7 +48,7 @@ def test_a_study_without_moments_says_what_to_run():
 
 def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     study = learned_study(3)
-    found, scale = goodput_of(study), study.best_trial().noise_scale
+    found, scale = goodput_of(study), study.decide().best.noise_scale
     rates = {size: rate.value for size, rate in found.throughput.items()}
 
     def expected(noise_scale):
@@ -61,7 +61,7 @@ def test_goodput_is_that_of_the_analysis_by_the_noise_scale_of_the_best_trial():
     ends = zip(expected(scale.low), expected(scale.high), strict=True)
     np.testing.assert_allclose(bars, [sorted(both) for both in ends], rtol=1e-12)
     assert found.best == max(found.values, key=lambda size: found.values[size].value)
-    assert f"of the late half at batch size {study.best_trial().batch_size:,};" in found.note
+    assert f"of the late half at batch size {study.decide().best.batch_size:,};" in found.note
 
 
 def test_goodput_is_drawn_below_and_a_decision_for_another_size_is_explained():
@@ -83,7 +83,7 @@ def test_a_trial_without_moments_takes_the_noise_scale_of_another():
         make_trial(16, learned(16, best=0.99, moments=False)),
         make_trial(256, learned(256, best=0.9)),
     )
-    assert study.best_trial().batch_size == 16
+    assert study.decide().best.batch_size == 16
     assert "at batch size 256" in goodput_of(study).note
 
 

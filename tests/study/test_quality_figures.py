@@ -1,8 +1,8 @@
 """The figures of quality: against throughput, and over training."""
 
 import dataclasses
+import math
 
-import numpy as np
 import pytest
 from figure_studies import learned, learned_study
 from records_factory import make_diverged, make_epochs, make_execution, make_study, make_trial
@@ -10,15 +10,14 @@ from records_factory import make_diverged, make_epochs, make_execution, make_stu
 from kbatch.analysis.intervals import mean_interval
 from kbatch.study.figures.quality import (
     learning_curves,
-    pareto_front,
     pareto_points,
     plot_learning_curves,
     plot_pareto,
 )
 from kbatch.study.trial import Objective
 
-# Fast and bad, slow and good, and one that both beat.
-TRIALS = {16: (1000, 0.98), 64: (4000, 0.9), 32: (900, 0.89)}
+# Fast and bad, slow and good, one that both beat, and one that is as fast and worse.
+TRIALS = {16: (1000, 0.98), 64: (4000, 0.9), 32: (900, 0.89), 128: (4000, 0.8)}
 
 
 def study(direction="max", **changed):
@@ -32,27 +31,13 @@ def study(direction="max", **changed):
     )
 
 
-@pytest.mark.parametrize("seed", range(20))
-def test_the_front_is_what_no_other_choice_beats(seed):
-    # Small integers, so that many are equal in one quality or in both.
-    choices = [tuple(pair) for pair in np.random.default_rng(seed).integers(0, 6, (12, 2)).tolist()]
-    beaten = {
-        place
-        for place, own in enumerate(choices)
-        if any(one[0] >= own[0] and one[1] >= own[1] and one != own for one in choices)
-    }
-    front = pareto_front(choices)
-    assert set(front) == set(range(12)) - beaten
-    assert [choices[place][0] for place in front] == sorted(choices[place][0] for place in front)
-
-
 @pytest.mark.parametrize(("direction", "edge"), [("max", 0), ("min", 1)])
 def test_the_steps_bound_what_some_trial_beats(direction, edge):
     panel = plot_pareto(study(direction))
     (steps,) = [line for line in panel.lines if line.get_drawstyle() == "steps-pre"]
     # The loss is 1.1 less the accuracy: the same trials are best.
     points = [(trial.batch_size, best) for trial, _, _, best in pareto_points(study(direction))[1]]
-    assert points == [(32, False), (16, True), (64, True)]
+    assert points == [(32, False), (16, True), (64, True), (128, False)]
     xs, ys = list(steps.get_xdata()), list(steps.get_ydata())
     assert xs == pytest.approx([panel.get_xlim()[0], 1000, 4000, 4000])
     qualities = [value.value for *_, value, best in pareto_points(study(direction))[1] if best]
@@ -77,6 +62,14 @@ def test_executions_are_averaged_as_far_as_all_of_them_go():
     _, ((_, curve),) = learning_curves(make_study(make_trial(32, *executions)))
     assert [value.value for _, value in curve] == pytest.approx([0.5, 2.3 / 3])
     assert curve[0][1] == mean_interval([0.5, 0.6, 0.4])
+
+
+def test_an_epoch_that_one_execution_has_no_value_of_is_left_out_for_all():
+    runs = [(0.5, math.nan, 0.9, 0.9), (0.7, 0.1, 0.7, 0.9)]
+    executions = [make_execution(32, epochs=make_epochs(values, updates=10)) for values in runs]
+    _, ((_, curve),) = learning_curves(make_study(make_trial(32, *executions)))
+    found = [(spent[0], value.value) for spent, value in curve]
+    assert found == [(10, pytest.approx(0.6)), (30, pytest.approx(0.8)), (40, pytest.approx(0.9))]
 
 
 def test_three_panels_show_the_same_values_against_what_was_spent():

@@ -85,6 +85,13 @@ def test_a_trial_is_the_mean_of_its_executions():
     )
 
 
+def test_every_table_has_the_learning_rate_that_training_began_with():
+    (epoch,) = make_epochs((0.9,))
+    lowered = dataclasses.replace(epoch, learning_rate=1e-5)  # By a callback.
+    study = make_study(make_trial(64, epochs=(lowered,)))
+    assert study.to_dataframe()["learning_rate"][0] == study.table()["learning rate"][0] == 0.001
+
+
 def test_samples_per_second_are_those_really_got_and_its_bar_reaches_them():
     # Few steps take long: the windows' quartiles do not hold them.
     trial = make_trial(64, window_examples=(100,) * 9, window_durations_s=(0.1,) * 8 + (3.7,))
@@ -180,7 +187,7 @@ def test_the_best_trial_follows_the_objective(objective, best):
             window_durations_s=(1.0,),
         ),
     )
-    found = study.best_trial()
+    found = study.decide().best
     assert (found and found.batch_size) == best
 
 

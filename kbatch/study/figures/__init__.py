@@ -1,8 +1,7 @@
-"""The figures of a study by name, each loaded when it is drawn."""
+"""The figures of a study: those for which it has the data."""
 
 import contextlib
 import functools
-import importlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
@@ -10,25 +9,8 @@ if TYPE_CHECKING:
     from kbatch.page.result import Figure
     from kbatch.study.study import Study
 
-# By name, as behind `plot_`, the module that draws it.
-STUDY_FIGURES = {
-    "trials": "trials",
-    "pareto": "quality",
-    "learning-curves": "quality",
-    "time-to-target": "time_to_target",
-    "noise-scale": "noise_scale",
-    "gpu-timeline": "gpu_timeline",
-}
-# That of the file that `find_max_batch_size` or `kbatch max-batch --output` left is the last.
-FIGURES = (*STUDY_FIGURES, "memory")
 # More curves cannot be distinguished, and make a page heavy.
-MOST_CURVES = 24
-
-
-def study_plot(name: str) -> Callable[..., Any]:
-    """Return the function that plots a figure of a study."""
-    module = importlib.import_module(f"{__name__}.{STUDY_FIGURES[name]}")
-    return getattr(module, f"plot_{name.replace('-', '_')}")
+_MOST_CURVES = 24
 
 
 def study_figures(study: "Study") -> "tuple[Figure, ...]":
@@ -39,30 +21,33 @@ def study_figures(study: "Study") -> "tuple[Figure, ...]":
 
     found: list[Figure] = []
 
-    def offer(name: str, title: str, height_in: float, **options: Any) -> None:
-        draw = functools.partial(study_plot(name), study, **options)
+    def offer(plot: Callable[..., Any], title: str, height_in: float, **options: Any) -> None:
+        name = plot.__name__.removeprefix("plot_").replace("_", "-")
+        draw = functools.partial(plot, study, **options)
         found.append(Figure("-".join((name, *options.values())), title, height_in, draw))
 
-    offer("trials", "Throughput and quality by batch size", trials.HEIGHT_IN)
+    offer(trials.plot_trials, "Throughput and quality by batch size", trials.HEIGHT_IN)
     # A page leaves out what was not measured.
     with contextlib.suppress(ValueError):
         if len(quality.pareto_points(study)[1]) > 1:
-            offer("pareto", "Quality against throughput", quality.PARETO_IN)
+            offer(quality.plot_pareto, "Quality against throughput", quality.PARETO_IN)
     with contextlib.suppress(ValueError):
         _, curves = quality.learning_curves(study)
-        if 0 < sum(len(curve) > 1 for _, curve in curves) <= MOST_CURVES:
+        if 0 < sum(len(curve) > 1 for _, curve in curves) <= _MOST_CURVES:
             for against, words in (("updates", "updates"), ("seconds", "training time")):
                 title = f"Learning curves over {words}"
-                offer("learning-curves", title, quality.CURVES_IN, against=against)
+                offer(quality.plot_learning_curves, title, quality.CURVES_IN, against=against)
     with contextlib.suppress(ValueError):
         time_to_target.target_points(study, time_to_target.target_of(study, None))
-        offer("time-to-target", "Time and updates to the target", time_to_target.HEIGHT_IN)
+        title = "Time and updates to the target"
+        offer(time_to_target.plot_time_to_target, title, time_to_target.HEIGHT_IN)
     with contextlib.suppress(ValueError):
-        if len({trial.batch_size for trial in noise_scale.measured_trials(study)}) <= MOST_CURVES:
+        if len({trial.batch_size for trial in noise_scale.measured_trials(study)}) <= _MOST_CURVES:
             alone = noise_scale.goodput_of(study) is None
             height_in = noise_scale.ALONE_IN if alone else noise_scale.HEIGHT_IN
-            offer("noise-scale", "Gradient noise scale and goodput", height_in)
+            offer(noise_scale.plot_noise_scale, "Gradient noise scale and goodput", height_in)
     with contextlib.suppress(ValueError):
         gpu_timeline.watched_usage(study)
-        offer("gpu-timeline", "GPUs during the named trial", gpu_timeline.HEIGHT_IN)
+        title = "GPUs during the named trial"
+        offer(gpu_timeline.plot_gpu_timeline, title, gpu_timeline.HEIGHT_IN)
     return tuple(found)

@@ -10,13 +10,12 @@ from kbatch.analysis.intervals import FEWEST_VALUES
 from kbatch.page.numbers import join_words, pluralize
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import series_style, size_color
-from kbatch.study.names import (
+from kbatch.study.comparison import (
     at_most,
     caption,
     differing,
     metric_words,
     missing_text,
-    outcome,
     trial_name,
 )
 from kbatch.study.trial import Objective, TrialRecord, is_fraction
@@ -42,12 +41,12 @@ def incomplete_text(study: "Study") -> str:
     if len(trials) in (0, len(study.trials)):
         return none_completed(study) if trials else ""
     names = differing(study.trials)
-    which = join_words(at_most([f"{trial_name(t, names)} ({outcome(t)})" for t in trials]))
+    which = join_words(at_most([f"{trial_name(t, names)} ({t.outcome})" for t in trials]))
     return f"\N{MULTIPLICATION X} Without a result: batch size {which}."
 
 
 def none_completed(study: "Study") -> str:
-    counts = Counter(map(outcome, study.trials))
+    counts = Counter(trial.outcome for trial in study.trials)
     return f"No trial completed: {', '.join(f'{n:,} {word}' for word, n in counts.items())}"
 
 

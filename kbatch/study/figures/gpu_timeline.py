@@ -8,8 +8,7 @@ from kbatch.page.numbers import format_number, memory_text, percent, pluralize
 from kbatch.plotting import canvas
 from kbatch.plotting.canvas import series_style
 from kbatch.records.machine import GpuUsage, UsageRecord
-from kbatch.study.comparison import refuse_empty
-from kbatch.study.names import missing_text
+from kbatch.study.comparison import missing_text, refuse_empty
 
 if TYPE_CHECKING:
     from kbatch.device.gpu_monitor import GpuMonitor
@@ -23,7 +22,7 @@ HEIGHT_IN = _REST_IN + 3 * _PANEL_IN
 def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, UsageRecord]:
     """Return what was watched, in words, and its readings: of a study those of its named trial."""
     given: Any = watched
-    title, usage, reason = "GPU timeline", given, ""
+    title, usage, reason = "GPU timeline", given, "It answered nothing."
     if hasattr(given, "trials"):
         refuse_empty(given)
         best = given.decide().trial
@@ -31,16 +30,37 @@ def watched_usage(watched: "Study | UsageRecord | GpuMonitor") -> tuple[str, Usa
         found = [(e.usage, trial) for trial in trials for e in trial.executions if e.usage]
         reasons = dict.fromkeys(one.unavailable for one, _ in found if one.unavailable)
         reason = " ".join(reasons) or "Its trials did not watch any."
-        usage, trial = next((one for one in found if one[0].gpus), (None, None))
+        usage, trial = next((one for one in found if _shown(one[0])), (None, None))
         title = f"{given.name}: batch size {trial.batch_size:,}" if trial else ""
     elif not isinstance(given, UsageRecord):
         usage, reason = given.usage, given.unavailable or "The block has not ended."
-    if usage is None or usage.gpus is None:
+    if usage is None or not _shown(usage):
         raise ValueError(
             "A timeline needs readings of an NVIDIA GPU: run on a machine with one, with its "
             f"driver. Received: no GPU was read. {(usage and usage.unavailable) or reason}"
         )
     return title, usage
+
+
+# A label, the top of its axis (0 for that of the data), and times and values of each GPU.
+Panel = tuple[str, float, list[list[tuple[float, float]]]]
+
+
+def _shown(usage: UsageRecord) -> list[Panel]:
+    """Return what was read of the GPUs, a panel each."""
+    gpus, shown = usage.gpus or (), []
+    # Memory is shown against what there is.
+    total_bytes = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
+    for label, name, factor, top in (
+        ("Utilization\n(%)", "utilization", 100.0, 105.0),
+        ("Memory reserved\n(GiB)", "memory_used_bytes", 1 / _GIB, 1.05 * total_bytes / _GIB),
+        ("Power\n(W)", "power_w", 1.0, 0.0),
+    ):
+        readings = [[(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus]
+        traces = [[(t, factor * v) for t, v in one if v is not None] for one in readings]
+        if any(traces):
+            shown.append((label, top, traces))
+    return shown
 
 
 def _name(gpu: GpuUsage) -> str:
@@ -84,19 +104,7 @@ def plot_gpu_timeline(watched: "Study | UsageRecord | GpuMonitor", ax: Axes | No
         ValueError: If no GPU was read, with the reason and what to do.
     """
     title, usage = watched_usage(watched)
-    gpus = usage.gpus or ()
-    # Memory is shown against what there is.
-    total_bytes = max((gpu.memory_total_bytes or 0 for gpu in gpus), default=0)
-    shown = []
-    for label, name, factor, top in (
-        ("Utilization\n(%)", "utilization", 100.0, 105.0),
-        ("Memory reserved\n(GiB)", "memory_used_bytes", 1 / _GIB, 1.05 * total_bytes / _GIB),
-        ("Power\n(W)", "power_w", 1.0, 0.0),
-    ):
-        readings = [[(s.time_s, getattr(s, name)) for s in gpu.samples] for gpu in gpus]
-        traces = [[(t, factor * v) for t, v in one if v is not None] for one in readings]
-        if any(traces):
-            shown.append((label, top, traces))
+    gpus, shown = usage.gpus or (), _shown(usage)
     panels = canvas.panels(ax, _REST_IN + _PANEL_IN * len(shown), (1,) * len(shown))
     for panel, (label, top, traces) in zip(panels, shown, strict=True):
         for number, (gpu, trace) in enumerate(zip(gpus, traces, strict=True)):

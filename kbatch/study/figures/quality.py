@@ -1,7 +1,6 @@
 """The figures of quality against what it costs: against throughput, and over training."""
 
 import itertools
-from collections.abc import Sequence
 from statistics import fmean
 from typing import TYPE_CHECKING, Literal
 
@@ -13,9 +12,8 @@ from kbatch.page.numbers import join_words
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import ALARM, MUTED, series_style, size_color
 from kbatch.plotting.draw import plain_log_labels
-from kbatch.study.comparison import rates_of_settings, refuse_empty
+from kbatch.study.comparison import at_most, differing, rates_of_settings, refuse_empty, trial_name
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, differing, diverged, trial_name
 from kbatch.study.trial import Objective, TrialRecord, mean_of, within_range
 
 if TYPE_CHECKING:
@@ -41,19 +39,13 @@ def pareto_points(study: "Study") -> tuple[Objective, list[Point]]:
     if quality is None or not measured:
         raise common.missing_data(study, "trials with both a throughput and a metric of quality")
     sign = 1 if quality.direction == "max" else -1
-    front = pareto_front([(rate.value, sign * value.value) for _, rate, value in measured])
-    points = [(*found, place in front) for place, found in enumerate(measured)]
+    choices = [(rate.value, sign * value.value) for _, rate, value in measured]
+    points = [
+        # No other one has more of one of both, and no less of the other.
+        (*found, not any(one != own and one[0] >= own[0] and one[1] >= own[1] for one in choices))
+        for found, own in zip(measured, choices, strict=True)
+    ]
     return quality, sorted(points, key=lambda p: (p[1].value, sign * -p[2].value))
-
-
-def pareto_front(choices: Sequence[tuple[float, float]]) -> tuple[int, ...]:
-    """Find the choices that no other one beats: more in one quality and no less in the other."""
-    front: list[int] = []
-    for place in sorted(range(len(choices)), key=choices.__getitem__, reverse=True):
-        choice, best = choices[place], choices[front[-1]] if front else None
-        if best is None or choice == best or choice[1] > best[1]:
-            front.append(place)
-    return tuple(reversed(front))
 
 
 def plot_pareto(study: "Study", ax: Axes | None = None) -> Axes:
@@ -140,16 +132,14 @@ def _curve(trial: TrialRecord, metric: str) -> Curve:
     runs = []
     for execution in trial.executions:
         costs = zip(*((e.updates, e.examples, e.train_s) for e in execution.epochs), strict=True)
-        spent = zip(*map(itertools.accumulate, costs), strict=True)
         values = [epoch.finite(metric) for epoch in execution.epochs]
-        run = [(*s, value) for s, value in zip(spent, values, strict=True) if value is not None]
-        if run:
-            runs.append(run)
+        if set(values) - {None}:
+            runs.append([*zip(*map(itertools.accumulate, costs), values, strict=True)])
     curve: Curve = []
-    # An execution may end earlier than others, at a target: the mean is of epochs that all have.
+    # The mean is of epochs that all have: one may end earlier, at a target, or have no value there.
     for ends in zip(*runs, strict=False):
         *spent, values = zip(*ends, strict=True)
-        if (value := within_range(metric, mean_of(values))) is not None:
+        if None not in values and (value := within_range(metric, mean_of(values))) is not None:
             curve.append((tuple(map(fmean, spent)), value))
     return curve
 
@@ -192,7 +182,7 @@ def plot_learning_curves(
             values = [value.value for _, value in curve]
             draw.band(panel, places, [value.ends for _, value in curve], color)
             panel.plot(places, values, color=color, linewidth=1.4)
-            look = (ALARM, "X") if diverged(trial) else (color, marker)
+            look = (ALARM, "X") if trial.diverged else (color, marker)
             draw.points(panel, places[-1:], values[-1:], *look, size=6.5, zorder=3)
         panel.set_xscale("log")
         plain_log_labels(panel.xaxis)

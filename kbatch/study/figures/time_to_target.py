@@ -13,9 +13,8 @@ from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import GRID, MUTED, series_style
 from kbatch.plotting.draw import batch_axis, plain_log_labels
 from kbatch.records.training_run import Cost, Target, cost_to_target
-from kbatch.study.comparison import refuse_empty
+from kbatch.study.comparison import metric_words, refuse_empty
 from kbatch.study.figures import common
-from kbatch.study.names import metric_words, outcome
 from kbatch.study.trial import TrialRecord, mean_of
 
 if TYPE_CHECKING:
@@ -44,7 +43,7 @@ def target_of(study: "Study", value: float | None) -> Target:
                 f"Received: target={value}."
             )
         return Target(metric.name, value, metric.direction)
-    targets = dict.fromkeys(trial.target for trial in study.trials if trial.target is not None)
+    targets = dict.fromkeys(filter(None, (trial.last.target for trial in study.trials)))
     if len(targets) == 1:
         return next(iter(targets))
     held = "several targets" if targets else "no target"
@@ -137,7 +136,7 @@ def plot_time_to_target(
     failed: dict[int, list[str]] = {}
     for trial in study.trials:
         if trial.batch_size not in shown:
-            ended = "no epochs" if trial.status == "completed" else outcome(trial)
+            ended = "no epochs" if trial.status == "completed" else trial.outcome
             failed.setdefault(trial.batch_size, []).append(ended)
     upper, lower = canvas.panels(ax, HEIGHT_IN, (1, 1))
     batch_axis(lower, [*shown, *failed], common.BATCH_LABEL)

@@ -13,11 +13,10 @@ from kbatch.page.numbers import format_number, join_words, pluralize, setting
 from kbatch.plotting import canvas, draw
 from kbatch.plotting.canvas import INK, MUTED, series_style
 from kbatch.plotting.draw import batch_axis
-from kbatch.study.comparison import as_compared, refuse_empty
-from kbatch.study.decision import FAR_RATE, starting_rate
+from kbatch.study.comparison import as_compared, at_most, differing, refuse_empty, setting_texts
+from kbatch.study.decision import FAR_RATE
 from kbatch.study.decision_page import sizes_text
 from kbatch.study.figures import common
-from kbatch.study.names import at_most, differing, outcome, setting_texts
 from kbatch.study.trial import Objective, TrialRecord
 
 if TYPE_CHECKING:
@@ -103,9 +102,8 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
             bottom, top = lower.get_ylim()
             lower.set_ylim(bottom - 0.25 * (top - bottom), top)
         for panel, measure in measured.items():
-            grey = _draw_others(
-                panel, [(t.batch_size, found.value) for t in others if (found := measure(t))]
-            )
+            points = [(t.batch_size, found.value) for t in others if (found := measure(t))]
+            grey = _draw_others(panel, points) or grey
     if named is not None:
         characters = round(canvas.width_share(lower) * 60)
         label = textwrap.fill(named_label(study), characters, max_lines=5, placeholder=" …")
@@ -118,7 +116,7 @@ def draw_trials(study: "Study", ax: Axes | None, *, running: str | None = None) 
                 draw.ring(panel, named.batch_size, estimate.value)
     tied = ""
     if decided.tied:
-        sizes = sizes_text(decided.tied, sorted({trial.batch_size for trial in study.trials}))
+        sizes = sizes_text(decided.tied, trials)
         certified = decided.judgement.certified if decided.certified and decided.judgement else ()
         alike = {*decided.tied} <= {size for size, _ in certified}
         tied = f"{'As good as' if alike else 'Not told apart from'} the best: {sizes}."
@@ -134,7 +132,7 @@ def _mark_incomplete(
     failed: dict[int, list[str]] = {}
     for trial in trials:
         if trial.status != "completed":
-            failed.setdefault(trial.batch_size, []).append(outcome(trial))
+            failed.setdefault(trial.batch_size, []).append(trial.outcome)
     for panel in (upper, lower) if failed else ():
         draw.missing(panel, *failed)
     if 8 * len(failed) > canvas.label_room(lower):
@@ -187,7 +185,7 @@ def named_label(study: "Study") -> str:
     decided, quality = study.decide(), study.quality_metric
     trial: Any = decided.trial
     parts = [f"batch size {trial.batch_size:,}", *setting_texts(trial, differing(study.trials))]
-    if FACTOR_NAME in trial.hyperparameters and (rate := starting_rate(trial)):
+    if FACTOR_NAME in trial.hyperparameters and (rate := trial.learning_rate):
         parts.append(f"learning rate {setting(rate)}")
     text, found = f"take {', '.join(parts)}", quality and trial.metric(quality.name)
     if trial.objective.name == "samples_per_second":
