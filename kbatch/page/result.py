@@ -7,7 +7,6 @@ value is not shown. `table.attrs["answer"]` lists the labels of the rows that th
 """
 
 import functools
-import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -76,7 +75,8 @@ class Page(NamedTuple):
     @property
     def named_rows(self) -> list[bool]:
         """Whether the answer names each row of the table."""
-        return _named_rows(self.table)
+        named = set(self.table.attrs.get("answer", ()))
+        return [label in named for label in self.table.index]
 
 
 class Result(ABC):
@@ -226,14 +226,10 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
             f"it). Received: path={str(path)!r}."
         )
     pages = [one.page() for one in given]
-    if path.suffix.lower() == ".html":
-        from kbatch.page.document import html_text
+    from kbatch.page.document import html_text, markdown_files
 
-        files = {path: html_text(pages).encode()}
-    else:
-        from kbatch.page.document import markdown_files
-
-        files = markdown_files(pages, path)
+    html = path.suffix.lower() == ".html"
+    files = {path: html_text(pages).encode()} if html else markdown_files(pages, path)
     for file, data in files.items():
         write_whole_file(file, data)
     return tuple(files)
@@ -241,12 +237,8 @@ def write_report(results: Result | Sequence[Result], path: str | Path) -> tuple[
 
 def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
     """Return the columns that have a value, as texts."""
-    columns = {
-        str(name): [
-            None if isinstance(v, float) and math.isnan(v) else v for v in table[name].tolist()
-        ]
-        for name in table.columns
-    }
+    known = table.astype(object).where(table.notna(), None)
+    columns = {str(name): known[name].tolist() for name in known.columns}
     digits, shown = table.attrs.get("digits", {}), []
     for name, values in columns.items():
         base, _, end = name.rpartition(", ")
@@ -272,18 +264,13 @@ def shown_columns(table: "pd.DataFrame") -> list[ShownColumn]:
     return shown
 
 
-def _named_rows(table: "pd.DataFrame") -> list[bool]:
-    named = set(table.attrs.get("answer", ()))
-    return [label in named for label in table.index]
-
-
 def table_text(table: "pd.DataFrame") -> str:
     """Write a table for a terminal, with a star before the rows that the answer names.
 
     Long texts, such as code, stand in lines of their own below it; an outcome stays in its row.
     """
-    columns = shown_columns(table)
-    lines, below = ["  ", *("* " if named else "  " for named in _named_rows(table))], []
+    columns, answers = shown_columns(table), set(table.attrs.get("answer", ()))
+    lines, below = ["  ", *("* " if label in answers else "  " for label in table.index)], []
     for column in columns:
         cells = [column.title, *column.texts]
         width = max(map(len, cells))
@@ -294,10 +281,6 @@ def table_text(table: "pd.DataFrame") -> str:
         side = str.rjust if column.numeric else str.ljust
         lines = [f"{line}{side(c, width)}  " for line, c in zip(lines, cells, strict=True)]
     return "\n".join(line.rstrip() for line in (*lines, *([""] if below else []), *below))
-
-
-def _known(value: Any) -> Any:
-    return None if isinstance(value, float) and math.isnan(value) else value
 
 
 def _is_number(value: Any) -> bool:
