@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
 
-from kbatch.analysis.batch_sizes import LARGEST_SIZE
 from kbatch.analysis.goodput import goodput, statistical_efficiency
 from kbatch.analysis.intervals import UNRESOLVED, Estimate, ranged_columns
 from kbatch.analysis.learning_rate import learning_rate_ratio
@@ -59,7 +58,7 @@ LIMITS = (MEMORY, SATURATION, NOISE, INPUT)
 # noise scale were a few times larger or smaller (arXiv:2505.23971).
 _NOISE_FACTOR = 4
 # A noise scale above all batch sizes, where nothing shows an end.
-_ENDLESS = float(LARGEST_SIZE)
+_ENDLESS = 2.0**53
 
 # Seconds of an update by batch size, ascending.
 UpdateTimes = Mapping[int, float]
