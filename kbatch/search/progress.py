@@ -282,7 +282,7 @@ def ending(record: TrialRecord | None) -> str:
             widths[name] = f" ± {(ends[1] - ends[0]) / 2:.2g}"
     figures = _figures(record.samples_per_second, record.metrics, widths)
     count = len(record.executions)
-    which = "best epoch" if count == 1 else f"best epochs, mean of {count} executions"
+    which = "best epoch" if count == 1 else f"mean of {count}"
     return f"{', '.join(figures)} ({which})"
 
 
