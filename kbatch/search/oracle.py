@@ -22,7 +22,7 @@ from kbatch.analysis.learning_rate import FACTOR_NAME
 from kbatch.analysis.race import NextRun, Race, RaceStep
 from kbatch.errors import InputError
 from kbatch.library_internals import keras_metric_kind, project_directory
-from kbatch.page.numbers import format_number, setting
+from kbatch.page.numbers import format_number, pluralize, setting
 from kbatch.records.json_codec import DAMAGED, read_json, write_whole_file
 from kbatch.records.training_run import COST_NAMES
 from kbatch.search.trial_files import ENDED, STATE_NAME, readable_trials, trial_record
@@ -351,10 +351,8 @@ class RaceStrategy:
         self._searches_rate = FACTOR_NAME in declared
         self._most = self._most or _EXECUTIONS_PER_SIZE * len(self._sizes)
         what = "Batch size and learning rate are" if self._searches_rate else "The batch size is"
-        return (
-            f"{what} raced: {len(self._sizes)} sizes, at most {self._most} executions "
-            "(`max_executions`)."
-        )
+        sizes = pluralize(len(self._sizes), "size")
+        return f"{what} raced: {sizes}, at most {self._most} executions (`max_executions`)."
 
     def propose(self, space: Any, pending: list[Values]) -> Values | None:
         """Return the values to try next, those of an earlier trial to execute it once more."""

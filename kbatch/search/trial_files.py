@@ -73,6 +73,9 @@ class TrialFiles:
 
     def reported(self, results: Any) -> dict[str, float]:
         """Return the metrics that keras-tuner takes from what `fit` returned."""
+        lengths = {len(values) for values in getattr(results, "history", {}).values()}
+        if len(lengths) > 1:  # Not each epoch was validated, and it would mistake one for another.
+            return {}
         numbers = numbers_of(trial_metrics(results, self.tuner.oracle.objective))
         return {name: v for name, v in numbers.items() if name not in _MEASURED}
 

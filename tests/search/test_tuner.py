@@ -203,6 +203,15 @@ def test_several_objectives_are_weighed_as_keras_tuner_does(tmp_path):
     assert tuner.get_best_hyperparameters()[0].get("batch_size") == best.batch_size
 
 
+def test_the_best_of_the_epochs_that_were_validated_counts(tmp_path):
+    fit = {"epochs": 5, "validation_freq": 2}
+    tuner = search(tmp_path, two_sizes(), fit=fit, objective="val_loss")
+    for trial in kbatch.load_study(tuner).trials:
+        losses = {e.epoch: e.metrics.get("val_loss") for e in trial.executions[0].epochs}
+        assert [epoch for epoch, loss in losses.items() if loss is not None] == [1, 3]
+        assert min(losses[1], losses[3]) <= trial.objective_value <= max(losses[1], losses[3])
+
+
 def test_a_hyperparameter_that_training_declares_becomes_part_of_the_grid(tmp_path):
     class Late(keras_tuner.HyperModel):
         def build(self, hp):
