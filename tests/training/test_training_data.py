@@ -247,6 +247,14 @@ def test_a_dataset_tells_its_examples_where_it_knows(dataset, examples):
     assert TrainingData(dataset).some_rows(models.mlp()).examples == examples
 
 
+def test_a_first_batch_that_is_small_makes_no_small_set():
+    data = TrainingData(sliced(X, Y).take(4).batch(4).concatenate(sliced(X, Y).skip(4).batch(45)))
+    data.check()
+    batches = batches_of(data)
+    assert batches.examples == 94
+    assert lengths(batches.dataset) == [32, 32, 30]
+
+
 def test_examples_of_a_python_function_are_no_batches_though_their_rank_is_unknown():
     targets = tf.data.Dataset.range(6).map(lambda k: tf.py_function(float, [k], tf.float32))
     data = TrainingData(tf.data.Dataset.zip(tf.data.Dataset.from_tensor_slices(X), targets))

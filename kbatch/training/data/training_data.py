@@ -246,7 +246,10 @@ class TrainingData:
         order = epoch_steps = None
         if of_dataset := gives_batches(x):
             dataset = batches_of(x, model, batch_size, shuffle=self.shuffle, seed=seed)
-            examples = most_examples(x, model) if is_dataset(x) else None
+            examples = None
+            if is_dataset(x):  # What was read of it knows more than its first batch.
+                known = self._sample and self.some_rows(model)
+                examples = known.examples if known else most_examples(x, model)
             if self.class_weight is not None:
                 check_class_weight(keras.utils.unpack_x_y_sample_weight(dataset.element_spec)[1])
                 dataset = dataset.map(make_class_weight_map_fn(self.class_weight))
