@@ -84,6 +84,9 @@ def open_path(name: str, model: Any, inputs: InferenceInputs) -> Iterator[Run]:
         elif name == "saved_model":
             folder = tempfile.TemporaryDirectory(prefix="kbatch-")
             path = str(Path(stack.enter_context(folder)) / "model")
+            log = tf.get_logger()  # At its level of info it names the folder, which goes again.
+            stack.callback(log.setLevel, log.level)
+            log.setLevel("WARNING")
             archive: Any = keras.export.ExportArchive()
             archive.track(model)
             archive.add_endpoint("serve", serve, input_signature=[signature])
