@@ -27,6 +27,7 @@ _READ_SETTINGS: Mapping[str, Any] = {
     "base_batch_size": int,
     "validation_batch_size": int,
     "max_executions": int,
+    "executions_asked": tuple[int, ...],
     "tolerance": float,
     "confidence": float,
     "strategy": str,

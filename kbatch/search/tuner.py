@@ -162,6 +162,10 @@ class BatchSizeTuner(keras_tuner.Tuner):
         }
         #: What decisions are made by, which changes no training.
         self.decides_by = {name: value for name, value in given.items() if value is not None}
+        if strategy == "grid":
+            asked, count = [] if overwrite else _executions_asked(project), executions_per_trial
+            more = [count] if count > max(asked, default=0) else []
+            self.decides_by["executions_asked"] = asked + more
         self._progress = SearchProgress(verbose=0)
         self._executor, self._max_parallel = executor, max_parallel
         self._live: list[LivePlot] = []
@@ -477,6 +481,15 @@ class BatchSizeTuner(keras_tuner.Tuner):
         if known is not None and known.settings != settings:
             file = Path(self.project_dir) / RECORD_NAME
             trial_files.write_needed(dataclasses.replace(known, settings=settings), file)
+
+
+def _executions_asked(project: Path) -> list[int]:
+    """Return how many executions earlier runs of the search asked for, each time more."""
+    with contextlib.suppress(RecordError):  # The reload says so.
+        if (known := trial_files.recorded_search(project)) is not None:
+            settings: Mapping[str, Any] = known.settings
+            return list(settings.get("executions_asked", ()))
+    return []
 
 
 def _restore_or_seed(hypermodel: BatchSizeHyperModel, project: Path, *, overwrite: bool) -> None:

@@ -260,7 +260,11 @@ def decide(
             first = first_seed(runs)
             runs = [run for run in runs if (run.seed or 0) == first]
             rounds = 1
-        judged = functools.partial(judge, over_examples=not is_time(best.objective), **asked)
+        # A grid that was extended is judged once more; one execution of each is never certain.
+        looks = sum(count > 1 for count in search.get("executions_asked", ()))
+        judged = functools.partial(
+            judge, looks=max(1, looks), over_examples=not is_time(best.objective), **asked
+        )
         judgement = judged(runs)
     else:
         raced = {size for size, _ in judgement.pairs}

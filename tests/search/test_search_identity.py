@@ -166,10 +166,12 @@ def test_more_sizes_and_executions_go_on_with_the_trials_there(tmp_path):
     assert study.search.settings["base_batch_size"] == 16
     assert study.search.settings["validation_batch_size"] == 16
     assert study.search.settings["batch_sizes"] == [8, 16, 32]
+    assert study.search.settings["executions_asked"] == [1, 2]
     tuner.get_best_models()
     begun = counts.file.read_text()
     search(tmp_path, by_size, sizes=(8, 16, 32), fit=fit, executions_per_trial=2)
     assert counts.file.read_text() == begun
+    assert kbatch.load_study(tuner).search.settings["executions_asked"] == [1, 2]
 
 
 def test_a_tuner_of_keras_tuner_refuses_other_settings_before_its_next_trial(tmp_path):

@@ -307,6 +307,17 @@ def test_the_search_keeps_its_tolerance_and_a_wider_one_certifies_more():
     assert (kept.decide().batch_size, kept.decide().confidence) == (64, 0.9)
 
 
+def test_a_grid_that_was_extended_shares_its_error_over_the_looks():
+    widths = []
+    for asked in ([6], [1, 6], [2, 4, 6]):
+        study = make_study(
+            many(16, 2000), many(64, 2000), search=make_search(executions_asked=asked)
+        )
+        gap = study.decide().judgement.gaps[64, 1.0]
+        widths.append(gap.high - gap.low)
+    assert widths[0] == widths[1] < widths[2]
+
+
 def test_the_base_size_is_compared_in_time_and_in_the_metric():
     trials = [runs(16, *[range(30)] * 3), runs(32, *[range(28)] * 3, rate=1900.0)]
     found = make_study(*trials, search=make_search(base_batch_size=16)).decide()
