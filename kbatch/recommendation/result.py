@@ -454,7 +454,7 @@ class Recommendation(Result):
     def _saturation(self) -> tuple[Estimate[float | None] | None, str]:
         found = self.saturation
         if found is None:
-            return None, "that takes two sizes that were timed whole"
+            return None, "that takes rounds of two sizes that were timed whole"
         rate, size = max((size / time_s, size) for size, time_s in self._whole_s.items())
         fastest = f"{format_number(rate)} samples/s at {size:,}"
         if found.value is None:
