@@ -323,11 +323,14 @@ class BatchSizeHyperModel(keras_tuner.HyperModel):
             notes=notes,
             search=search,
         )
+        results, chosen = None, None
         try:
             results = self._execute(hp, model, files, settings, call)
-        except PolicyChosen as chosen:  # It has not trained, and is built again under that one.
+        except PolicyChosen as error:
+            chosen = str(error)
+        if chosen is not None:  # It has not trained, and is built again under that policy.
             model = build_again(files.tuner, hp)
-            self._check_built(hp, model, str(chosen))
+            self._check_built(hp, model, chosen)
             results = self._execute(hp, model, files, settings, call)
         self._executed = hp, (number + 1) % files.executions
         return results
